@@ -1,0 +1,121 @@
+#!/usr/bin/env bash
+# Joins techniques into one training script, by three-way merge of src/train_<technique>.py over src/train.py.
+#   ./compose.sh DDP amp > my_train.py        one readable file with just these techniques
+#   ./compose.sh --into my_train.py amp       adds techniques to your own edited copy
+# A copy that the merge cannot change cleanly is left as it was; exit 1 and the place. Wrong use: exit 2.
+set -euo pipefail
+shopt -s nullglob
+
+root=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")
+work=$(mktemp -d)
+trap 'rm -rf -- "$work"' EXIT
+
+fail() { # STATUS MESSAGE
+  printf 'compose.sh: %s\n' "$2" >&2
+  exit "$1"
+}
+
+names() { # the techniques that there are
+  local file
+  for file in "$root"/src/train_*.py; do
+    file=${file##*/train_}
+    printf '%s ' "${file%.py}"
+  done
+}
+
+merge() { # CURRENT BASELINE VARIANT RESULT: false on a conflict
+  local status=0
+  git merge-file -p -L "yours" -L "train.py" -L "${3##*/}" "$1" "$2" "$3" >"$4" 2>"$work/error" || status=$?
+  ((status < 128)) || fail 1 "git merge-file: $(<"$work/error")"
+  ((status == 0))
+}
+
+changed_lines() { # the lines of src/train.py that a technique's blocks stand at
+  diff --unchanged-line-format= --old-line-format='%dn
+' --new-line-format= "$root/src/train.py" "$1" || true
+  diff -U0 "$root/src/train.py" "$1" | sed -n 's/^@@ -\([0-9]*\).*/\1/p' || true
+}
+
+# The version of src/train.py that a copy came from: of all in the history, the one it differs least from.
+find_origin() { # FILE: prints a commit, or nothing for the version that lies in src/
+  local best commit count
+  best=$(diff "$root/src/train.py" "$1" | grep -c '^[<>]' || true)
+  for commit in $(git -C "$root" log --format=%H -n 200 -- src/train.py 2>/dev/null || true); do
+    git -C "$root" show "$commit:./src/train.py" >"$work/old.py" 2>/dev/null || continue
+    count=$(diff "$work/old.py" "$1" | grep -c '^[<>]' || true)
+    if ((count < best)); then
+      best=$count
+      printf '%s\n' "$commit"
+    fi
+  done | tail -n 1
+}
+
+into=
+if [[ ${1-} == --into ]]; then
+  (($# >= 2)) || fail 2 "--into takes a file"
+  into=$2
+  shift 2
+  [[ -f $into && -r $into ]] || fail 2 "--into $into: no such file"
+fi
+if (($# == 0)) || [[ $1 == -* ]]; then
+  fail 2 "usage: ./compose.sh [--into FILE] TECHNIQUE ...    techniques: $(names)"
+fi
+for name in "$@"; do
+  [[ $name =~ ^[A-Za-z0-9_]+$ && -f $root/src/train_$name.py ]] ||
+    fail 2 "no technique '$name'; there are: $(names)"
+done
+mapfile -t techniques < <(printf '%s\n' "$@" | LC_ALL=C sort -u)
+
+# Techniques that write at the same place exclude each other.
+for ((i = 0; i < ${#techniques[@]}; i++)); do
+  for ((j = i + 1; j < ${#techniques[@]}; j++)); do
+    one=$root/src/train_${techniques[i]}.py
+    other=$root/src/train_${techniques[j]}.py
+    merge "$one" "$root/src/train.py" "$other" "$work/pair" && continue
+    line=$(changed_lines "$one" | grep -Fxf <(changed_lines "$other") | sort -n | head -n 1) || true
+    fail 2 "${techniques[i]} and ${techniques[j]} exclude each other: both write at line ${line:-?} of src/train.py"
+  done
+done
+
+base=$root/src/train.py
+cp -- "${into:-$base}" "$work/current"
+if [[ $into ]]; then
+  origin=$(find_origin "$into")
+  if [[ $origin ]]; then
+    git -C "$root" show "$origin:./src/train.py" >"$work/train.py"
+    base=$work/train.py
+    printf 'compose.sh: %s comes from the train.py of %s: the techniques are taken from there too\n' "$into" \
+      "$(git -C "$root" show -s --format='%h (%cs)' "$origin")" >&2
+  fi
+fi
+
+for name in "${techniques[@]}"; do
+  variant=$root/src/train_$name.py
+  if [[ $base != "$root/src/train.py" ]]; then
+    git -C "$root" show "$origin:./src/train_$name.py" >"$work/train_$name.py" 2>/dev/null ||
+      fail 1 "$name is younger than the train.py that $into comes from: merge src/train.py into it first"
+    variant=$work/train_$name.py
+  fi
+  if ! merge "$work/current" "$base" "$variant" "$work/next"; then
+    awk '/^<<<<<<< /{on=1; next} /^=======$/{if (on) exit} on' "$work/next" >"$work/yours"
+    line=$(awk 'NR == FNR {yours[NR] = $0; n = NR; next} {text[FNR] = $0}
+      END {for (i = 1; n && i + n - 1 <= FNR; i++) {
+        for (k = 1; k <= n && text[i + k - 1] == yours[k]; k++);
+        if (k > n) {print i; exit}}}' "$work/yours" "${into:-$work/current}")
+    awk '/^<<<<<<< /{on=1} on; /^>>>>>>> /{on=0}' "$work/next" >&2
+    fail 1 "$name does not join ${into:-the others}: both rewrite line ${line:-?} (shown above); nothing was changed"
+  fi
+  mv -- "$work/next" "$work/current"
+done
+
+if [[ ! $into ]]; then
+  cat -- "$work/current"
+elif cmp -s -- "$work/current" "$into"; then
+  printf 'compose.sh: %s holds %s already\n' "$into" "${techniques[*]}" >&2
+else
+  # beside it and moved into place, with the mode it had, through a link to the file itself
+  target=$(readlink -f -- "$into")
+  cp -p -- "$target" "$target.part"
+  cat -- "$work/current" >"$target.part"
+  mv -- "$target.part" "$target"
+fi
