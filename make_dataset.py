@@ -38,9 +38,9 @@ def draw_digit(digit, rng):
     x, y = rng.uniform(54, 74, 2)
     ImageDraw.Draw(canvas).text((x, y), str(digit), fill=int(rng.integers(140, 256)), font=font,
                                 anchor="mm", stroke_width=int(rng.integers(0, 5)))
-    canvas = canvas.rotate(rng.uniform(-25, 25), Image.Resampling.BILINEAR)
+    canvas = canvas.rotate(rng.uniform(-20, 20), Image.Resampling.BILINEAR)
     pixels = np.asarray(canvas.resize((32, 32), Image.Resampling.BOX), dtype=np.float64)
-    pixels = pixels + rng.uniform(0, 60) + rng.normal(0, rng.uniform(5, 25), pixels.shape)
+    pixels = pixels + rng.uniform(0, 60) + rng.normal(0, rng.uniform(4, 16), pixels.shape)
     return Image.fromarray(pixels.round().clip(0, 255).astype(np.uint8))
 
 

@@ -1,0 +1,124 @@
+"""Tables and charts, made from records. `python report.py` renews those in README.md."""
+
+import difflib
+import json
+import re
+import statistics
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+
+# what the drivers run: name of a row or column of the table, and the techniques it stands for
+ROWS = {"single": [], "DP": ["DP"], "DDP": ["DDP"]}
+COLUMNS = {"plain": [], "+cudnn": ["cudnn"], "+amp": ["amp"], "+cudnn +amp": ["cudnn", "amp"]}
+
+
+def ratio(row, baseline):
+    """How many times as fast in training as `baseline`; None where either did not end well."""
+    if row["status"] != "ok" or baseline["status"] != "ok":
+        return None
+    return baseline["train_seconds"] / row["train_seconds"]
+
+
+def cell(row, baseline):
+    """'12.3 s (1.45x)', or FAIL or SKIP."""
+    if row["status"] != "ok":
+        return row["status"].upper()
+    times = ratio(row, baseline)
+    return f"{row['train_seconds']:.2f} s" + (f" ({times:.2f}x)" if times else "")
+
+
+def summary(row, baseline):
+    """The line that the driver prints when a run has ended."""
+    if row["status"] != "ok":
+        return f"{row['status'].upper()}: {row['error']} (log: {row['log']})"
+    return (f"{cell(row, baseline):<18} {row['images_per_second']:>9,.0f} images/s  "
+            f"top-1 {row['val_top1']:.2%}")
+
+
+def machine(row):
+    """One line: where and with what the row was measured."""
+    env = row["environment"]
+    gpu = f"{env['gpus']}x {env['gpu']}, driver {env['driver']}, CUDA {env['cuda']}, cuDNN " \
+          f"{env['cudnn']}; " if env["gpu"] else "no GPU; "
+    return (f"{gpu}{env['cores']} cores of {env['cpu']}; torch {env['torch']}, Python "
+            f"{env['python']}; {row['date']}; `{row['command']}`")
+
+
+def caveat(row):
+    """What the figures do not say on this machine; '' on one with several GPUs."""
+    gpus = row["environment"]["gpus"]
+    if gpus == 0:
+        return (f"There is no GPU here: DP and cudnn then change nothing, DDP is {row['processes']} "
+                "gloo processes on the same cores, and amp is bfloat16. These figures show that the "
+                "scripts work and how much a machine's noise is, not what a GPU gains.")
+    if gpus == 1:
+        return "With one GPU, DP and DDP show what they cost, not what they gain."
+    return ""
+
+
+def markdown(rows, note=""):
+    """The table of training seconds, and a line for each run."""
+    baseline = rows[0]
+    lines = ["| training seconds | " + " | ".join(COLUMNS) + " |", "|---|" + "---|" * len(COLUMNS)]
+    for name in ROWS:
+        cells = {row["column"]: cell(row, baseline) for row in rows if row["row"] == name}
+        if cells:
+            lines.append(f"| {name} | " + " | ".join(cells.get(at, "") for at in COLUMNS) + " |")
+    lines += ["", "| run | images/s: median (least to most) | top-1 | peak memory | data wait | "
+              "warm-up |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        name = "_".join(["train", *row["techniques"]])
+        if row["status"] != "ok":
+            lines.append(f"| {name} | {row['status'].upper()}: {row['error']} | | | | |")
+            continue
+        steady = row["epochs"][1:] or row["epochs"]
+        speeds = [epoch["images_per_second"] for epoch in steady]
+        wait = statistics.median(epoch["data_wait"] for epoch in steady)
+        lines.append(f"| {name} | {row['images_per_second']:,.0f} ({min(speeds):,.0f} to "
+                     f"{max(speeds):,.0f}) | {row['val_top1']:.2%} | "
+                     f"{row['peak_memory_bytes'] / 2 ** 20:,.0f} MB | {wait:.0%} | "
+                     f"{row['warmup_seconds']:.1f} s |")
+    logs = [f"- train{''.join('_' + name for name in row['techniques'])} failed; its log: "
+            f"{row['log']}" for row in rows if row["status"] == "fail"]
+    good = next((row for row in rows if row["status"] == "ok"), None)
+    if good:
+        n = max(1, len(good["epochs"]) - 1)
+        lines += ["", f"Seconds and images/s are of the {n} epochs after the first, in training "
+                  "alone; the warm-up is start and first epoch. Each run was made once.", "",
+                  machine(good)]
+        lines += ["", caveat(good)] if caveat(good) else []
+    lines += ["", *logs] if logs else []
+    lines += ["", note] if note else []
+    return "\n".join(lines) + "\n"
+
+
+def chart(rows, path):
+    """A bar a run: images/s, with the ratio to the baseline and the accuracy."""
+    from matplotlib.figure import Figure
+    done = [row for row in rows if row["status"] == "ok"]
+    figure = Figure(figsize=(8, 1.2 + 0.36 * len(done)), layout="constrained")
+    axes = figure.add_subplot()
+    names = ["_".join(["train", *row["techniques"]]) for row in done]
+    bars = axes.barh(names, [row["images_per_second"] for row in done], color=[
+        {"single": "tab:blue", "DP": "tab:orange", "DDP": "tab:green"}[row["row"]] for row in done])
+    texts = [f"{row['images_per_second'] / rows[0]['images_per_second']:.2f}x, "
+             f"top-1 {row['val_top1']:.2%}" if rows[0]["status"] == "ok" else "" for row in done]
+    axes.bar_label(bars, texts, padding=4)
+    axes.invert_yaxis()
+    axes.margins(x=0.3)
+    axes.set_xlabel("images/s in training")
+    env = done[0]["environment"]
+    axes.set_title(f"{env['gpus']}x {env['gpu']}" if env["gpu"] else f"{env['cores']} CPU cores",
+                   fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+
+
+def write(rows, stem, note=""):
+    """Writes rows to <stem>.json, .md and .png."""
+    for ending, text in ((".json", json.dumps(rows, indent=1) + "\n"), (".md", markdown(rows, note))):
+        stem.with_suffix(ending).write_text(text)
+    stem.with_suffix(".png").unlink(missing_ok=True)
+    if any(row["status"] == "ok" for row in rows):
+        chart(rows, stem.with_suffix(".png"))
