@@ -30,6 +30,14 @@ merge() { # CURRENT BASELINE VARIANT RESULT: false on a conflict
   ((status == 0))
 }
 
+reasons() { # the second lines of a file's blocks, which say why
+  awk '/^ *# new #$/ {getline; print}' "$1" | LC_ALL=C sort -u
+}
+
+holds() { # FILE VARIANT: whether all of the variant's blocks are in the file, edited since or not
+  [[ -z $(LC_ALL=C comm -13 <(reasons "$1") <(reasons "$2")) ]]
+}
+
 changed_lines() { # the lines of src/train.py that a technique's blocks stand at
   diff --unchanged-line-format= --old-line-format='%dn
 ' --new-line-format= "$root/src/train.py" "$1" || true
@@ -96,6 +104,10 @@ for name in "${techniques[@]}"; do
       fail 1 "$name is younger than the train.py that $into comes from: merge src/train.py into it first"
     variant=$work/train_$name.py
   fi
+  if [[ $into ]] && holds "$work/current" "$variant"; then
+    printf 'compose.sh: %s holds %s already\n' "$into" "$name" >&2
+    continue
+  fi
   if ! merge "$work/current" "$base" "$variant" "$work/next"; then
     awk '/^<<<<<<< /{on=1; next} /^=======$/{if (on) exit} on' "$work/next" >"$work/yours"
     line=$(awk 'NR == FNR {yours[NR] = $0; n = NR; next} {text[FNR] = $0}
@@ -110,9 +122,7 @@ done
 
 if [[ ! $into ]]; then
   cat -- "$work/current"
-elif cmp -s -- "$work/current" "$into"; then
-  printf 'compose.sh: %s holds %s already\n' "$into" "${techniques[*]}" >&2
-else
+elif ! cmp -s -- "$work/current" "$into"; then
   # beside it and moved into place, with the mode it had, through a link to the file itself
   target=$(readlink -f -- "$into")
   cp -p -- "$target" "$target.part"

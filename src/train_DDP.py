@@ -163,6 +163,7 @@ def main():
     parser = build_parser()
     args = parser.parse_args()
 
+    # which process this is, of how many, and its device
     # new #
     # torchrun tells each process which one it is, in variables of the environment
     if "LOCAL_RANK" not in os.environ:

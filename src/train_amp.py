@@ -158,7 +158,7 @@ def main():
     parser = build_parser()
     args = parser.parse_args()
 
-    # one process and one device; what follows holds for several too
+    # which process this is, of how many, and its device
     rank = 0
     world_size = 1
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,0 +1,291 @@
+"""Techniques join: all sets, any order, into the baseline and into a user's own copy."""
+
+import difflib
+import itertools
+import os
+import py_compile
+import random
+import shutil
+import stat
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, SRC, TECHNIQUES, run, train
+
+EXCLUSIVE = [{"DP", "DDP"}]
+
+
+def sets_of_techniques():
+    """Every set that holds no two of one exclusive group, the empty one left out."""
+    for count in range(1, len(TECHNIQUES) + 1):
+        for chosen in itertools.combinations(TECHNIQUES, count):
+            if not any(len(group & set(chosen)) > 1 for group in EXCLUSIVE):
+                yield chosen
+
+
+SETS = list(sets_of_techniques())
+
+
+def merged(current, techniques, folder):
+    """The three-way merge of `techniques`, in their order, over the text `current`."""
+    path = folder / "current.py"
+    path.write_text(current)
+    for name in techniques:
+        done = subprocess.run(["git", "merge-file", "-q", path, SRC / "train.py",
+                               SRC / f"train_{name}.py"])
+        assert done.returncode == 0, f"{name} of {techniques}"
+    return path.read_text()
+
+
+def compose(*words, script=ROOT / "compose.sh"):
+    return run(script, *words)
+
+
+@pytest.mark.parametrize("chosen", SETS, ids="_".join)
+def test_every_set_joins_in_any_order_into_one_text(chosen, tmp_path):
+    orders = list(itertools.permutations(chosen))
+    orders = random.Random(0).sample(orders, min(24, len(orders)))
+    texts = {merged((SRC / "train.py").read_text(), order, tmp_path) for order in orders}
+    assert len(texts) == 1
+    compile(texts.pop(), "composed", "exec")
+
+
+@pytest.mark.parametrize("chosen", SETS, ids="_".join)
+def test_compose_holds_each_block_once_and_nothing_else(chosen, tmp_path):
+    done = compose(*chosen)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout == merged((SRC / "train.py").read_text(), chosen, tmp_path)
+    if len(chosen) > 1:
+        assert compose(*reversed(chosen), chosen[0]).stdout == done.stdout
+    blocks = sum((SRC / f"train_{name}.py").read_text().count("# new #") for name in chosen)
+    assert done.stdout.count("# new #") == blocks
+
+
+@pytest.mark.parametrize("group", EXCLUSIVE, ids="_".join)
+def test_two_of_a_group_are_refused_by_name(group):
+    done = compose("amp", *sorted(group))
+    assert done.returncode == 2 and done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert all(name in done.stderr for name in group) and "line" in done.stderr
+
+
+def test_the_exclusive_groups_are_just_those_that_conflict():
+    """Two techniques are refused together only where their merge truly conflicts."""
+    for one, other in itertools.combinations(TECHNIQUES, 2):
+        refused = compose(one, other).returncode == 2
+        assert refused == ({one, other} in EXCLUSIVE), (one, other)
+
+
+@pytest.mark.parametrize("words", [
+    [], ["nothing"], ["amp", "nothing"], ["a[$(touch x)]"], ["../src/train"], ["--into"],
+    ["--help"], [""], ["--into", "no/such/file.py", "amp"], ["am*"]])
+def test_f70_wrong_use(words, tmp_path):
+    done = run(ROOT / "compose.sh", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+    if words == ["nothing"]:
+        assert all(name in done.stderr for name in TECHNIQUES)
+
+
+def test_f66_from_another_folder_through_a_link_with_a_space(project, tmp_path):
+    link = tmp_path / "link.sh"
+    link.symlink_to(project / "compose.sh")
+    done = run(link, "amp", "cudnn", cwd="/")
+    assert done.returncode == 0 and done.stdout == compose("amp", "cudnn").stdout
+
+
+# ---------------------------------------------------------------- into a user's own copy
+# What people change: (what stands in the baseline, what they write there).
+USUAL_EDITS = {
+    "model": [('        layers, channels = [], 3\n', '        layers, channels = [], 3  # mine\n'),
+              ('''    classes = len(train_set.classes)
+    if args.model == "conv11":
+        model = Conv11(args.width, classes)
+''', '''    classes = len(train_set.classes)
+    if args.model == "mine":
+        model = Mine(classes)
+    elif args.model == "conv11":
+        model = Conv11(args.width, classes)
+'''), ('''class Conv11(nn.Module):''', '''class Mine(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 8, 5, 4), nn.ReLU(), nn.AdaptiveAvgPool2d(2))
+        self.head = nn.Linear(32, classes)
+
+    def forward(self, images):
+        return self.head(self.features(images).flatten(1))
+
+
+class Conv11(nn.Module):'''), ('default="conv11"', 'default="mine"')],
+    "data": [('''    val_transform = transforms.Compose([
+        transforms.Resize(val_size), transforms.CenterCrop(val_size), transforms.PILToTensor()])
+''', '''    val_transform = transforms.Compose([
+        transforms.Resize((val_size, val_size)), transforms.PILToTensor()])
+'''), ('''    train_transform = transforms.Compose([*crop, transforms.PILToTensor()])
+''', '''    train_transform = transforms.Compose([*crop, transforms.RandomRotation(5),
+                                          transforms.PILToTensor()])
+'''), ('''    train_set = class_folders(parser, args.dataset, ("train", "training"), train_transform)
+''', '''    train_set = datasets.ImageFolder(args.dataset / "train", train_transform)
+'''), ('''    val_set = class_folders(parser, args.dataset, ("val", "test", "testing"), val_transform)
+''', '''    val_set = datasets.ImageFolder(args.dataset / "val", val_transform)
+''')],
+    "loss": [("    loss_function = nn.CrossEntropyLoss()\n",
+              "    loss_function = nn.CrossEntropyLoss(label_smoothing=0.1)\n")],
+    "optimizer": [('''    optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True)
+''', '''    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr / 30)
+'''), ('''    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / (0.2 * total), (total - step) / (0.8 * total)))
+''', '''    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total)
+''')],
+    "defaults": [('default=128, help="pictures', 'default=40, help="pictures'),
+                 ('default=5, help="passes', 'default=2, help="passes'),
+                 ('default=32, help="pixels', 'default=24, help="pixels'),
+                 ('default=0.1, help="peak', 'default=0.05, help="peak')],
+    "option": [('''    add("--resume", help="a checkpoint, or auto: RESULT_DIR's own if there is one")
+''', '''    add("--resume", help="a checkpoint, or auto: RESULT_DIR's own if there is one")
+    add("--note", default="", help="what this run is about")
+''')],
+    "metric": [('''                correct += torch.stack([hits[:, 0].sum(), hits.sum()])
+''', '''                correct += torch.stack([hits[:, 0].sum(), hits.sum()])
+                confident += output.softmax(1).amax(1).sum()
+'''), ('''        correct = torch.zeros(2, device=device)
+''', '''        correct = torch.zeros(2, device=device)
+        confident = torch.zeros((), device=device)
+'''), ('''        if rank == 0:
+            state =''', '''        print(f"confidence {confident.item() / len(val_set):.2f}")
+        if rank == 0:
+            state =''')],
+}
+
+
+def edited(names, text=None):
+    text = text or (SRC / "train.py").read_text()
+    for name in names:
+        for old, new in USUAL_EDITS[name]:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+    return text
+
+
+@pytest.mark.parametrize("edits", [*[[name] for name in USUAL_EDITS], list(USUAL_EDITS)],
+                         ids="_".join)
+def test_every_set_joins_a_users_copy(edits, tmp_path):
+    users = edited(edits)
+    for chosen in SETS:
+        mine = merged(users, chosen, tmp_path)
+        compile(mine, "mine", "exec")
+        # all of the user's lines and all of the techniques' are there
+        joined = merged((SRC / "train.py").read_text(), chosen, tmp_path)
+        assert added(users, mine) == added((SRC / "train.py").read_text(), joined)
+
+
+def added(before, after):
+    """The lines that `after` has and `before` has not, and the other way round, sorted."""
+    return sorted(line for line in difflib.ndiff(before.splitlines(), after.splitlines())
+                  if line[0] in "+-" and line[2:].strip())
+
+
+@pytest.mark.parametrize("chosen", [("amp", "cudnn"), ("DDP", "amp"), ("DP",)], ids="_".join)
+def test_a_users_copy_with_techniques_runs(chosen, tmp_path, digits):
+    mine = tmp_path / "my_train.py"
+    mine.write_text(edited(USUAL_EDITS))
+    mine.chmod(0o750)
+    done = run(ROOT / "compose.sh", "--into", mine, *chosen)
+    assert done.returncode == 0, done.stderr
+    assert stat.S_IMODE(mine.stat().st_mode) == 0o750
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["my_train.py"]
+    record, output = train(mine, "--dataset", digits, "--result_dir", tmp_path / "runs",
+                           "--note", "mine")
+    assert record["options"]["note"] == "mine" and record["options"]["batch_size"] == 40
+    assert len(record["epochs"]) == 2 and output.count("confidence") == 2
+
+
+def test_one_after_the_other_is_as_all_at_once(tmp_path):
+    mine = tmp_path / "my_train.py"
+    mine.write_text(edited(USUAL_EDITS))
+    for name in ("cudnn", "DDP", "amp"):
+        assert run(ROOT / "compose.sh", "--into", mine, name).returncode == 0
+    at_once = merged(edited(USUAL_EDITS), ("amp", "DDP", "cudnn"), tmp_path)
+    assert mine.read_text() == at_once
+    again = run(ROOT / "compose.sh", "--into", mine, "amp")
+    assert again.returncode == 0 and "already" in again.stderr
+    assert mine.read_text() == at_once
+
+
+@pytest.mark.parametrize("technique, old, new", [
+    ("amp", "            loss = loss_function(output, labels)\n",
+     "            loss = loss_function(output, labels) + 1e-4 * output.square().mean()\n"),
+    ("DDP", '    sampler = RandomSampler(train_set, generator=torch.Generator())\n',
+     "    sampler = my_sampler(train_set)\n"),
+    ("amp", "            optimizer.step()\n", "            optimizer.step(lambda: loss)\n"),
+    ("DDP", "    rank = 0\n", "")])
+def test_f70_conflict_names_the_place_and_leaves_the_file(technique, old, new, tmp_path):
+    text = (SRC / "train.py").read_text()
+    assert text.count(old) == 1
+    mine = tmp_path / "my train.py"
+    mine.write_text(text.replace(old, new))
+    before = mine.read_bytes()
+    done = run(ROOT / "compose.sh", "--into", mine, "cudnn", technique)
+    assert done.returncode == 1
+    assert mine.read_bytes() == before and [path.name for path in tmp_path.iterdir()] == [mine.name]
+    last = done.stderr.splitlines()[-1]
+    at = text[:text.index(old)].count("\n") + 1
+    (named,) = [int(word) for word in last.replace("line ", "line").split() if word[:4] == "line"
+                for word in [word[4:]]]
+    assert technique in last and "my train.py" in last and abs(named - at) <= 3, last
+    assert not new or new.strip() in done.stderr
+
+
+def test_into_an_older_copy_takes_the_techniques_of_its_time(project, tmp_path):
+    """The baseline moves on; a copy made before is merged against the version it came from."""
+    def git(*words):
+        done = run("git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", project, *words)
+        assert done.returncode == 0, done.stderr
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "old")
+    mine = tmp_path / "mine.py"
+    mine.write_text(edited(["loss", "defaults"]))
+    for path in (project / "src").glob("train*.py"):
+        path.write_text(path.read_text().replace("labels", "targets").replace("images", "inputs"))
+    git("commit", "-qam", "new names")
+    done = run(project / "compose.sh", "--into", mine, "amp", "DDP")
+    assert done.returncode == 0, done.stderr
+    assert "comes from" in done.stderr
+    assert mine.read_text() == merged(edited(["loss", "defaults"]), ("amp", "DDP"), tmp_path)
+
+
+def test_into_follows_a_link_and_refuses_a_folder(tmp_path):
+    (tmp_path / "there").mkdir()
+    mine = tmp_path / "there" / "mine.py"
+    shutil.copy(SRC / "train.py", mine)
+    link = tmp_path / "link.py"
+    link.symlink_to(mine)
+    assert run(ROOT / "compose.sh", "--into", link, "cudnn").returncode == 0
+    assert link.is_symlink() and mine.read_text() == (SRC / "train_cudnn.py").read_text()
+    assert run(ROOT / "compose.sh", "--into", tmp_path / "there", "cudnn").returncode == 2
+
+
+COMPOSITIONS = [chosen for chosen in SETS if len(chosen) > 1]
+
+
+@pytest.mark.parametrize("chosen", COMPOSITIONS, ids="_".join)
+def test_each_composition_runs_alone_in_a_folder(chosen, tmp_path, digits):
+    script = tmp_path / "alone" / "my_train.py"
+    script.parent.mkdir()
+    script.write_text(compose(*chosen).stdout)
+    record, _ = train(script, "--dataset", digits, "--epochs", 2, "--batch_size", 40, "--steps", 3,
+                      "--result_dir", tmp_path / "runs", "--workers", 1, "--width", 8,
+                      cwd=script.parent)
+    assert record["script"] == "my_train" and len(record["epochs"]) == 2
+    assert 0 < record["epochs"][-1]["loss"] < 10
+
+
+def test_shell_scripts_are_executable():
+    for script in ROOT.glob("*.sh"):
+        assert os.access(script, os.X_OK), script
+        assert script.read_text().startswith("#!/usr/bin/env bash")
+    assert sys.executable and py_compile
