@@ -6,6 +6,7 @@ import datetime
 import fcntl
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -64,8 +65,8 @@ def error_line(log):
     """The line of a log that tells a reader most: a script's own error, or else the last one."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     own = [line for line in lines if line.startswith("train") and ": error: " in line]
-    raised = [line for line in lines if line.split(":")[0].endswith(("Error", "Exception"))]
-    return (own + raised[-1:] + lines[-1:] + ["it printed nothing"])[0]
+    raised = [line for line in lines if re.match(r"(\[rank\d+\]: )?[\w.]+(Error|Exception)\b", line)]
+    return (own + raised + lines[-1:])[0]
 
 
 def run(techniques, options, folder, processes):

@@ -1,0 +1,113 @@
+"""On an NVIDIA GPU: every variant and composition, float16, equivalence. Skipped without one."""
+
+import json
+import re
+
+import pytest
+import torch
+from conftest import SRC, run, torchrun, train
+from test_compose import SETS, compose
+from test_train import SCRIPTS, TINY, ids, same_bits, weights, without_batch_norm
+
+GPUS = torch.cuda.device_count()
+
+
+def start_all(script, *options, processes):
+    done = run(*torchrun(script, *options, processes=processes))
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("chosen", [(), *SETS], ids=lambda chosen: "_".join(chosen) or "baseline")
+def test_each_set_runs(chosen, digits, tmp_path):
+    script = tmp_path / ("_".join(["train", *chosen]) + ".py")
+    script.write_text(compose(*chosen).stdout if chosen else (SRC / "train.py").read_text())
+    options = ["--dataset", digits, *TINY, "--augment", "--result_dir", tmp_path]
+    if "DDP" in chosen:
+        start_all(script, *options, processes=GPUS if 40 % GPUS == 0 else 1)
+        record = json.loads(script.with_suffix(".json").read_text())
+    else:
+        record, _ = train(script, *options)
+    assert record["environment"]["gpu"] and record["environment"]["gpus"] == GPUS
+    assert re.fullmatch(r"[\d.]+", record["environment"]["driver"])
+    assert len(record["epochs"]) == 2 and 0 < record["epochs"][1]["loss"] < 10
+    assert 0 < record["peak_memory_bytes"] < 2e9
+    state = torch.load(tmp_path / f"{script.stem}.pt", weights_only=True)
+    assert ("scale" in state["parts"].get("scaler", {})) == ("amp" in chosen)
+    assert len(state["rng"]) == 2
+
+
+@pytest.mark.gpu
+def test_bfloat16_has_no_scaler(digits, tmp_path):
+    train(SRC / "train_amp.py", "--dataset", digits, *TINY, "--amp_dtype", "bfloat16",
+          "--result_dir", tmp_path)
+    state = torch.load(tmp_path / "train_amp.pt", weights_only=True)
+    assert state["parts"]["scaler"] == {}
+
+
+@pytest.mark.gpu
+def test_float16_reaches_the_baselines_accuracy(tmp_path):
+    import sys
+    from conftest import ROOT
+    data = tmp_path / "digits"
+    assert run(sys.executable, ROOT / "make_dataset.py", "digits", "--dst", data).returncode == 0
+    records = [train(SRC / name, "--dataset", data, "--result_dir", tmp_path)[0]
+               for name in ("train.py", "train_amp.py")]
+    assert records[0]["val_top1"] > 0.97
+    assert abs(records[0]["val_top1"] - records[1]["val_top1"]) <= 0.01
+
+
+@pytest.mark.gpu
+def test_checkpoints_resume_across_variants(digits, tmp_path):
+    one_process = [path for path in SCRIPTS if path.stem != "train_DDP"]
+    for source, to in zip(one_process, one_process[1:] + one_process[:1]):
+        train(source, "--dataset", digits, *TINY, "--epochs", 1, "--result_dir", tmp_path / "a")
+        record, _ = train(to, "--dataset", digits, *TINY, "--result_dir", tmp_path / "b",
+                          "--resume", tmp_path / "a" / f"{source.stem}.pt")
+        assert len(record["epochs"]) == 2
+
+
+@pytest.mark.gpu
+def test_more_processes_than_gpus_get_one_line(digits, tmp_path):
+    done = run(*torchrun(SRC / "train_DDP.py", "--dataset", digits, processes=GPUS + 1),
+               cwd=tmp_path)
+    assert done.returncode != 0 and f"--nproc_per_node is above {GPUS}" in done.stderr
+
+
+@pytest.mark.gpus
+def test_ddp_equals_the_baseline_on_the_same_global_batches(digits, tmp_path):
+    """Without TF32, whose rounding differs between batch sizes."""
+    options = ["--dataset", digits, "--epochs", 2, "--batch_size", 40, "--width", 8, "--workers",
+               2, "--result_dir", tmp_path]
+    scripts = [without_batch_norm(SRC / f"{name}.py", tmp_path) for name in ("train", "train_DDP")]
+    for script in scripts:
+        script.write_text(script.read_text().replace(
+            "    torch.manual_seed(args.seed)\n",
+            "    torch.manual_seed(args.seed)\n    torch.backends.cudnn.allow_tf32 = False\n"))
+    train(scripts[0], *options)
+    start_all(scripts[1], *options, processes=2)
+    one, many = weights(tmp_path, "train"), weights(tmp_path, "train_DDP")
+    for name in one:
+        torch.testing.assert_close(many[name], one[name], rtol=0, atol=1e-4)
+
+
+@pytest.mark.gpus
+def test_sync_bn_equals_one_gpu(digits, tmp_path):
+    """With statistics over the whole batch, two GPUs take the steps of one, batch norm and all."""
+    options = ["--dataset", digits, "--epochs", 1, "--steps", 3, "--batch_size", 40, "--lr", 0.01,
+               "--width", 8, "--workers", 2, "--result_dir", tmp_path]
+    results = {}
+    for name, more in (("train", []), ("train_DDP", ["--sync_bn"])):
+        script = tmp_path / f"{name}.py"
+        script.write_text((SRC / script.name).read_text().replace(
+            "    torch.manual_seed(args.seed)\n",
+            "    torch.manual_seed(args.seed)\n    torch.backends.cudnn.allow_tf32 = False\n"))
+        if more:
+            start_all(script, *options, *more, processes=2)
+        else:
+            train(script, *options)
+        results[name] = weights(tmp_path, name)
+    one, many = results["train"], results["train_DDP"]
+    assert not same_bits(one, many)
+    for name in one:
+        torch.testing.assert_close(many[name], one[name], rtol=1e-3, atol=1e-3)

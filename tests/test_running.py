@@ -1,0 +1,156 @@
+"""running.sh as a user runs it: tables, failures, Ctrl-C, wrong use."""
+
+import json
+import os
+import signal
+import time
+
+import psutil
+import pytest
+from conftest import run, start
+
+CELLS = [(row, column) for row in ("single", "DP", "DDP")
+         for column in ("plain", "+cudnn", "+amp", "+cudnn +amp")]
+QUICK = ["--", "--steps", "1", "--batch_size", "40", "--width", "4", "--workers", "0",
+         "--image_size", "16"]
+
+
+def processes_in(folder):
+    """The command lines of living processes that name the folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = " ".join(process.info["cmdline"] or [])
+        if str(folder) in words and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(words)
+    return found
+
+
+def test_twelve_cells_from_another_folder_through_a_link(project, digits, tmp_path):
+    """Also FAULTS 66 and 69: a path with spaces, and the results of an earlier run in the way."""
+    results = project / "results"
+    (results / "running").mkdir(parents=True)
+    (results / "running" / "train_old.json").write_text("{}")
+    (results / "running.md").write_text("old")
+    link = tmp_path / "link.sh"
+    link.symlink_to(project / "running.sh")
+    done = run(link, "2", os.path.relpath(digits, tmp_path), *QUICK, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((results / "running.json").read_text())
+    assert [(row["row"], row["column"]) for row in rows] == CELLS
+    for row in rows:
+        assert row["status"] == "ok"
+        name = "_".join(["train", *row["techniques"]])
+        assert row["script"] == name and len(row["epochs"]) == 2
+        assert row["options"]["epochs"] == 2 and row["options"]["steps"] == 1
+        # the joined script, its record and its log are there to open
+        text = (results / "running" / f"{name}.py").read_text()
+        assert ("GradScaler" in text, "init_process_group" in text, "DataParallel(net)" in text) == (
+            "amp" in name, "DDP" in name, name.startswith("train_DP"))
+        assert json.loads((results / "running" / f"{name}.json").read_text())["epochs"] == row[
+            "epochs"]
+        assert "epoch 2/2" in (results / "running" / f"{name}.log").read_text()
+    assert not (results / "running" / "train_old.json").exists()
+    table = (results / "running.md").read_text()
+    assert table.strip() in done.stdout and "old" not in table
+    assert table.count("x)") == 12 and f"{rows[0]['train_seconds']:.2f} s (1.00x)" in table
+    assert f"{rows[0]['train_seconds'] / rows[5]['train_seconds']:.2f}x" in table
+    assert "`./running.sh 2 " in table and rows[0]["environment"]["torch"] in table
+    if rows[0]["environment"]["gpus"] == 0:
+        assert "no GPU here" in table
+    assert (results / "running.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    progress = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    assert len(progress) == 12 and progress[2].startswith("[ 3/12] single +amp")
+    assert all("s to go" in line for line in progress)
+
+
+def test_f65_a_failing_variant_leaves_a_row_and_the_others_run(project):
+    """On the default digits, which it makes first."""
+    amp = project / "src" / "train_amp.py"
+    amp.write_text(amp.read_text().replace("scaler.update()", "scaler.update(no_such_name)"))
+    done = run(project / "running.sh", "1", *QUICK, cwd="/")
+    assert done.returncode == 1
+    assert (project / "data" / "digits" / "train" / "0").is_dir()
+    rows = json.loads((project / "results" / "running.json").read_text())
+    assert [row["status"] for row in rows] == ["ok", "ok", "fail", "fail"] * 3
+    table = (project / "results" / "running.md").read_text()
+    for row in rows:
+        if row["status"] == "fail":
+            assert "no_such_name" in row["error"] and row["log"] in table
+            with open(row["log"]) as log:
+                assert "no_such_name" in log.read()
+    assert table.splitlines()[2].count("FAIL") == 2
+    assert done.stdout.count("FAIL: NameError") >= 6
+
+
+@pytest.mark.parametrize("number, whole_group", [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_f67_ctrl_c_in_the_third_run(number, whole_group, project, digits):
+    """Ctrl-C reaches the whole group of a terminal; kill reaches the driver alone."""
+    process = start([project / "running.sh", "2", digits, *QUICK[:-4], "--workers", "2"],
+                    cwd=project, start_new_session=True)
+    log = project / "results" / "running" / "train_amp.log"
+    while not (log.exists() and " parameters, " in log.read_text()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    (os.killpg if whole_group else os.kill)(process.pid, number)
+    sent = time.monotonic()
+    out, err = process.communicate(timeout=60)
+    assert time.monotonic() - sent < 30
+    assert process.returncode == 130
+    assert processes_in(project) == []
+    rows = json.loads((project / "results" / "running.json").read_text())
+    assert [row["column"] for row in rows] == ["plain", "+cudnn"]
+    assert "| single | " in out and "after 2 of 12 runs" in out and "Traceback" not in out + err
+
+
+def test_ctrl_c_while_torchrun_runs_leaves_no_worker(project, digits):
+    for name in ("ROWS = {\"single\": [], \"DP\": [\"DP\"], ",):
+        text = (project / "report.py").read_text()
+        assert name in text
+        (project / "report.py").write_text(text.replace(name, "ROWS = {"))
+    process = start([project / "running.sh", "100", digits, "--", "--batch_size", "40",
+                     "--workers", "2"], cwd=project, start_new_session=True)
+    log = project / "results" / "running" / "train_DDP.log"
+    while not (log.exists() and "epoch 1/100" in log.read_text()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    assert len([words for words in processes_in(project) if "train_DDP.py" in words]) >= 3
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130 and processes_in(project) == []
+
+
+@pytest.mark.parametrize("words", [
+    [], ["0"], ["-1"], ["abc"], ["5; touch x"], ["a[$(touch x)]"], ["1.5"], ["٣"], ["1", "a", "b"],
+    ["--epochs", "1"], [""]], ids=repr)
+def test_f64_wrong_use(words, project, tmp_path):
+    before = sorted(project.rglob("*"))
+    done = run(project / "running.sh", *words, cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1 and "./running.sh EPOCHS" in done.stderr
+    assert not (tmp_path / "x").exists() and not (project / "x").exists()
+    after = [path for path in sorted(project.rglob("*")) if "__pycache__" not in path.parts]
+    assert after == before
+
+
+@pytest.mark.parametrize("words, part", [
+    (["1", "no/such/folder"], "--dataset"), (["1", "DIGITS", "--", "--model", "none"], "--model"),
+    (["1", "DIGITS", "--", "--batch_size", "0"], "--batch_size"),
+    (["1", "DIGITS", "--", "--no_such_option"], "--no_such_option")])
+def test_wrong_options_for_the_scripts_end_it_at_once(words, part, project, digits):
+    done = run(project / "running.sh", *[str(digits) if word == "DIGITS" else word
+                                         for word in words], cwd=project)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1 and part in done.stderr
+
+
+def test_two_at_once_in_one_folder_are_refused(project, digits):
+    first = start([project / "running.sh", "50", digits, "--", "--batch_size", "40"], cwd=project,
+                  start_new_session=True)
+    while not (project / "results" / "running" / "train.log").exists():
+        time.sleep(0.05)
+    second = run(project / "running.sh", "1", digits, cwd=project)
+    assert second.returncode == 1 and "--result_dir" in second.stderr
+    assert len(second.stderr.splitlines()) == 1
+    first.send_signal(signal.SIGTERM)
+    first.communicate(timeout=60)
+    assert first.returncode == 130

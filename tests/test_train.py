@@ -1,0 +1,480 @@
+"""The training scripts as a user runs them: records, equivalence, resuming, launching, errors."""
+
+import importlib.util
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, SRC, run, start, torchrun, train
+
+SCRIPTS = sorted(SRC.glob("train*.py"))
+MNIST = ROOT.parent / "shared" / "data" / "mnist_png.tar.xz"
+TINY = ["--epochs", 2, "--batch_size", 40, "--steps", 3, "--width", 8, "--workers", 1]
+
+
+def ids(path):
+    return path.stem
+
+
+def load(path):
+    return torch.load(path, weights_only=True)
+
+
+def weights(folder, stem):
+    return load(folder / f"{stem}.pt")["parts"]["model"]
+
+
+def same_bits(one, other):
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def without_batch_norm(script, folder):
+    """A copy of `script` whose model has no batch norm, in which a batch's pictures do not meet."""
+    text = script.read_text()
+    changed = text.replace("bias=False),\n                       nn.BatchNorm2d(wider), ",
+                           "bias=True),\n                       ")
+    assert changed != text
+    copy = folder / script.name
+    copy.write_text(changed)
+    return copy
+
+
+# -------------------------------------------------------------------------- options, records
+def parser_of(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.build_parser()
+
+
+def test_options_and_defaults_are_the_same_everywhere():
+    def options(parser):
+        return {action.dest: (action.option_strings, action.default, action.choices, action.nargs,
+                              action.help, getattr(action.type, "__qualname__", action.type))
+                for action in parser._actions}
+    baseline = options(parser_of(SRC / "train.py"))
+    assert len(baseline) >= 14
+    for path in SCRIPTS:
+        own = options(parser_of(path))
+        assert {name: own[name] for name in baseline} == baseline, path
+        # what a variant adds stands in its blocks, and no two scripts give one name two meanings
+        for name in own.keys() - baseline.keys():
+            assert f'"--{name}"' in path.read_text()
+    for name in baseline.keys() - {"help"}:
+        assert f"--{name}" in baseline[name][0]
+        assert f"--{name.replace('_', '-')}" in baseline[name][0]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=ids)
+def test_docstring_and_help_are_the_baselines(script):
+    done = run(sys.executable, script, "--help")
+    assert done.returncode == 0 and "default: 128" in done.stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=ids)
+def test_each_variant_writes_its_record(script, digits, tmp_path):
+    record, output = train(script, "--dataset", digits, *TINY, "--result_dir", tmp_path)
+    assert record["script"] == script.stem
+    assert record["options"]["batch_size"] == 40 and record["options"]["lr"] == 0.1
+    assert {"python", "torch", "cuda", "cudnn", "gpu", "gpus", "driver", "cpu",
+            "cores"} <= record["environment"].keys()
+    assert record["environment"]["torch"] == torch.__version__
+    assert record["parameters"] == sum(p.numel() for name, p in weights(
+        tmp_path, script.stem).items() if "running" not in name and "num_b" not in name)
+    assert len(record["epochs"]) == 2
+    for epoch in record["epochs"]:
+        assert epoch.keys() == {"loss", "val_top1", "val_top5", "seconds", "images_per_second",
+                                "data_wait"}
+        assert 0 <= epoch["val_top1"] <= epoch["val_top5"] <= 1
+        assert 0 <= epoch["data_wait"] <= 1
+        assert epoch["images_per_second"] == pytest.approx(3 * 40 / epoch["seconds"])
+    assert record["images_per_second"] == record["epochs"][1]["images_per_second"]
+    assert record["train_seconds"] == record["epochs"][1]["seconds"]
+    assert record["val_top1"] == record["epochs"][-1]["val_top1"]
+    assert record["warmup_seconds"] > record["epochs"][0]["seconds"]
+    assert record["peak_memory_bytes"] > 1e6
+    # one process speaks, in plain lines
+    lines = output.splitlines()
+    assert len(lines) == 3 and f"{record['parameters']:,} parameters" in lines[0]
+    assert lines[2].startswith("epoch 2/2  loss ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"{script.stem}.json", f"{script.stem}.pt"]
+
+
+def test_progress_bar_on_a_terminal_and_plain_lines_in_a_log(digits, tmp_path):
+    words = [sys.executable, SRC / "train.py", "--dataset", digits, *TINY, "--result_dir", tmp_path]
+    assert run(*words).stderr == ""
+    controller, terminal = os.openpty()
+    process = subprocess.Popen([str(word) for word in words], stdout=subprocess.PIPE,
+                               stderr=terminal)
+    process.communicate(timeout=100)
+    assert "epoch 2" in os.read(controller, 100_000).decode()
+    os.close(terminal)
+
+
+def test_models_of_torchvision_and_larger_validation(digits, tmp_path):
+    record, _ = train(SRC / "train.py", "--dataset", digits, *TINY, "--model", "resnet18",
+                      "--val_size", 48, "--augment", "--result_dir", tmp_path)
+    assert record["parameters"] == 11_181_642
+    assert record["options"]["val_size"] == 48
+
+
+def test_a_model_with_auxiliary_outputs(digits, tmp_path):
+    train(SRC / "train.py", "--dataset", digits, "--epochs", 1, "--steps", 1, "--batch_size", 2,
+          "--model", "googlenet", "--result_dir", tmp_path)
+
+
+def test_layout_of_mnist_png_and_what_is_no_picture(digits, tmp_path):
+    data = tmp_path / "mnist_like"
+    shutil.copytree(digits / "train", data / "training")
+    shutil.copytree(digits / "val", data / "testing")
+    for name in ("readme.txt", "Thumbs.db", ".DS_Store", "._0.png"):
+        (data / "training" / "3" / name).write_text("no picture")
+    _, output = train(SRC / "train.py", "--dataset", data, *TINY, "--result_dir", tmp_path / "r")
+    assert " 240 pictures" in output
+
+
+# ------------------------------------------------------------------------------ equivalence
+@pytest.fixture(scope="module")
+def default_digits(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("default") / "digits"
+    assert run(sys.executable, ROOT / "make_dataset.py", "digits", "--dst", folder).returncode == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def baseline_accuracy(default_digits, tmp_path_factory):
+    record, _ = train(SRC / "train.py", "--dataset", default_digits, "--result_dir",
+                      tmp_path_factory.mktemp("accuracy"))
+    return record["val_top1"]
+
+
+def test_baseline_passes_97_per_cent(baseline_accuracy):
+    assert baseline_accuracy > 0.97
+
+
+@pytest.mark.parametrize("name", ["amp", "DDP"])
+def test_accuracy_is_within_a_point(name, default_digits, baseline_accuracy, tmp_path):
+    record, _ = train(SRC / f"train_{name}.py", "--dataset", default_digits, "--result_dir",
+                      tmp_path)
+    assert abs(record["val_top1"] - baseline_accuracy) <= 0.01
+
+
+@pytest.mark.parametrize("name", ["DP", "cudnn"])
+def test_equal_to_the_baseline_bit_for_bit(name, digits, tmp_path):
+    options = ["--dataset", digits, *TINY, "--augment", "--result_dir", tmp_path]
+    baseline, _ = train(SRC / "train.py", *options)
+    variant, _ = train(SRC / f"train_{name}.py", *options)
+    assert same_bits(weights(tmp_path, "train"), weights(tmp_path, f"train_{name}"))
+    for key in ("loss", "val_top1", "val_top5"):
+        assert [e[key] for e in baseline["epochs"]] == [e[key] for e in variant["epochs"]]
+
+
+def test_ddp_equals_the_baseline_on_the_same_global_batches(digits, tmp_path):
+    options = ["--dataset", digits, "--epochs", 2, "--batch_size", 40, "--width", 8, "--workers",
+               2, "--result_dir", tmp_path]
+    baseline, _ = train(without_batch_norm(SRC / "train.py", tmp_path), *options)
+    ddp, _ = train(without_batch_norm(SRC / "train_DDP.py", tmp_path), *options)
+    one, many = weights(tmp_path, "train"), weights(tmp_path, "train_DDP")
+    started = max((one[name] - torch.zeros(())).abs().max() for name in one)
+    assert started > 0.01
+    for name in one:
+        torch.testing.assert_close(many[name], one[name], rtol=0, atol=1e-5)
+    for e, f in zip(baseline["epochs"], ddp["epochs"]):
+        assert f["loss"] == pytest.approx(e["loss"], abs=1e-5)
+        assert f["val_top1"] == e["val_top1"] and f["val_top5"] == e["val_top5"]
+
+
+def test_validation_counts_each_picture_once(digits, tmp_path):
+    """With weights that stand still, the counts of 1, 2 and 3 processes over 70 are the same."""
+    options = ["--dataset", digits, "--epochs", 1, "--batch_size", 42, "--steps", 1, "--lr", 1e-30,
+               "--width", 8, "--workers", 0, "--result_dir", tmp_path]
+    counts = set()
+    baseline, _ = train(without_batch_norm(SRC / "train.py", tmp_path), *options)
+    counts.add((baseline["epochs"][0]["val_top1"], baseline["epochs"][0]["val_top5"]))
+    script = without_batch_norm(SRC / "train_DDP.py", tmp_path)
+    for processes in (2, 3):
+        done = run(*torchrun(script, *options, processes=processes))
+        assert done.returncode == 0, done.stderr[-2000:]
+        (epoch,) = json.loads((tmp_path / "train_DDP.json").read_text())["epochs"]
+        counts.add((epoch["val_top1"], epoch["val_top5"]))
+    ((top1, top5),) = counts
+    assert round(top1 * 70, 3) == round(top1 * 70) and 0 < top5 < 1
+
+
+def test_order_is_that_of_distributed_sampler():
+    from torch.utils.data import DistributedSampler, RandomSampler
+    data = list(range(101))
+    for epoch in (0, 1, 7):
+        sampler = RandomSampler(data, generator=torch.Generator())
+        sampler.generator.manual_seed(5 + epoch)
+        order = list(sampler)
+        ranks = []
+        for rank in range(2):
+            shards = DistributedSampler(data, 2, rank, seed=5, drop_last=True)
+            shards.set_epoch(epoch)
+            ranks.append(list(shards))
+        for k in range(100 // 10):
+            together = ranks[0][5 * k:5 * k + 5] + ranks[1][5 * k:5 * k + 5]
+            assert sorted(together) == sorted(order[10 * k:10 * k + 10])
+
+
+@pytest.mark.skipif(not MNIST.exists(), reason="needs the real MNIST in ../shared/data")
+def test_real_mnist_reads_and_trains(tmp_path):
+    subprocess.run(["tar", "-xJf", MNIST, "-C", tmp_path], check=True)
+    record, output = train(SRC / "train_amp.py", "--dataset", tmp_path / "mnist_png", "--epochs", 1,
+                           "--steps", 60, "--result_dir", tmp_path)
+    assert " 60,000 pictures" in output and record["val_top1"] > 0.5
+
+
+# --------------------------------------------------------------------------------- resuming
+def options_for_resuming(digits, folder, *more):
+    return ["--dataset", digits, "--epochs", 3, "--batch_size", 40, "--width", 8, "--workers", 2,
+            "--result_dir", folder, "--resume", "auto", *more]
+
+
+@pytest.mark.parametrize("more", [["--augment"], ["--model", "squeezenet1_1"]], ids=["augment", "dropout"])
+def test_killed_and_resumed_is_bit_for_bit_the_unbroken(more, digits, tmp_path):
+    script = SRC / "train.py"
+    unbroken, _ = train(script, *options_for_resuming(digits, tmp_path / "a", *more))
+    kills, seed = 0, random.Random(1)
+    for _ in range(2):
+        process = start([sys.executable, script, *options_for_resuming(digits, tmp_path / "b", *more)],
+                        start_new_session=True)
+        while process.poll() is None and not (tmp_path / "b" / "train.pt").exists():
+            time.sleep(0.01)
+        time.sleep(seed.uniform(0, 0.3))
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            kills += 1
+        process.communicate()
+        if kills == 1:
+            first_kill = load(tmp_path / "b" / "train.pt")
+    resumed, _ = train(script, *options_for_resuming(digits, tmp_path / "b", *more))
+    assert kills >= 1 and len(first_kill["epochs"]) < 3
+    assert same_bits(weights(tmp_path / "a", "train"), weights(tmp_path / "b", "train"))
+    for key in ("loss", "val_top1", "val_top5"):
+        assert [e[key] for e in resumed["epochs"]] == [e[key] for e in unbroken["epochs"]]
+
+
+def test_resuming_a_finished_run_changes_nothing(digits, tmp_path):
+    first, _ = train(SRC / "train.py", *options_for_resuming(digits, tmp_path))
+    before = (tmp_path / "train.pt").read_bytes()
+    again, _ = train(SRC / "train.py", *options_for_resuming(digits, tmp_path))
+    assert again["epochs"] == first["epochs"]
+    assert (tmp_path / "train.pt").read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def checkpoints(digits, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for script in SCRIPTS:
+        train(script, "--dataset", digits, *TINY, "--epochs", 1, "--result_dir", folder)
+    return folder
+
+
+@pytest.mark.parametrize("to", SCRIPTS, ids=ids)
+@pytest.mark.parametrize("source", SCRIPTS, ids=ids)
+def test_f59_any_checkpoint_resumes_any_variant(source, to, checkpoints, digits, tmp_path):
+    checkpoint = checkpoints / f"{source.stem}.pt"
+    record, output = train(to, "--dataset", digits, *TINY, "--result_dir", tmp_path, "--resume",
+                           checkpoint)
+    assert record["epochs"][0] == load(checkpoint)["epochs"][0]
+    assert len(record["epochs"]) == 2 and "epoch 1/2" not in output
+    state = load(tmp_path / f"{to.stem}.pt")["parts"]
+    assert not any("module." in name or "_orig_mod" in name for name in state["model"])
+
+
+def damage(path, kind):
+    content = path.read_bytes()
+    if kind == "missing":
+        path.unlink()
+    elif kind == "zero bytes":
+        path.write_bytes(b"")
+    elif kind == "truncated":
+        path.write_bytes(content[:len(content) // 2])
+    elif kind == "a bit flipped":
+        with zipfile.ZipFile(path) as archive:
+            largest = max(archive.infolist(), key=lambda entry: entry.file_size)
+        at = largest.header_offset + 200 + largest.file_size // 2
+        path.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1:])
+    elif kind == "text":
+        path.write_text("<html>not found</html>")
+
+
+@pytest.mark.parametrize("kind", ["missing", "zero bytes", "truncated", "a bit flipped", "text"])
+def test_f57_damaged_checkpoint(kind, checkpoints, digits, tmp_path):
+    checkpoint = tmp_path / "train.pt"
+    shutil.copy(checkpoints / "train.pt", checkpoint)
+    damage(checkpoint, kind)
+    words = [checkpoint] if kind == "missing" else ["auto"]
+    done = run(sys.executable, SRC / "train.py", "--dataset", digits, *TINY, "--result_dir",
+               tmp_path, "--resume", *words)
+    assert_one_line(done, 2, str(checkpoint), "--resume")
+
+
+def test_f57_checkpoint_of_another_model(checkpoints, digits, tmp_path):
+    done = run(sys.executable, SRC / "train.py", "--dataset", digits, *TINY, "--width", 4,
+               "--result_dir", tmp_path, "--resume", checkpoints / "train.pt")
+    assert_one_line(done, 2, str(checkpoints / "train.pt"), "another model")
+
+
+def test_f58_hostile_checkpoint(digits, tmp_path):
+    class Hostile:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path}/executed",)
+    torch.save({"parts": {"model": Hostile()}}, tmp_path / "bad.pt")
+    done = run(sys.executable, SRC / "train.py", "--dataset", digits, *TINY, "--result_dir",
+               tmp_path / "r", "--resume", tmp_path / "bad.pt")
+    assert_one_line(done, 2, str(tmp_path / "bad.pt"))
+    assert not (tmp_path / "executed").exists()
+
+
+# -------------------------------------------------------------------------------- launching
+def test_from_its_own_folder(project, digits):
+    made = run(sys.executable, "make_dataset.py", "digits", "--train", 24, "--val", 7, cwd=project)
+    assert made.returncode == 0
+    options = ["--epochs", "1", "--batch_size", "40", "--steps", "1"]
+    done = run(sys.executable, "train_DP.py", *options, cwd=project / "src")
+    assert done.returncode == 0, done.stderr
+    assert (project / "src" / "runs" / "train_DP.json").exists()
+
+
+def test_torch_distributed_launch(project, digits):
+    done = run(sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node=2",
+               f"--master_port={free_port()}", "train_DDP.py", "--dataset", digits, *TINY,
+               cwd=project / "src")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(json.loads((project / "src/runs/train_DDP.json").read_text())["epochs"]) == 2
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return s.getsockname()[1]
+
+
+def test_two_agents_resume_from_what_only_the_first_machine_has(digits, tmp_path):
+    """Two torchrun agents as on two machines: they share no folder, not even for the checkpoint."""
+    endpoint = f"localhost:{free_port()}"
+
+    def job(epochs):
+        agents = [start([sys.executable, "-m", "torch.distributed.run", "--nnodes=2",
+                         "--nproc_per_node=1", "--rdzv_backend=c10d", f"--rdzv_endpoint={endpoint}",
+                         "--rdzv_id=7", SRC / "train_DDP.py", "--dataset", digits, *TINY, "--epochs",
+                         epochs, "--result_dir", tmp_path / str(machine), "--resume", "auto"])
+                  for machine in (0, 1)]
+        ends = [agent.communicate(timeout=200) for agent in agents]
+        assert [agent.returncode for agent in agents] == [0, 0], ends
+        return ends
+    job(1)
+    (first,) = tmp_path.glob("*/train_DDP.pt")  # one of the two, whichever is process 0
+    second_home = tmp_path / ("1" if first.parent.name == "0" else "0")
+    out = "".join(out for out, _ in job(2))
+    assert out.count("epoch 2/2") == 1
+    lengths = [len(load(path)["epochs"]) for path in tmp_path.glob("*/train_DDP.pt")]
+    assert max(lengths) == 2 and (not second_home.exists() or second_home.is_dir())
+    assert "epoch 1/2" not in out or len(lengths) == 2
+
+
+def test_ddp_without_a_launcher_says_how(digits, tmp_path):
+    done = run(sys.executable, SRC / "train_DDP.py", "--dataset", digits, cwd=tmp_path)
+    assert_one_line(done, 2, "torchrun --nproc_per_node=gpu train_DDP.py")
+
+
+# ------------------------------------------------------------------------------- bad inputs
+def assert_one_line(done, status, *parts):
+    assert done.returncode == status, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    for part in parts:
+        assert part in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("options", [
+    ["--epochs", "0"], ["--epochs", "-1"], ["--epochs", "abc"], ["--epochs", "a[$(touch x)]"],
+    ["--batch_size", "0"], ["--batch-size", "-1"], ["--batch_size", "abc"], ["--model", "nothing"],
+    ["--model", "fasterrcnn_resnet50_fpn"], ["--workers", "-1"], ["--steps", "0"],
+    ["--image_size", "0"], ["--batch_size", "100000"], ["--nothing"], ["--lr", "x"]],
+    ids=" ".join)
+def test_f61_wrong_use(options, digits, tmp_path):
+    done = run(sys.executable, SRC / "train.py", "--dataset", digits, *options, cwd=tmp_path)
+    assert_one_line(done, 2, options[0].replace("-", "_").replace("__", "--"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_f61_batch_not_divisible_by_the_processes(digits, tmp_path):
+    done = run(*torchrun(SRC / "train_DDP.py", "--dataset", digits, "--batch_size", "41"),
+               cwd=tmp_path)
+    assert done.returncode != 0
+    assert "error: --batch_size 41 does not divide by 2 processes" in done.stderr
+    assert 'train_DDP.py", line' not in done.stderr  # torchrun has a traceback of its own
+
+
+def test_f19_f27_datasets_that_are_none(digits, tmp_path):
+    def tried(folder):
+        return run(sys.executable, SRC / "train.py", "--dataset", folder, *TINY, cwd=tmp_path)
+    assert_one_line(tried(tmp_path / "nothing"), 2, "--dataset", str(tmp_path / "nothing"))
+    empty = tmp_path / "empty"
+    (empty / "train").mkdir(parents=True)
+    assert_one_line(tried(empty), 2, str(empty))
+    (empty / "val").mkdir()
+    assert_one_line(tried(empty), 2, str(empty))
+    lacking = tmp_path / "lacking"
+    shutil.copytree(digits, lacking)
+    (lacking / "train" / "7").rename(lacking / "train" / "seven")
+    assert_one_line(tried(lacking), 2, "'7'", "'seven'")
+    shutil.rmtree(lacking / "val" / "7")
+    assert_one_line(tried(lacking), 2, "'seven'")
+    for picture in (lacking / "train" / "3").iterdir():
+        picture.unlink()
+    assert_one_line(tried(lacking), 2, "3")
+    a_file = tmp_path / "file"
+    a_file.write_text("")
+    assert_one_line(tried(a_file), 2, str(a_file))
+
+
+def test_f19_the_default_dataset_is_missing(project):
+    done = run(sys.executable, "train.py", cwd=project / "src")
+    assert_one_line(done, 2, "make_dataset.py digits", "--dataset")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("content", [b"", b"<html></html>", None], ids=["empty", "html", "cut"])
+def test_f01_f02_f05_damaged_picture(content, workers, digits, tmp_path):
+    data = tmp_path / "digits"
+    shutil.copytree(digits, data)
+    picture = sorted((data / "train" / "4").iterdir())[5]
+    picture.write_bytes(picture.read_bytes()[:300] if content is None else content)
+    done = run(sys.executable, SRC / "train.py", "--dataset", data, "--epochs", 1, "--batch_size",
+               60, "--workers", workers, "--result_dir", tmp_path / "r")
+    assert_one_line(done, 1, str(picture), "error")
+
+
+def test_f63_loss_that_is_not_finite(digits, tmp_path):
+    done = run(sys.executable, SRC / "train.py", "--dataset", digits, *TINY, "--lr", "1e30",
+               "--result_dir", tmp_path)
+    assert_one_line(done, 1, "epoch 1", "step 2", "--lr")
+    assert not (tmp_path / "train.json").exists()
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_started_otherwise(method, digits, tmp_path):
+    """Python 3.14 starts workers by forkserver, Windows and macOS by spawn."""
+    text = (SRC / "train.py").read_text().replace(
+        "    try:\n        main()", "    import multiprocessing\n    multiprocessing.set_start_method"
+        f"({method!r})\n    try:\n        main()")
+    copy = tmp_path / "train.py"
+    copy.write_text(text)
+    record, _ = train(copy, "--dataset", digits, *TINY, "--result_dir", tmp_path / "r")
+    assert len(record["epochs"]) == 2
