@@ -122,3 +122,47 @@ def write(rows, stem, note=""):
     stem.with_suffix(".png").unlink(missing_ok=True)
     if any(row["status"] == "ok" for row in rows):
         chart(rows, stem.with_suffix(".png"))
+
+
+# ------------------------------------------------------------------------------------- README
+def variants_table():
+    """A line for each variant: what its first block is for and how much it differs."""
+    baseline = (ROOT / "src" / "train.py").read_text().splitlines()
+    lines = ["| script | blocks | lines it adds | lines it replaces | options it adds |",
+             "|---|---|---|---|---|"]
+    for path in sorted((ROOT / "src").glob("train_*.py")):
+        text = path.read_text().splitlines()
+        changes = [line for line in difflib.ndiff(baseline, text) if line[2:].strip()]
+        added = [line[2:] for line in changes if line.startswith("+")]
+        options = re.findall(r'add\("(--\w+)"(?!, help=argparse.SUPPRESS)', "\n".join(added))
+        lines.append(f"| [{path.name}](src/{path.name}) | "
+                     f"{sum(line.strip() == '# new #' for line in text)} | {len(added)} | "
+                     f"{sum(line.startswith('-') for line in changes)} | "
+                     f"{', '.join(f'`{option}`' for option in options)} |")
+    return "\n".join(lines)
+
+
+def measured(name):
+    """The table of one folder of results/, with its chart."""
+    rows = json.loads((ROOT / "results" / name / "running.json").read_text())
+    return f"{markdown(rows)}\n![bars of images/s](results/{name}/running.png)"
+
+
+def readme(text):
+    """README.md with everything between <!-- NAME --> and <!-- /NAME --> made anew."""
+    parts = {"variants": variants_table()}
+    parts |= {path.parent.name: measured(path.parent.name)
+              for path in (ROOT / "results").glob("*/running.json")}
+    for name, part in parts.items():
+        pattern = rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)"
+        if not re.search(pattern, text, re.DOTALL):
+            raise ValueError(f"README.md has no place for {name}")
+        text = re.sub(pattern, lambda found, part=part: found[1] + part.strip() + found[2], text,
+                      flags=re.DOTALL)
+    return text
+
+
+if __name__ == "__main__":
+    for records in (ROOT / "results").glob("*/running.json"):
+        write(json.loads(records.read_text()), records.with_suffix(""))
+    (ROOT / "README.md").write_text(readme((ROOT / "README.md").read_text()))

@@ -2,10 +2,11 @@
 
 import json
 import re
+import sys
 
 import pytest
 import torch
-from conftest import SRC, run, torchrun, train
+from conftest import ROOT, SRC, run, torchrun, train
 from test_compose import SETS, compose
 from test_train import SCRIPTS, TINY, ids, same_bits, weights, without_batch_norm
 
@@ -47,8 +48,6 @@ def test_bfloat16_has_no_scaler(digits, tmp_path):
 
 @pytest.mark.gpu
 def test_float16_reaches_the_baselines_accuracy(tmp_path):
-    import sys
-    from conftest import ROOT
     data = tmp_path / "digits"
     assert run(sys.executable, ROOT / "make_dataset.py", "digits", "--dst", data).returncode == 0
     records = [train(SRC / name, "--dataset", data, "--result_dir", tmp_path)[0]
@@ -69,8 +68,8 @@ def test_checkpoints_resume_across_variants(digits, tmp_path):
 
 @pytest.mark.gpu
 def test_more_processes_than_gpus_get_one_line(digits, tmp_path):
-    done = run(*torchrun(SRC / "train_DDP.py", "--dataset", digits, processes=GPUS + 1),
-               cwd=tmp_path)
+    done = run(*torchrun(SRC / "train_DDP.py", "--dataset", digits, "--batch_size",
+                         12 * (GPUS + 1), processes=GPUS + 1), cwd=tmp_path)
     assert done.returncode != 0 and f"--nproc_per_node is above {GPUS}" in done.stderr
 
 

@@ -1,5 +1,6 @@
 """The training scripts as a user runs them: records, equivalence, resuming, launching, errors."""
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -7,8 +8,10 @@ import random
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import time
 import zipfile
 from pathlib import Path
@@ -116,6 +119,8 @@ def test_progress_bar_on_a_terminal_and_plain_lines_in_a_log(digits, tmp_path):
     words = [sys.executable, SRC / "train.py", "--dataset", digits, *TINY, "--result_dir", tmp_path]
     assert run(*words).stderr == ""
     controller, terminal = os.openpty()
+    os.set_blocking(controller, False)
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
     process = subprocess.Popen([str(word) for word in words], stdout=subprocess.PIPE,
                                stderr=terminal)
     process.communicate(timeout=100)

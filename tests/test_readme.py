@@ -1,0 +1,54 @@
+"""What the README shows is what the files and records say."""
+
+import json
+import re
+
+import pytest
+from conftest import ROOT, SRC, TECHNIQUES
+
+import report
+
+README = (ROOT / "README.md").read_text()
+RESULTS = sorted((ROOT / "results").glob("*/running.json"))
+
+
+def test_tables_are_those_of_the_files_and_records():
+    assert report.readme(README) == README, "stale: run `python report.py`"
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.parent.name)
+def test_results_hold_together(path):
+    rows = json.loads(path.read_text())
+    assert len(rows) == 12 and path.with_suffix(".png").exists()
+    assert path.with_suffix(".md").read_text() == report.markdown(rows)
+    for row in rows:
+        assert row["environment"]["gpu"] and row["environment"]["driver"] and row["date"]
+        assert row["command"].startswith("./running.sh")
+    # one run's options hold for all, and the global batch with them
+    options = [{key: value for key, value in row["options"].items()
+                if key in rows[0]["options"]} for row in rows]
+    assert all(each == options[0] for each in options)
+
+
+def test_every_script_has_its_section_and_every_file_named_is_there():
+    for name in TECHNIQUES:
+        assert f"### train_{name}.py: " in README
+    for target in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / target).exists(), target
+    for name in re.findall(r"src/(\w+\.py)", README):
+        assert (SRC / name).exists(), name
+
+
+def test_every_option_named_is_one_of_the_scripts():
+    text = "".join(path.read_text() for path in [*SRC.glob("*.py"), *ROOT.glob("*.py"),
+                                                 *ROOT.glob("*.sh")])
+    torchrun = {"--nnodes", "--nproc_per_node", "--rdzv_id", "--rdzv_backend", "--rdzv_endpoint"}
+    slurm = {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--cpus-per-task"}
+    for option in set(re.findall(r"(--[a-z]\w[\w-]*)", README)) - torchrun - slurm:
+        assert option in text, option
+
+
+def test_the_project_speaks_of_itself_alone():
+    for path in [ROOT / "README.md", *SRC.glob("*.py"), *ROOT.glob("*.py"), *ROOT.glob("*.sh"),
+                 *RESULTS]:
+        assert not re.search(r"/work/|/root/", path.read_text()), path
