@@ -154,11 +154,11 @@ def readme(text):
     parts |= {path.parent.name: measured(path.parent.name)
               for path in (ROOT / "results").glob("*/running.json")}
     for name, part in parts.items():
-        pattern = rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)"
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
         if not re.search(pattern, text, re.DOTALL):
             raise ValueError(f"README.md has no place for {name}")
-        text = re.sub(pattern, lambda found, part=part: found[1] + part.strip() + found[2], text,
-                      flags=re.DOTALL)
+        text = re.sub(pattern, lambda found, part=part: f"{found[1]}{part.strip()}\n{found[2]}",
+                      text, flags=re.DOTALL)
     return text
 
 
