@@ -176,7 +176,8 @@ def download(root, name, cache):
 
     if name == "imagenette":
         for split in ("train", "val"):
-            pictures = datasets.Imagenette(cache, split, download=not (cache / "imagenette2").exists())
+            there = (cache / "imagenette2").exists()
+            pictures = datasets.Imagenette(cache, split, download=not there)
             for path, label in tqdm(pictures._samples, split, unit="picture", disable=None):
                 folder = pictures.classes[label][0].replace(" ", "_")
                 if not (target := root / split / folder / Path(path).name).exists():
@@ -197,9 +198,9 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=[*DRAWN, "mnist", "cifar10", "imagenette"])
     parser.add_argument("--dst", type=Path, help="where to (default: data/<name> here)")
-    parser.add_argument("--train", type=int, help="drawn sets: training pictures in each of ten classes")
-    parser.add_argument("--val", type=int, help="drawn sets: held-out pictures in each class")
-    parser.add_argument("--seed", type=int, default=0, help="drawn sets: which pictures (default: 0)")
+    parser.add_argument("--train", type=int, help="drawn sets: training pictures a class")
+    parser.add_argument("--val", type=int, help="drawn sets: held-out pictures a class")
+    parser.add_argument("--seed", type=int, default=0, help="drawn sets: which pictures (0)")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes that draw")
     args = parser.parse_args()
     drawn = args.name in DRAWN

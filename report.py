@@ -49,9 +49,10 @@ def caveat(row):
     """What the figures do not say on this machine; '' on one with several GPUs."""
     gpus = row["environment"]["gpus"]
     if gpus == 0:
-        return (f"There is no GPU here: DP and cudnn then change nothing, DDP is {row['processes']} "
-                "gloo processes on the same cores, and amp is bfloat16. These figures show that the "
-                "scripts work and how much a machine's noise is, not what a GPU gains.")
+        return (f"There is no GPU here: DP and cudnn then change nothing, DDP is "
+                f"{row['processes']} gloo processes on the same cores, and amp is bfloat16. These "
+                "figures show that the scripts work and how large this machine's noise is, not "
+                "what a GPU gains.")
     if gpus == 1:
         return "With one GPU, DP and DDP show what they cost, not what they gain."
     return ""
@@ -117,8 +118,8 @@ def chart(rows, path):
 
 def write(rows, stem, note=""):
     """Writes rows to <stem>.json, .md and .png."""
-    for ending, text in ((".json", json.dumps(rows, indent=1) + "\n"), (".md", markdown(rows, note))):
-        stem.with_suffix(ending).write_text(text)
+    stem.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
+    stem.with_suffix(".md").write_text(markdown(rows, note))
     stem.with_suffix(".png").unlink(missing_ok=True)
     if any(row["status"] == "ok" for row in rows):
         chart(rows, stem.with_suffix(".png"))

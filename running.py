@@ -65,7 +65,8 @@ def error_line(log):
     """The line of a log that tells a reader most: a script's own error, or else the last one."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     own = [line for line in lines if line.startswith("train") and ": error: " in line]
-    raised = [line for line in lines if re.match(r"(\[rank\d+\]: )?[\w.]+(Error|Exception)\b", line)]
+    raised = [line for line in lines
+              if re.match(r"(\[rank\d+\]: )?[\w.]+(Error|Exception)\b", line)]
     return (own + raised + lines[-1:])[0]
 
 
@@ -134,7 +135,8 @@ def main():
         lock = open(folder / ".lock", "w")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        sys.exit(f"running.sh: error: another run is at work in {folder}; take another --result_dir")
+        sys.exit(f"running.sh: error: another run is at work in {folder}: name another "
+                 "--result_dir")
     except OSError as error:
         sys.exit(f"running.sh: error: {error}")
     for old in folder.glob("train*"):

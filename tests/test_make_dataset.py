@@ -73,7 +73,8 @@ def test_interrupted_and_run_again(number, tmp_path):
 
 def test_made_before_with_other_options_is_refused(tmp_path):
     make("digits", "--dst", tmp_path / "a", "--train", 2, "--val", 1)
-    assert "there already" in make("digits", "--dst", tmp_path / "a", "--train", 2, "--val", 1).stdout
+    again = make("digits", "--dst", tmp_path / "a", "--train", 2, "--val", 1)
+    assert "there already" in again.stdout
     for words in (["--train", 3, "--val", 1], ["--train", 2, "--val", 1, "--seed", 5]):
         done = run(sys.executable, SCRIPT, "digits", "--dst", tmp_path / "a", *words)
         assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
@@ -103,8 +104,9 @@ def test_pairs_match_and_blurry_is_blurred(tmp_path):
     make("pairs", "--dst", tmp_path / "pairs", "--train", 2, "--val", 1)
     for split, count in (("train", 20), ("test", 10)):
         root = tmp_path / "pairs" / split
-        sharp = sorted(path.relative_to(root / "sharp") for path in (root / "sharp").rglob("*.png"))
-        blurry = sorted(path.relative_to(root / "blurry") for path in (root / "blurry").rglob("*.png"))
+        sharp, blurry = (sorted(path.relative_to(root / kind)
+                                for path in (root / kind).rglob("*.png"))
+                         for kind in ("sharp", "blurry"))
         assert sharp == blurry and len(sharp) == count
         for path in sharp[:3]:
             detail = []

@@ -249,14 +249,15 @@ def options_for_resuming(digits, folder, *more):
             "--result_dir", folder, "--resume", "auto", *more]
 
 
-@pytest.mark.parametrize("more", [["--augment"], ["--model", "squeezenet1_1"]], ids=["augment", "dropout"])
+@pytest.mark.parametrize("more", [["--augment"], ["--model", "squeezenet1_1"]],
+                         ids=["augment", "dropout"])
 def test_killed_and_resumed_is_bit_for_bit_the_unbroken(more, digits, tmp_path):
     script = SRC / "train.py"
     unbroken, _ = train(script, *options_for_resuming(digits, tmp_path / "a", *more))
     kills, seed = 0, random.Random(1)
     for _ in range(2):
-        process = start([sys.executable, script, *options_for_resuming(digits, tmp_path / "b", *more)],
-                        start_new_session=True)
+        words = [sys.executable, script, *options_for_resuming(digits, tmp_path / "b", *more)]
+        process = start(words, start_new_session=True)
         while process.poll() is None and not (tmp_path / "b" / "train.pt").exists():
             time.sleep(0.01)
         time.sleep(seed.uniform(0, 0.3))
