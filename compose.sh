@@ -64,6 +64,7 @@ if [[ ${1-} == --into ]]; then
   into=$2
   shift 2
   [[ -f $into && -r $into ]] || fail 2 "--into $into: no such file"
+  ! grep -q $'\r$' -- "$into" || fail 1 "--into $into: it has Windows line ends: sed -i 's/\\r\$//' takes them away"
 fi
 if (($# == 0)) || [[ $1 == -* ]]; then
   fail 2 "usage: ./compose.sh [--into FILE] TECHNIQUE ...    techniques: $(names)"

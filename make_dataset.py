@@ -176,8 +176,13 @@ def download(root, name, cache):
 
     if name == "imagenette":
         for split in ("train", "val"):
-            there = (cache / "imagenette2").exists()
-            pictures = datasets.Imagenette(cache, split, download=not there)
+            # unpacked beside its place: torchvision takes a half unpacked folder for a whole one
+            if not (cache / "imagenette2").exists():
+                shutil.rmtree(cache / "unpacking", ignore_errors=True)
+                datasets.Imagenette(cache / "unpacking", split, download=True)
+                os.rename(cache / "unpacking" / "imagenette2", cache / "imagenette2")
+                shutil.rmtree(cache / "unpacking")
+            pictures = datasets.Imagenette(cache, split)
             for path, label in tqdm(pictures._samples, split, unit="picture", disable=None):
                 folder = pictures.classes[label][0].replace(" ", "_")
                 if not (target := root / split / folder / Path(path).name).exists():
@@ -204,7 +209,7 @@ def main():
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes that draw")
     args = parser.parse_args()
     drawn = args.name in DRAWN
-    dst = args.dst or ROOT / "data" / args.name
+    dst = (args.dst or ROOT / "data" / args.name).resolve()
     made = {"name": args.name}
     if drawn:
         train = DRAWN[args.name][2] if args.train is None else args.train
@@ -223,7 +228,7 @@ def main():
             if there != made:
                 sys.exit(f"make_dataset.py: error: {folder} holds something else: remove it, or "
                          "name another place with --dst")
-    if dst.exists():
+    if (dst / "made.json").exists():
         print(f"{dst} is there already")
         return
     try:

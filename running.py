@@ -74,6 +74,8 @@ def run(techniques, options, folder, processes):
     """Runs one joined script. Returns (status, exit code, its record or {"error", "log"})."""
     script = folder / ("_".join(["train", *techniques]) + ".py")
     log = script.with_suffix(".log")
+    for ending in (".py", ".log", ".json", ".pt"):  # of an earlier run
+        script.with_suffix(ending).unlink(missing_ok=True)
     try:
         compose(techniques, script)
     except RuntimeError as error:
@@ -128,7 +130,9 @@ def main():
     dataset = args.DATASET
     if dataset is None:
         dataset = ROOT / "data" / "digits"
-        subprocess.run([sys.executable, ROOT / "make_dataset.py", "digits"], check=True)
+        made = subprocess.run([sys.executable, ROOT / "make_dataset.py", "digits"])
+        if made.returncode:
+            sys.exit(made.returncode)
     folder = args.result_dir.resolve() / "running"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -139,8 +143,6 @@ def main():
                  "--result_dir")
     except OSError as error:
         sys.exit(f"running.sh: error: {error}")
-    for old in folder.glob("train*"):
-        old.unlink()
 
     import torch  # seconds: after all that can be wrong with the arguments
     gpus = torch.cuda.device_count()
@@ -178,4 +180,8 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Stopped as reason:
+        print(f"running.sh: stopped by {reason}", file=sys.stderr)
+        sys.exit(130)

@@ -15,6 +15,7 @@ Every epoch it prints loss, accuracy and images/s and saves RESULT_DIR/<script n
 """
 
 import argparse
+import io
 import json
 import os
 import statistics
@@ -31,10 +32,6 @@ from torch.utils.data import DataLoader, RandomSampler
 from torchvision import datasets, models
 from torchvision.transforms import v2 as transforms
 from tqdm import tqdm
-
-# new #
-# lets processes, one a GPU, average their gradients while these are computed
-import torch.distributed as dist
 
 
 def at_least(least):
@@ -54,7 +51,8 @@ def build_parser():
         parser.add_argument(name, *{name.replace("_", "-")} - {name}, **details)
 
     # data
-    digits = Path(__file__).resolve().parent.parent / "data" / "digits"
+    places = [folder / "data" / "digits" for folder in Path(__file__).resolve().parents]
+    digits = next((place for place in places if place.is_dir()), places[1])
     add("--dataset", type=Path, default=digits, help="folder of train/<class>/*, val/<class>/*")
     add("--image_size", type=at_least(1), default=32, help="pixels a side in training")
     add("--val_size", type=at_least(1), help="pixels a side in validation; None: as in training")
@@ -67,11 +65,11 @@ def build_parser():
 
     # new #
     # statistics over all GPUs halve the speed of ResNet-50 on 4 H200s (20,988 to 9,807 images/s)
-    add("--sync_bn", action="store_true", help="batch norm over the whole batch: slow")
+    add("--sync_bn", action="store_true", help="batch norm over all GPUs: slow")
     add("--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch passes it
 
     # optimizer
-    add("--batch_size", type=at_least(1), default=128, help="pictures a step, over all processes")
+    add("--batch_size", type=at_least(1), default=120, help="pictures a step, over all processes")
     add("--lr", type=float, default=0.1, help="peak learning rate")
 
     # length
@@ -106,8 +104,8 @@ def class_folders(parser, dataset, names, transform):
     try:
         return datasets.ImageFolder(root, transform, loader=load_image, is_valid_file=is_picture)
     except OSError as error:
-        parser.error(f"--dataset {dataset}: {error} (it holds {' or '.join(names)}/<class>/*; "
-                     "`python make_dataset.py digits` makes the default)")
+        parser.error(f"--dataset {dataset}: {error} (it has to hold {' or '.join(names)}/<class>/*;"
+                     " `python make_dataset.py digits` makes the default)")
 
 
 class Conv11(nn.Module):
@@ -148,11 +146,10 @@ def peak_memory(device):
         1 if sys.platform == "darwin" else 1024)
 
 
-def replace(path, write):
-    """Lets write(file) fill a file beside `path`, then moves it there: never half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def replace(path, content):
+    """Writes bytes beside `path`, then moves them there: never half a file. Raises OSError."""
     with open(f"{path}.part", "wb") as file:
-        write(file)
+        file.write(content)
     os.replace(f"{path}.part", path)
 
 
@@ -168,7 +165,9 @@ def main():
     # torchrun tells each process which one it is, in variables of the environment
     if "LOCAL_RANK" not in os.environ:
         parser.error(f"start it with: torchrun --nproc_per_node=gpu {script}.py (2 on a CPU)")
-    device = torch.device("cpu")
+    device, dist = torch.device("cpu"), torch.distributed
+    if args.sync_bn and not torch.cuda.is_available():
+        parser.error("--sync_bn needs GPUs")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         if device.index >= torch.cuda.device_count():
@@ -237,10 +236,6 @@ def main():
     else:
         parser.error(f"--model {args.model}: neither conv11 nor a model of torchvision.models")
 
-    # new #
-    # each GPU normalises by its own share of the batch unless told otherwise
-    model = nn.SyncBatchNorm.convert_sync_batchnorm(model) if args.sync_bn else model
-
     # model stays the bare module: optimizer, checkpoint and validation use it
     model = model.to(device)
 
@@ -264,10 +259,12 @@ def main():
     net = model
 
     # new #
-    # averages the gradients bucket by bucket during backward
+    # averages the gradients, bucket by bucket, while the backward pass computes them
+    net = nn.SyncBatchNorm.convert_sync_batchnorm(net) if args.sync_bn else net
     net = nn.parallel.DistributedDataParallel(net, device_ids=[device] if on_gpu else None)
 
     # -------------------------------------------------------------------------------- training
+    args.result_dir.mkdir(parents=True, exist_ok=True)
     saved = args.result_dir / f"{script}.pt"
     checkpoint, resume = None, args.resume
     if resume == "auto":
@@ -292,6 +289,7 @@ def main():
             for name in parts.keys() & checkpoint["parts"].keys():
                 parts[name].load_state_dict(checkpoint["parts"][name])
             epochs = checkpoint["epochs"]
+            scheduler.last_epoch = len(epochs) * steps  # which an option may have changed
             torch.set_rng_state(checkpoint["rng"][0])
             if on_gpu and checkpoint["rng"][1:]:
                 torch.cuda.set_rng_state(checkpoint["rng"][1], device)
@@ -379,7 +377,8 @@ def main():
             state = {"parts": {name: part.state_dict() for name, part in parts.items()},
                      "epochs": epochs, "rng": [torch.get_rng_state()]}
             state["rng"] += [torch.cuda.get_rng_state(device)] if on_gpu else []
-            replace(saved, lambda file: torch.save(state, file))
+            torch.save(state, content := io.BytesIO())
+            replace(saved, content.getvalue())
 
     # the record; the speed is that of the epochs after the first, which warms up
     steady = epochs[1:] or epochs
@@ -391,7 +390,7 @@ def main():
         peak_memory_bytes=peak_memory(device))
     if rank == 0:
         text = json.dumps(record, indent=1, default=str) + "\n"
-        replace(args.result_dir / f"{script}.json", lambda file: file.write(text.encode()))
+        replace(args.result_dir / f"{script}.json", text.encode())
 
     # new #
     # leave together

@@ -15,6 +15,7 @@ Every epoch it prints loss, accuracy and images/s and saves RESULT_DIR/<script n
 """
 
 import argparse
+import io
 import json
 import os
 import statistics
@@ -50,7 +51,8 @@ def build_parser():
         parser.add_argument(name, *{name.replace("_", "-")} - {name}, **details)
 
     # data
-    digits = Path(__file__).resolve().parent.parent / "data" / "digits"
+    places = [folder / "data" / "digits" for folder in Path(__file__).resolve().parents]
+    digits = next((place for place in places if place.is_dir()), places[1])
     add("--dataset", type=Path, default=digits, help="folder of train/<class>/*, val/<class>/*")
     add("--image_size", type=at_least(1), default=32, help="pixels a side in training")
     add("--val_size", type=at_least(1), help="pixels a side in validation; None: as in training")
@@ -62,7 +64,7 @@ def build_parser():
     add("--width", type=at_least(1), default=16, help="channels of conv11's first layer")
 
     # optimizer
-    add("--batch_size", type=at_least(1), default=128, help="pictures a step, over all processes")
+    add("--batch_size", type=at_least(1), default=120, help="pictures a step, over all processes")
     add("--lr", type=float, default=0.1, help="peak learning rate")
 
     # new #
@@ -101,8 +103,8 @@ def class_folders(parser, dataset, names, transform):
     try:
         return datasets.ImageFolder(root, transform, loader=load_image, is_valid_file=is_picture)
     except OSError as error:
-        parser.error(f"--dataset {dataset}: {error} (it holds {' or '.join(names)}/<class>/*; "
-                     "`python make_dataset.py digits` makes the default)")
+        parser.error(f"--dataset {dataset}: {error} (it has to hold {' or '.join(names)}/<class>/*;"
+                     " `python make_dataset.py digits` makes the default)")
 
 
 class Conv11(nn.Module):
@@ -143,11 +145,10 @@ def peak_memory(device):
         1 if sys.platform == "darwin" else 1024)
 
 
-def replace(path, write):
-    """Lets write(file) fill a file beside `path`, then moves it there: never half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def replace(path, content):
+    """Writes bytes beside `path`, then moves them there: never half a file. Raises OSError."""
     with open(f"{path}.part", "wb") as file:
-        write(file)
+        file.write(content)
     os.replace(f"{path}.part", path)
 
 
@@ -247,6 +248,7 @@ def main():
     net = model
 
     # -------------------------------------------------------------------------------- training
+    args.result_dir.mkdir(parents=True, exist_ok=True)
     saved = args.result_dir / f"{script}.pt"
     checkpoint, resume = None, args.resume
     if resume == "auto":
@@ -266,6 +268,7 @@ def main():
             for name in parts.keys() & checkpoint["parts"].keys():
                 parts[name].load_state_dict(checkpoint["parts"][name])
             epochs = checkpoint["epochs"]
+            scheduler.last_epoch = len(epochs) * steps  # which an option may have changed
             torch.set_rng_state(checkpoint["rng"][0])
             if on_gpu and checkpoint["rng"][1:]:
                 torch.cuda.set_rng_state(checkpoint["rng"][1], device)
@@ -350,7 +353,8 @@ def main():
             state = {"parts": {name: part.state_dict() for name, part in parts.items()},
                      "epochs": epochs, "rng": [torch.get_rng_state()]}
             state["rng"] += [torch.cuda.get_rng_state(device)] if on_gpu else []
-            replace(saved, lambda file: torch.save(state, file))
+            torch.save(state, content := io.BytesIO())
+            replace(saved, content.getvalue())
 
     # the record; the speed is that of the epochs after the first, which warms up
     steady = epochs[1:] or epochs
@@ -362,7 +366,7 @@ def main():
         peak_memory_bytes=peak_memory(device))
     if rank == 0:
         text = json.dumps(record, indent=1, default=str) + "\n"
-        replace(args.result_dir / f"{script}.json", lambda file: file.write(text.encode()))
+        replace(args.result_dir / f"{script}.json", text.encode())
 
 
 if __name__ == "__main__":

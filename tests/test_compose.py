@@ -138,7 +138,7 @@ class Conv11(nn.Module):'''), ('default="conv11"', 'default="mine"')],
         optimizer, lambda step: min((step + 1) / (0.2 * total), (total - step) / (0.8 * total)))
 ''', '''    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total)
 ''')],
-    "defaults": [('default=128, help="pictures', 'default=40, help="pictures'),
+    "defaults": [('default=120, help="pictures', 'default=40, help="pictures'),
                  ('default=5, help="passes', 'default=2, help="passes'),
                  ('default=32, help="pixels', 'default=24, help="pixels'),
                  ('default=0.1, help="peak', 'default=0.05, help="peak')],

@@ -160,8 +160,7 @@ def test_imagenette_keeps_the_files_bytes(tmp_path, monkeypatch):
     Image.new("RGB", (40, 30), (9, 99, 199)).save(source, "JPEG")
 
     class Imagenette:
-        def __init__(self, cache, split, download):
-            assert not download  # it is there
+        def __init__(self, cache, split):
             self.classes = [("tench", "Tinca tinca"), ("English springer",)]
             self._samples = [(str(source), 1)]
     monkeypatch.setattr(datasets, "Imagenette", Imagenette)
@@ -182,3 +181,31 @@ def test_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     done = run(sys.executable, SCRIPT, "digits", "--dst", tmp_path / "file" / "digits")
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+
+
+def test_an_empty_folder_is_filled(tmp_path):
+    (tmp_path / "empty").mkdir()
+    make("digits", "--dst", tmp_path / "empty", "--train", 1, "--val", 1)
+    assert len(tree(tmp_path / "empty")) == 21
+
+
+def test_an_interrupted_unpacking_is_done_again(tmp_path, monkeypatch):
+    from torchvision import datasets
+    left = tmp_path / "cache" / "unpacking" / "imagenette2" / "train" / "n01" / "left.JPEG"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half a pic")
+
+    class Imagenette:
+        def __init__(self, root, split, download=False):
+            folder = root / "imagenette2" / split / "n01"
+            if download:
+                assert not left.exists()
+                folder.mkdir(parents=True)
+                (folder.parent.parent / "val" / "n01").mkdir(parents=True, exist_ok=True)
+                (folder / "a.JPEG").write_bytes(b"a picture")
+            self.classes = [("tench",)]
+            self._samples = [(str(path), 0) for path in folder.iterdir()]
+    monkeypatch.setattr(datasets, "Imagenette", Imagenette)
+    make_dataset.download(tmp_path / "out", "imagenette", tmp_path / "cache")
+    assert (tmp_path / "out" / "train" / "tench" / "a.JPEG").read_bytes() == b"a picture"
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == ["imagenette2"]

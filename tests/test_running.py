@@ -49,7 +49,7 @@ def test_twelve_cells_from_another_folder_through_a_link(project, digits, tmp_pa
         assert json.loads((results / "running" / f"{name}.json").read_text())["epochs"] == row[
             "epochs"]
         assert "epoch 2/2" in (results / "running" / f"{name}.log").read_text()
-    assert not (results / "running" / "train_old.json").exists()
+    assert (results / "running" / "train_old.json").exists()  # not its own to delete
     table = (results / "running.md").read_text()
     assert table.strip() in done.stdout and "old" not in table
     assert table.count("x)") == 12 and f"{rows[0]['train_seconds']:.2f} s (1.00x)" in table
@@ -154,3 +154,19 @@ def test_two_at_once_in_one_folder_are_refused(project, digits):
     first.send_signal(signal.SIGTERM)
     first.communicate(timeout=60)
     assert first.returncode == 130
+
+
+def test_ctrl_c_before_the_first_run(project, digits):
+    process = start([project / "running.sh", "1", digits], cwd=project, start_new_session=True)
+    while not (project / "results" / "running" / ".lock").exists():
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in out + err
+
+
+def test_digits_of_another_making_are_left_alone(project):
+    (project / "data" / "digits").mkdir(parents=True)
+    (project / "data" / "digits" / "mine.txt").write_text("")
+    done = run(project / "running.sh", "1", cwd=project)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "digits" in done.stderr

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import socket
@@ -82,7 +83,7 @@ def test_options_and_defaults_are_the_same_everywhere():
 @pytest.mark.parametrize("script", SCRIPTS, ids=ids)
 def test_docstring_and_help_are_the_baselines(script):
     done = run(sys.executable, script, "--help")
-    assert done.returncode == 0 and "default: 128" in done.stdout
+    assert done.returncode == 0 and "default: 120" in done.stdout
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=ids)
@@ -484,3 +485,48 @@ def test_workers_started_otherwise(method, digits, tmp_path):
     copy.write_text(text)
     record, _ = train(copy, "--dataset", digits, *TINY, "--result_dir", tmp_path / "r")
     assert len(record["epochs"]) == 2
+
+
+def test_f56_a_file_system_that_takes_no_more(digits, tmp_path):
+    """A limit on the size of files (RLIMIT_FSIZE) stands for a full disk."""
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+    train(SRC / "train.py", "--dataset", digits, *TINY, "--epochs", 1, "--result_dir", tmp_path)
+    before = (tmp_path / "train.pt").read_bytes()
+    done = run(sys.executable, SRC / "train.py", "--dataset", digits, *TINY, "--workers", 0,
+               "--resume", "auto", "--result_dir", tmp_path, preexec_fn=limit)
+    assert_one_line(done, 1, "train.py: error: ")
+    assert (tmp_path / "train.pt").read_bytes() == before
+
+
+def test_a_result_dir_that_cannot_be_is_told_before_training(digits, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = run(sys.executable, SRC / "train.py", "--dataset", digits, *TINY, "--result_dir",
+               tmp_path / "file")
+    assert_one_line(done, 1, str(tmp_path / "file"))
+    assert "epoch" not in done.stdout
+
+
+def test_resuming_with_other_options_keeps_to_the_schedule(checkpoints, digits, tmp_path):
+    """More epochs of fewer steps: the learning rate goes on falling to zero, never below."""
+    train(SRC / "train.py", "--dataset", digits, *TINY, "--epochs", 4, "--steps", 1,
+          "--result_dir", tmp_path, "--resume", checkpoints / "train.pt")
+    scheduler = load(tmp_path / "train.pt")["parts"]["scheduler"]
+    assert scheduler["last_epoch"] == 4 and scheduler["_last_lr"] == [0.0]
+
+
+def test_the_default_dataset_is_found_from_any_folder_of_the_project(project):
+    made = run(sys.executable, project / "make_dataset.py", "digits", "--train", 24, "--val", 7)
+    assert made.returncode == 0
+    composed = project / "my_train.py"
+    composed.write_text((SRC / "train_amp.py").read_text())
+    record, _ = train(composed, *TINY, "--result_dir", project / "runs", cwd="/")
+    assert record["options"]["dataset"] == str(project / "data" / "digits")
+
+
+def test_sync_bn_without_a_gpu_gets_a_line(digits, tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU, which --sync_bn works on")
+    done = run(*torchrun(SRC / "train_DDP.py", "--dataset", digits, "--sync_bn"), cwd=tmp_path)
+    assert done.returncode != 0 and "train_DDP.py: error: --sync_bn needs GPUs" in done.stderr
