@@ -66,8 +66,8 @@ def markdown(rows, note=""):
         cells = {row["column"]: cell(row, baseline) for row in rows if row["row"] == name}
         if cells:
             lines.append(f"| {name} | " + " | ".join(cells.get(at, "") for at in COLUMNS) + " |")
-    lines += ["", "| run | images/s: median (least to most) | top-1 | peak memory, first device | data wait | "
-              "warm-up |", "|---|---|---|---|---|---|"]
+    lines += ["", "| run | images/s: median (least to most) | top-1 | peak memory, first device | "
+              "data wait | warm-up |", "|---|---|---|---|---|---|"]
     for row in rows:
         name = "_".join(["train", *row["techniques"]])
         if row["status"] != "ok":

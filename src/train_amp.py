@@ -1,6 +1,7 @@
 # /// script
 # requires-python = ">=3.10"
 # dependencies = [
+#     "pillow",
 #     "torch>=2.11",
 #     "torchvision>=0.26",
 #     "tqdm",

@@ -125,14 +125,18 @@ class Conv11(nn.Module):'''), ('default="conv11"', 'default="mine"')],
 '''), ('''    train_transform = transforms.Compose([*crop, transforms.PILToTensor()])
 ''', '''    train_transform = transforms.Compose([*crop, transforms.RandomRotation(5),
                                           transforms.PILToTensor()])
-'''), ('''    train_set = class_folders(parser, args.dataset, ("train", "training"), train_transform)
+'''), ('''\
+    train_set = class_folders(parser, args.dataset, ("train", "training"), train_transform)
 ''', '''    train_set = datasets.ImageFolder(args.dataset / "train", train_transform)
-'''), ('''    val_set = class_folders(parser, args.dataset, ("val", "test", "testing"), val_transform)
+'''), ('''\
+    val_set = class_folders(parser, args.dataset, ("val", "test", "testing"), val_transform)
 ''', '''    val_set = datasets.ImageFolder(args.dataset / "val", val_transform)
 ''')],
+    "import": [("from tqdm import tqdm\n", "from tqdm import tqdm\n\nimport wave as my_code\n")],
     "loss": [("    loss_function = nn.CrossEntropyLoss()\n",
               "    loss_function = nn.CrossEntropyLoss(label_smoothing=0.1)\n")],
-    "optimizer": [('''    optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True)
+    "optimizer": [('''\
+    optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True)
 ''', '''    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr / 30)
 '''), ('''    scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / (0.2 * total), (total - step) / (0.8 * total)))
@@ -142,7 +146,8 @@ class Conv11(nn.Module):'''), ('default="conv11"', 'default="mine"')],
                  ('default=5, help="passes', 'default=2, help="passes'),
                  ('default=32, help="pixels', 'default=24, help="pixels'),
                  ('default=0.1, help="peak', 'default=0.05, help="peak')],
-    "option": [('''    add("--resume", help="a checkpoint, or auto: RESULT_DIR's own if there is one")
+    "option": [('''\
+    add("--resume", help="a checkpoint, or auto: RESULT_DIR's own if there is one")
 ''', '''    add("--resume", help="a checkpoint, or auto: RESULT_DIR's own if there is one")
     add("--note", default="", help="what this run is about")
 ''')],

@@ -44,8 +44,9 @@ def test_twelve_cells_from_another_folder_through_a_link(project, digits, tmp_pa
         assert row["options"]["epochs"] == 2 and row["options"]["steps"] == 1
         # the joined script, its record and its log are there to open
         text = (results / "running" / f"{name}.py").read_text()
-        assert ("GradScaler" in text, "init_process_group" in text, "DataParallel(net)" in text) == (
-            "amp" in name, "DDP" in name, name.startswith("train_DP"))
+        marks = ("GradScaler", "init_process_group", "nn.DataParallel(net)")
+        assert [mark in text for mark in marks] == ["amp" in name, "DDP" in name,
+                                                    row["row"] == "DP"]
         assert json.loads((results / "running" / f"{name}.json").read_text())["epochs"] == row[
             "epochs"]
         assert "epoch 2/2" in (results / "running" / f"{name}.log").read_text()

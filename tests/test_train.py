@@ -379,8 +379,9 @@ def test_two_agents_resume_from_what_only_the_first_machine_has(digits, tmp_path
     def job(epochs):
         agents = [start([sys.executable, "-m", "torch.distributed.run", "--nnodes=2",
                          "--nproc_per_node=1", "--rdzv_backend=c10d", f"--rdzv_endpoint={endpoint}",
-                         "--rdzv_id=7", SRC / "train_DDP.py", "--dataset", digits, *TINY, "--epochs",
-                         epochs, "--result_dir", tmp_path / str(machine), "--resume", "auto"])
+                         "--rdzv_id=7", SRC / "train_DDP.py", "--dataset", digits, *TINY,
+                         "--epochs", epochs, "--result_dir", tmp_path / str(machine), "--resume",
+                         "auto"])
                   for machine in (0, 1)]
         ends = [agent.communicate(timeout=200) for agent in agents]
         assert [agent.returncode for agent in agents] == [0, 0], ends
@@ -479,8 +480,8 @@ def test_f63_loss_that_is_not_finite(digits, tmp_path):
 def test_workers_started_otherwise(method, digits, tmp_path):
     """Python 3.14 starts workers by forkserver, Windows and macOS by spawn."""
     text = (SRC / "train.py").read_text().replace(
-        "    try:\n        main()", "    import multiprocessing\n    multiprocessing.set_start_method"
-        f"({method!r})\n    try:\n        main()")
+        "    try:\n        main()", "    import multiprocessing\n    multiprocessing."
+        f"set_start_method({method!r})\n    try:\n        main()")
     copy = tmp_path / "train.py"
     copy.write_text(text)
     record, _ = train(copy, "--dataset", digits, *TINY, "--result_dir", tmp_path / "r")
