@@ -257,8 +257,9 @@ def main():
     epochs = []
     if checkpoint:
         try:
-            for name in parts.keys() & checkpoint["parts"].keys():
-                parts[name].load_state_dict(checkpoint["parts"][name])
+            for name, state in checkpoint["parts"].items():
+                if name in parts and state:  # a scaler that was off has none
+                    parts[name].load_state_dict(state)
             epochs = checkpoint["epochs"]
             scheduler.last_epoch = len(epochs) * steps  # which an option may have changed
             torch.set_rng_state(checkpoint["rng"][0])

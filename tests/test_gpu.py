@@ -44,6 +44,9 @@ def test_bfloat16_has_no_scaler(digits, tmp_path):
           "--result_dir", tmp_path)
     state = torch.load(tmp_path / "train_amp.pt", weights_only=True)
     assert state["parts"]["scaler"] == {}
+    record, _ = train(SRC / "train_amp.py", "--dataset", digits, *TINY, "--epochs", 3, "--resume",
+                      tmp_path / "train_amp.pt", "--result_dir", tmp_path / "float16")
+    assert len(record["epochs"]) == 3
 
 
 @pytest.mark.gpu
