@@ -38,7 +38,7 @@ def draw_digit(digit, rng):
     x, y = rng.uniform(54, 74, 2)
     ImageDraw.Draw(canvas).text((x, y), str(digit), fill=int(rng.integers(140, 256)), font=font,
                                 anchor="mm", stroke_width=int(rng.integers(0, 5)))
-    canvas = canvas.rotate(rng.uniform(-20, 20), Image.Resampling.BILINEAR)
+    canvas = canvas.rotate(rng.uniform(-15, 15), Image.Resampling.BILINEAR)
     pixels = np.asarray(canvas.resize((32, 32), Image.Resampling.BOX), dtype=np.float64)
     pixels = pixels + rng.uniform(0, 60) + rng.normal(0, rng.uniform(4, 16), pixels.shape)
     return Image.fromarray(pixels.round().clip(0, 255).astype(np.uint8))
@@ -118,7 +118,7 @@ def pairs_files(rng, split, label, i):
 
 # name: (files of one picture, the held-out split, pictures a class in training, held out)
 DRAWN = {
-    "digits": (digits_files, "val", 200, 60),
+    "digits": (digits_files, "val", 250, 60),
     "photos": (photos_files, "val", 100, 20),
     "pairs": (pairs_files, "test", 20, 4),
 }
