@@ -55,7 +55,7 @@ def torchrun(script, *options, processes=2):
             f"--nproc_per_node={processes}", script, *options]
 
 
-def train(script, *options, launcher=None, **details):
+def train(script, *options, **details):
     """Runs a training script to a good end and returns (its record, its output)."""
     is_ddp = "init_process_group" in Path(script).read_text()
     words = torchrun(script, *options) if is_ddp else [sys.executable, script, *options]
