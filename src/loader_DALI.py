@@ -1,0 +1,408 @@
+# /// script
+# requires-python = ">=3.10"
+# dependencies = [
+#     "pillow",
+#     "torch>=2.11",
+#     "torchvision>=0.26",
+#     "tqdm",
+# ]
+# ///
+"""Read a data set as training would, without training, and time it.
+
+    python loader.py --data_source DATASET
+
+DATASET holds classes, train/<class>/*, or pairs, train/blurry/** and train/sharp/** (--pair).
+Every epoch it prints images/s and MB/s; at the end it writes RESULT_DIR/<script name>.json.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+import warnings
+from pathlib import Path
+
+# new #
+# decoding, resizing and cropping in C++ threads or on the GPU
+import collections
+import numpy as np
+try:
+    from nvidia.dali import fn, math, pipeline_def, types
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
+except ImportError as error:
+    sys.exit(f"{Path(__file__).name}: error: {error}: pip install nvidia-dali-cuda120")
+
+import torch
+from PIL import Image, ImageOps
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
+from torchvision import datasets
+from torchvision.transforms import v2 as transforms
+from tqdm import tqdm
+
+BACKGROUND = "white"  # what shows through a transparent picture
+warnings.filterwarnings("ignore", module="PIL")  # they name no file, and the pictures are whole
+
+
+def at_least(least):
+    """The type of an option that is a whole number, `least` or more."""
+    def whole_number(text):
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
+        return int(text)
+    return whole_number
+
+
+def build_parser():
+    """The options: the same, with the same defaults, in every loader."""
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.error = lambda message: parser.exit(2, f"{parser.prog}: error: {message}\n")
+    def add(name, **details):  # --batch_size, spelled --batch-size too
+        parser.add_argument(name, *{name.replace("_", "-")} - {name}, **details)
+
+    # data
+    places = [folder / "data" / "photos" for folder in Path(__file__).resolve().parents]
+    photos = next((place for place in places if place.is_dir()), places[1])
+    add("--data_source", type=Path, default=photos, help="folder of classes or pairs, by split")
+    add("--split", choices=("train", "test"), default="train",
+        help="train: new order, random crops and flips; test: in order, the centre")
+    add("--pair", nargs=2, default=["blurry", "sharp"], help="the two folders of a data set of pairs")
+    add("--samples", type=at_least(1), help="read only so many, drawn by the seed; None: all")
+
+    # work
+    add("--batch_size", type=at_least(1), default=64, help="samples a step")
+    add("--num_workers", type=at_least(0), default=min(16, os.cpu_count()), help="that decode")
+    add("--resize", type=at_least(0), default=256, help="pixels of the smaller edge; 0: as it is")
+    add("--crop", type=at_least(1), default=224, help="pixels a side of what is cut out then")
+
+    # length
+    add("--epochs", type=at_least(1), default=3, help="passes; the first one warms up")
+    add("--cold", action="store_true", help="before each epoch drop the files from the page cache")
+    add("--seed", type=int, default=0, help="of order, crops and flips")
+
+    # new #
+    # where pictures are decoded
+    add("--dali_device", choices=("gpu", "cpu"), default="gpu", help="cpu where there is no GPU")
+
+    # files
+    add("--result_dir", type=Path, default=Path("runs"), help="where the record goes")
+    return parser
+
+
+def is_picture(path):
+    """Whether the name is a picture's; those that begin with ._ are a file system's notes."""
+    name = os.path.basename(path).lower()
+    return name.endswith(datasets.folder.IMG_EXTENSIONS) and not name.startswith("._")
+
+
+def load_image(file, name):
+    """An RGB picture, upright by its EXIF orientation, 16 bits scaled to 8, transparency filled.
+
+    `file` is a path or a binary file. Raises OSError with `name`.
+    """
+    try:
+        with Image.open(file) as image:
+            image = ImageOps.exif_transpose(image)
+            if image.mode.startswith("I"):
+                image = image.convert("I").point(lambda value: value / 257 + 0.5).convert("L")
+            if image.has_transparency_data:
+                image = image.convert("RGBA")
+                image = Image.alpha_composite(Image.new("RGBA", image.size, BACKGROUND), image)
+            return image.convert("RGB")
+    except Exception as error:
+        raise OSError(f"cannot read the picture {name}: {error}") from None
+
+
+def check_sizes(names, sizes, least):
+    """Raises OSError if the pictures of a sample differ in size or have an edge below `least`."""
+    sizes = [tuple(size) for size in sizes]
+    if sizes[0] != sizes[-1]:
+        raise OSError(f"the sizes of a pair differ: {names[0]} has {sizes[0]}, {names[1]} {sizes[1]}")
+    if min(sizes[0]) < least:
+        raise OSError(f"{names[0]} has {sizes[0]} pixels, less than --crop: give --resize")
+
+
+class Pictures(Dataset):
+    """Samples of a folder: (picture, label) of train/<class>/*, or the two pictures of a pair.
+
+    Of a class, `transform` gets the picture; of a pair both at once, so that the same is done to
+    both. `samples` holds (path, label) or (path, path), as torchvision's ImageFolder does;
+    `classes` is None for pairs. Raises OSError where there are no pictures or partners.
+    """
+
+    def __init__(self, root, transform=None, pair=("blurry", "sharp"), least=1):
+        self.transform, self.least, self.classes = transform, least, None
+        folders = [os.path.join(root, name) for name in pair]
+        if all(os.path.isdir(folder) for folder in folders):
+            names = [{os.path.relpath(os.path.join(where, name), folder)
+                      for where, _, files in os.walk(folder, followlinks=True) for name in files
+                      if is_picture(name)} for folder in folders]
+            for name in sorted(names[0] ^ names[1]):
+                at = name in names[0]
+                raise OSError(f"{os.path.join(folders[not at], name)} has no partner in "
+                              f"{folders[at]}")
+            self.samples = [tuple(os.path.join(folder, name) for folder in folders)
+                            for name in sorted(names[0])]
+        else:
+            found = datasets.ImageFolder(root, is_valid_file=is_picture)
+            self.samples, self.classes = found.samples, found.classes
+        if not self.samples:
+            raise OSError(f"no pictures in {' or '.join(folders)}")
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, i):
+        *names, label = self.samples[i] if self.classes else (*self.samples[i], None)
+        pictures = [self.read(name) for name in names]
+        check_sizes(names, [picture.size for picture in pictures], self.least)
+        done = self.transform(*pictures) if self.transform else pictures
+        return (done, label) if self.classes else tuple(done)
+
+    def read(self, name):
+        """The picture of this name, decoded."""
+        return load_image(name, name)
+
+    def size(self, name):
+        """How many bytes the encoded picture has."""
+        return os.path.getsize(name)
+
+    def files(self):
+        """The files that an epoch reads."""
+        return [name for sample in self.samples for name in sample if isinstance(name, str)]
+
+
+def open_pictures(parser, args, transform):
+    """The samples of --data_source's --split; where there are none, exit 2."""
+    names = {"train": ("train", "training"), "test": ("test", "testing", "val")}[args.split]
+    root = next((args.data_source / name for name in names if (args.data_source / name).is_dir()),
+                args.data_source / names[0])
+    try:
+        return Pictures(root, transform, args.pair, 1 if args.resize else args.crop)
+    except OSError as error:
+        parser.error(f"--data_source {args.data_source}: {error} (it has to hold "
+                     f"{' or '.join(names)}/<class>/*, or there /{args.pair[0]}/** and "
+                     f"/{args.pair[1]}/**; `python make_dataset.py photos` makes the default)")
+
+
+def drop_from_cache(paths):
+    """Has the kernel forget the pages of these files, and of no others; needs no rights."""
+    for path in paths:
+        file = os.open(path, os.O_RDONLY)
+        os.fdatasync(file)  # what is not on the disk yet cannot be forgotten
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
+
+
+def environment(device):
+    """The machine and the versions that a record was made with."""
+    def ask(command):
+        return os.popen(f"{command} 2>/dev/null | head -n 1").read().strip()
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return dict(python=sys.version.split()[0], torch=torch.__version__, cuda=torch.version.cuda,
+                gpu=gpu, gpus=torch.cuda.device_count(),
+                driver=ask("nvidia-smi --query-gpu=driver_version --format=csv,noheader"),
+                cpu=ask("sed -n 's/^model name.*: //p' /proc/cpuinfo"), cores=os.cpu_count())
+
+
+def replace(path, content):
+    """Writes bytes beside `path`, then moves them there: never half a file. Raises OSError."""
+    with open(f"{path}.part", "wb") as file:
+        file.write(content)
+    os.replace(f"{path}.part", path)
+
+
+# new #
+# the encoded files of pairs, sample by sample: change __call__ for a layout of your own
+class ExternalInputIterator:
+    """What DALI calls for each sample: the bytes of its files, and its number.
+
+    `order(epoch)` lists an epoch's samples. Each comes once; the last batch, which has to be
+    full, goes on with the first ones again, and DALILoader cuts them off.
+    """
+    def __init__(self, samples, batch_size, order):
+        self.samples, self.batch_size, self.order = samples, batch_size, order
+        self.epoch, self.indices = None, []
+        self.read = collections.deque(maxlen=8 * batch_size)
+    def __call__(self, info):
+        if info.epoch_idx != self.epoch:
+            self.epoch, self.indices = info.epoch_idx, self.order(info.epoch_idx)
+        if info.iteration * self.batch_size >= len(self.indices):
+            raise StopIteration
+        i = self.indices[info.idx_in_epoch % len(self.indices)]
+        self.read.extend(self.samples[i])
+        return *(np.fromfile(name, np.uint8) for name in self.samples[i]), np.array([i])
+
+# new #
+# the work of the transform, as a graph of DALI's operators
+@pipeline_def
+def pictures_pipeline(args, dali_device, samples, order, source):
+    """Batches of uint8 pictures (crop, crop, 3), of sample numbers, of full heights and widths."""
+    if source:
+        *encoded, number = fn.external_source(source, num_outputs=3, batch=False)
+    else:  # what comes as a label is the sample's number
+        numbers = order(0)
+        encoded, number = fn.readers.file(
+            files=[samples[i][0] for i in numbers], labels=numbers, name="reader",
+            pad_last_batch=True, shuffle_after_epoch=args.split == "train")
+        encoded = [encoded]
+    shapes = [fn.peek_image_shape(each, dtype=types.INT32)[:2] for each in encoded]
+    # torchvision's sizes: the larger edge rounded down, the centre rounded to even
+    size = shapes[0]
+    if args.resize:
+        size = args.resize * size // math.min(size[0], size[1])
+    room = size - args.crop
+    corner, across = (room + (room // 2 & 1)) // 2, 0
+    if args.split == "train":  # drawn once a sample: the pictures of a pair get the same
+        corner = math.floor(fn.random.uniform(range=(0, 1), shape=[2]) * (room + 1))
+        across = args.crop * fn.stack(np.int32(0), fn.random.coin_flip())
+    # one step resizes, crops and mirrors: it reads the part of the full picture that is left
+    scale = shapes[0] / fn.cast(size, dtype=types.FLOAT)
+    start, end = (corner + across) * scale, (corner + args.crop - across) * scale
+    if dali_device == "gpu":  # the share of the JPEG engine, and room for large pictures
+        decoded = [fn.decoders.image(
+            each, device="mixed", hw_decoder_load=0.75, preallocate_width_hint=5980,
+            preallocate_height_hint=6430, jpeg_fancy_upsampling=True) for each in encoded]
+    else:  # decodes that part alone, and what the resize needs around it
+        low = fn.cast(math.max(math.floor(math.min(start, end) - scale - 1), 0), dtype=types.INT32)
+        high = math.ceil(math.max(start, end) + scale + 1)
+        high = math.min(fn.cast(high, dtype=types.INT32), shapes[0])
+        decoded = [fn.decoders.image_slice(each, start=low, end=high, axes=[0, 1])
+                   for each in encoded]
+        start, end = start - low, end - low
+    cut = [fn.resize(each, size=[args.crop, args.crop], roi_start=start, roi_end=end,
+                     interp_type=types.INTERP_LINEAR, antialias=True) for each in decoded]
+    return *cut, number, *shapes
+
+# new #
+# it stands where DataLoader stood, and names the file that DALI cannot read
+class DALILoader:
+    """Yields what DataLoader yields: uint8 (N, 3, crop, crop) with (N,) labels, or two of them."""
+    def __init__(self, dataset, args, sampler, generator):
+        def order(epoch):
+            generator.manual_seed(args.seed + epoch)
+            return list(sampler)
+        self.dataset, self.source = dataset, None
+        if not dataset.classes:
+            self.source = ExternalInputIterator(dataset.samples, args.batch_size, order)
+        on_gpu = args.dali_device == "gpu" and torch.cuda.is_available()
+        pipeline = pictures_pipeline(
+            args, "gpu" if on_gpu else "cpu", dataset.samples, order, self.source, seed=args.seed,
+            batch_size=args.batch_size, num_threads=max(1, args.num_workers),
+            device_id=0 if on_gpu else None)
+        self.pictures = ["first", "second"][:1 if dataset.classes else 2]
+        self.batches = DALIGenericIterator(
+            [pipeline], [*self.pictures, "number", *(f"shape of {each}" for each in self.pictures)],
+            reader_name="reader" if dataset.classes else None, auto_reset=True,
+            last_batch_policy=LastBatchPolicy.PARTIAL, prepare_first_batch=False)
+        self.batch_size = args.batch_size
+        self.labels = torch.tensor([label for _, label in dataset.samples] if dataset.classes else [])
+    def __len__(self):
+        return -(-len(self.dataset) // self.batch_size)
+    def __iter__(self):
+        try:
+            for step, (batch,) in enumerate(self.batches):
+                left = len(self.dataset) - step * self.batch_size
+                batch = {name: values[:left] for name, values in batch.items()}
+                number = batch["number"].flatten().long()
+                sizes = torch.stack([batch[f"shape of {each}"] for each in self.pictures])
+                wrong = (sizes[0] != sizes[-1]) | (sizes < self.dataset.least).any(0)
+                for i in wrong.any(1).nonzero()[:1]:
+                    check_sizes(self.dataset.samples[number[i]], sizes[:, i].flip(-1).flatten(1).tolist(),
+                                self.dataset.least)
+                images = [batch[each].permute(0, 3, 1, 2) for each in self.pictures]
+                yield images[0], self.labels[number] if self.dataset.classes else images[1]
+        except RuntimeError as error:
+            self.blame(str(error))
+    def blame(self, text):
+        """Raises OSError naming the file; DALI names those that it cannot decode, not all others."""
+        files = list(self.source.read) if self.source else self.dataset.files()
+        named = [name for name in files if name in text]
+        for name in named or files:
+            with open(name, "rb") as file:  # of the many, decode those that take no look at the end
+                if named or self.source or not file.read(2) == b"\xff\xd8":
+                    load_image(file, name)
+        raise OSError(f"DALI: {named[:1]} {[line for line in text.splitlines() if line][-2:]}")
+
+def main():
+    # --------------------------------------------------------------------------------- options
+    script = Path(__file__).stem
+    parser = build_parser()
+    args = parser.parse_args()
+    if 0 < args.resize < args.crop:
+        parser.error(f"--crop {args.crop} is larger than --resize {args.resize}")
+
+    # where a batch has to arrive
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    on_gpu = device.type == "cuda"
+    torch.manual_seed(args.seed)
+
+    # ------------------------------------------------------------------------------------ data
+    steps = [transforms.Resize(args.resize)] if args.resize else []
+    if args.split == "train":
+        steps += [transforms.RandomCrop(args.crop), transforms.RandomHorizontalFlip()]
+    else:
+        steps += [transforms.CenterCrop(args.crop)]
+    transform = transforms.Compose([*steps, transforms.PILToTensor()])
+
+    # the samples
+    dataset = open_pictures(parser, args, transform)
+
+    # all of them, or some
+    if args.samples and args.samples < len(dataset):
+        some = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(args.seed))
+        dataset.samples = [dataset.samples[i] for i in some[:args.samples].sort().values.tolist()]
+    pictures = [name for sample in dataset.samples for name in sample if isinstance(name, str)]
+    size = sum(dataset.size(name) for name in pictures)
+
+    # epoch e's order is the torch.randperm of a generator seeded with seed + e
+    sampler = SequentialSampler(dataset)
+    order = torch.Generator()
+    if args.split == "train":
+        sampler = RandomSampler(dataset, generator=order)
+
+    # uint8 batches: two of (N, 3, crop, crop) for pairs, one and its (N,) labels for classes
+    # new #
+    # DALI in place of DataLoader: --num_workers counts its threads
+    loader = DALILoader(dataset, args, sampler, order)
+
+    # --------------------------------------------------------------------------------- reading
+    args.result_dir.mkdir(parents=True, exist_ok=True)
+    print(f"{script}: {len(dataset):,} samples, {size / 1e6:,.1f} MB, to {device}", flush=True)
+    synchronize = torch.cuda.synchronize if on_gpu else lambda: None
+    epochs = []
+    for epoch in range(args.epochs):
+        order.manual_seed(args.seed + epoch)
+        if args.cold:
+            drop_from_cache(dataset.files())
+        synchronize()
+        start = time.perf_counter()
+        for first, second in tqdm(loader, f"epoch {epoch + 1}", leave=False, disable=None):
+            # where a training step would begin
+            first = first.to(device, non_blocking=True)
+            second = second.to(device, non_blocking=True)
+        synchronize()
+
+        # the epoch's line
+        seconds = time.perf_counter() - start
+        epochs.append(dict(seconds=seconds, images_per_second=len(pictures) / seconds,
+                           megabytes_per_second=size / 1e6 / seconds))
+        print(f"epoch {epoch + 1}/{args.epochs}  {len(pictures) / seconds:,.0f} images/s  "
+              f"{size / 1e6 / seconds:,.1f} MB/s  {seconds:.2f} s", flush=True)
+
+    # the record: the medians of the epochs after the first, which warms up
+    steady = epochs[1:] or epochs
+    record = dict(script=script, options=vars(args), environment=environment(device),
+                  samples=len(dataset), bytes=size, epochs=epochs)
+    for name in epochs[0]:
+        record[name] = statistics.median(each[name] for each in steady)
+    text = json.dumps(record, indent=1, default=str) + "\n"
+    replace(args.result_dir / f"{script}.json", text.encode())
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except OSError as error:  # a picture that cannot be read, a full disk: one line says which
+        sys.exit(f"{Path(__file__).name}: error: {str(error).splitlines()[-1]}")
