@@ -39,8 +39,10 @@ def summary(row, baseline):
 def machine(row):
     """One line: where and with what the row was measured."""
     env = row["environment"]
-    gpu = f"{env['gpus']}x {env['gpu']}, driver {env['driver']}, CUDA {env['cuda']}, cuDNN " \
-          f"{env['cudnn']}; " if env["gpu"] else "no GPU; "
+    gpu = "no GPU; "
+    if env["gpu"]:
+        gpu = f"{env['gpus']}x {env['gpu']}, driver {env['driver']}, CUDA {env['cuda']}"
+        gpu += f", cuDNN {env['cudnn']}; " if "cudnn" in env else "; "
     return (f"{gpu}{env['cores']} cores of {env['cpu']}; torch {env['torch']}, Python "
             f"{env['python']}; {row['date']}; `{row['command']}`")
 
@@ -74,10 +76,9 @@ def markdown(rows, note=""):
             lines.append(f"| {name} | {row['status'].upper()}: {row['error']} | | | | |")
             continue
         steady = row["epochs"][1:] or row["epochs"]
-        speeds = [epoch["images_per_second"] for epoch in steady]
         wait = statistics.median(epoch["data_wait"] for epoch in steady)
-        lines.append(f"| {name} | {row['images_per_second']:,.0f} ({min(speeds):,.0f} to "
-                     f"{max(speeds):,.0f}) | {row['val_top1']:.2%} | "
+        lines.append(f"| {name} | {row['images_per_second']:,.0f} ({min(speeds(row)):,.0f} to "
+                     f"{max(speeds(row)):,.0f}) | {row['val_top1']:.2%} | "
                      f"{row['peak_memory_bytes'] / 2 ** 20:,.0f} MB | {wait:.0%} | "
                      f"{row['warmup_seconds']:.1f} s |")
     logs = [f"- train{''.join('_' + name for name in row['techniques'])} failed; its log: "
@@ -93,6 +94,73 @@ def markdown(rows, note=""):
     lines += ["", *logs] if logs else []
     lines += ["", note] if note else []
     return "\n".join(lines) + "\n"
+
+
+def speeds(row):
+    """images/s of each epoch that counts."""
+    return [epoch["images_per_second"] for epoch in row["epochs"][1:] or row["epochs"]]
+
+
+def storage_line(storage):
+    """One line: what the data set lies on, and how one knows."""
+    words = [f"The data set lies on {storage['kind']} ({storage['file_system']} on "
+             f"{storage['device']})"]
+    if storage["rotational"] is not None:
+        words.append(f"which the kernel calls {'' if storage['rotational'] else 'not '}rotating")
+    if storage["droppable"]:
+        words.append(f"read alone it gives {storage['cold_megabytes_per_second']:,.1f} MB/s "
+                     f"cold, and it answers in {1000 * storage['answer_seconds']:.2f} ms")
+    else:
+        words.append("the kernel does not forget its files when told to, so there is no cold run")
+    return "; ".join(words) + "."
+
+
+def loading_summary(row):
+    """The line that the driver prints when a run has ended."""
+    if row["status"] != "ok":
+        return f"{row['status'].upper()}: {row['error']} (log: {row['log']})"
+    return (f"{row['images_per_second']:>9,.0f} images/s  {row['megabytes_per_second']:>9,.1f} MB/s"
+            f"  {row['seconds']:.2f} s an epoch")
+
+
+def loading_markdown(rows, note=""):
+    """The table of loaders, what holds each back, and on what machine."""
+    lines = ["| loader | page cache | images/s: median (least to most) | to the baseline | MB/s | "
+             "seconds an epoch | cores busy | GPU busy |", "|---|---|---|---|---|---|---|---|"]
+    base = {row["cache"]: row for row in rows if row["loader"] == rows[0]["loader"]
+            and row["status"] == "ok"}
+    for row in rows:
+        if row["status"] != "ok":
+            lines.append(f"| {row['loader']} | {row['cache']} | {row['status'].upper()}: "
+                         f"{row['error']} | | | | | |")
+            continue
+        times = ""
+        if row["cache"] in base:
+            times = f"{row['images_per_second'] / base[row['cache']]['images_per_second']:.2f}x"
+        gpu = "" if row["gpu_busy"] is None else f"{row['gpu_busy']:.0%}"
+        lines.append(f"| {row['loader']} | {row['cache']} | {row['images_per_second']:,.0f} "
+                     f"({min(speeds(row)):,.0f} to {max(speeds(row)):,.0f}) | {times} | "
+                     f"{row['megabytes_per_second']:,.1f} | {row['seconds']:.2f} | "
+                     f"{row['cores_busy']:.1f} | {gpu} |")
+    lines += [""]
+    lines += [f"- {row['loader']} is held back by **{row['bottleneck']}**: {row['evidence']}."
+              for row in rows if "bottleneck" in row]
+    lines += [f"- {row['loader']} failed; its log: {row['log']}" for row in rows
+              if row["status"] == "fail"]
+    good = next((row for row in rows if row["status"] == "ok"), None)
+    if good:
+        n = max(1, len(good["epochs"]) - 1)
+        lines += ["", f"{good['samples']:,} samples, {good['bytes'] / 1e6:,.1f} MB an epoch; medians "
+                  f"of {n} epochs after the first. {storage_line(good['storage'])}", "",
+                  machine(good)]
+    lines += ["", note] if note else []
+    return "\n".join(lines) + "\n"
+
+
+def write_loading(rows, stem, note=""):
+    """Writes rows to <stem>.json and .md."""
+    stem.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
+    stem.with_suffix(".md").write_text(loading_markdown(rows, note))
 
 
 def chart(rows, path):
@@ -146,6 +214,9 @@ def variants_table():
 
 def measured(name):
     """The table of one folder of results/, with its chart."""
+    if (ROOT / "results" / name / "loading.json").exists():
+        return loading_markdown(json.loads(
+            (ROOT / "results" / name / "loading.json").read_text()))
     rows = json.loads((ROOT / "results" / name / "running.json").read_text())
     return f"{markdown(rows)}\n![bars of images/s](results/{name}/running.png)"
 
@@ -163,4 +234,6 @@ def readme(text):
 if __name__ == "__main__":
     for records in (ROOT / "results").glob("*/running.json"):
         write(json.loads(records.read_text()), records.with_suffix(""))
+    for records in (ROOT / "results").glob("*/loading.json"):
+        write_loading(json.loads(records.read_text()), records.with_suffix(""))
     (ROOT / "README.md").write_text(readme((ROOT / "README.md").read_text()))

@@ -42,6 +42,37 @@ def stop(process):
     process.wait()
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def stop_on_signals():
+    """From now on Ctrl-C and the signals to end raise Stopped."""
+    def stopped(number, frame):
+        raise Stopped(signal.Signals(number).name)
+    for number in SIGNALS:
+        signal.signal(number, stopped)
+
+
+def finish_despite_signals():
+    """From now on they do nothing: the table is a second's work."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def folder_of_its_own(folder, driver):
+    """Makes `folder` and keeps other runs out of it; where it cannot, exit 1. Returns the lock."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / ".lock", "w")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock
+    except BlockingIOError:
+        sys.exit(f"{driver}: error: another run is at work in {folder}: name another "
+                 "--result_dir")
+    except OSError as error:
+        sys.exit(f"{driver}: error: {error}")
+
+
 def compose(techniques, path):
     """Writes the script that has just these techniques to `path`. Raises RuntimeError."""
     if techniques:
@@ -64,7 +95,7 @@ def command_of(script, processes):
 def error_line(log):
     """The line of a log that tells a reader most: a script's own error, or else the last one."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    own = [line for line in lines if line.startswith("train") and ": error: " in line]
+    own = [line for line in lines if re.match(r"[\w.]+: error: ", line)]
     raised = [line for line in lines
               if re.match(r"(\[rank\d+\]: )?[\w.]+(Error|Exception)\b", line)]
     return (own + raised + lines[-1:])[0]
@@ -122,11 +153,7 @@ def parse(arguments):
 def main():
     args, options = parse(sys.argv[1:])
 
-    def stopped(number, frame):
-        raise Stopped(signal.Signals(number).name)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stopped)
-
+    stop_on_signals()
     dataset = args.DATASET
     if dataset is None:
         dataset = ROOT / "data" / "digits"
@@ -134,15 +161,7 @@ def main():
         if made.returncode:
             sys.exit(made.returncode)
     folder = args.result_dir.resolve() / "running"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / ".lock", "w")
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        sys.exit(f"running.sh: error: another run is at work in {folder}: name another "
-                 "--result_dir")
-    except OSError as error:
-        sys.exit(f"running.sh: error: {error}")
+    lock = folder_of_its_own(folder, "running.sh")  # held until the process ends
 
     import torch  # seconds: after all that can be wrong with the arguments
     gpus = torch.cuda.device_count()
@@ -168,8 +187,7 @@ def main():
     except Stopped as reason:
         interrupted = f"Stopped by {reason} after {len(rows)} of {len(cells)} runs."
         print(f"\n{interrupted}", file=sys.stderr)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the table is a second's work
+    finish_despite_signals()
     if rows:
         report.write(rows, args.result_dir / "running", interrupted)
         print()

@@ -114,15 +114,6 @@ def load_image(file, name):
         raise OSError(f"cannot read the picture {name}: {error}") from None
 
 
-def check_sizes(names, sizes, least):
-    """Raises OSError if the pictures of a sample differ in size or have an edge below `least`."""
-    sizes = [tuple(size) for size in sizes]
-    if sizes[0] != sizes[-1]:
-        raise OSError(f"the sizes of a pair differ: {names[0]} has {sizes[0]}, {names[1]} {sizes[1]}")
-    if min(sizes[0]) < least:
-        raise OSError(f"{names[0]} has {sizes[0]} pixels, less than --crop: give --resize")
-
-
 class Pictures(Dataset):
     """Samples of a folder: (picture, label) of train/<class>/*, or the two pictures of a pair.
 
@@ -132,21 +123,22 @@ class Pictures(Dataset):
     """
 
     def __init__(self, root, transform=None, pair=("blurry", "sharp"), least=1):
-        self.transform, self.least, self.classes = transform, least, None
+        self.root, self.transform, self.least = root, transform, least
+        self.classes, self.pair = None, list(pair)
         folders = [os.path.join(root, name) for name in pair]
         if all(os.path.isdir(folder) for folder in folders):
             names = [{os.path.relpath(os.path.join(where, name), folder)
                       for where, _, files in os.walk(folder, followlinks=True) for name in files
                       if is_picture(name)} for folder in folders]
             for name in sorted(names[0] ^ names[1]):
-                at = name in names[0]
-                raise OSError(f"{os.path.join(folders[not at], name)} has no partner in "
-                              f"{folders[at]}")
+                there, missing = folders if name in names[0] else folders[::-1]
+                raise OSError(f"{os.path.join(missing, name)} is missing, the partner of "
+                              f"{os.path.join(there, name)}")
             self.samples = [tuple(os.path.join(folder, name) for folder in folders)
                             for name in sorted(names[0])]
         else:
             found = datasets.ImageFolder(root, is_valid_file=is_picture)
-            self.samples, self.classes = found.samples, found.classes
+            self.samples, self.classes, self.pair = found.samples, found.classes, None
         if not self.samples:
             raise OSError(f"no pictures in {' or '.join(folders)}")
 
@@ -156,9 +148,23 @@ class Pictures(Dataset):
     def __getitem__(self, i):
         *names, label = self.samples[i] if self.classes else (*self.samples[i], None)
         pictures = [self.read(name) for name in names]
-        check_sizes(names, [picture.size for picture in pictures], self.least)
-        done = self.transform(*pictures) if self.transform else pictures
-        return (done, label) if self.classes else tuple(done)
+        self.check_sizes(names, [picture.size for picture in pictures])
+        if not self.classes:
+            return tuple(self.transform(*pictures)) if self.transform else tuple(pictures)
+        return (self.transform(*pictures) if self.transform else pictures[0]), label
+
+    def check_sizes(self, names, sizes):
+        """Raises OSError if (width, height) differ in a sample, or if an edge is below `least`."""
+        if sizes[0] != sizes[-1]:
+            raise OSError(f"the sizes of a pair differ: {self.title(names[0])} has {sizes[0]}, "
+                          f"{self.title(names[1])} {sizes[1]}")
+        if min(sizes[0]) < self.least:
+            raise OSError(f"{self.title(names[0])} has {sizes[0]} pixels, less than --crop: "
+                          "--resize makes the smaller edge as long as you say")
+
+    def title(self, name):
+        """What a reader calls this picture."""
+        return name
 
     def read(self, name):
         """The picture of this name, decoded."""
@@ -308,9 +314,9 @@ class DALILoader:
                 number = batch["number"].flatten().long()
                 sizes = torch.stack([batch[f"shape of {each}"] for each in self.pictures])
                 wrong = (sizes[0] != sizes[-1]) | (sizes < self.dataset.least).any(0)
-                for i in wrong.any(1).nonzero()[:1]:
-                    check_sizes(self.dataset.samples[number[i]], sizes[:, i].flip(-1).flatten(1).tolist(),
-                                self.dataset.least)
+                for i in wrong.any(1).nonzero().flatten()[:1]:
+                    shapes = [(width, height) for height, width in sizes[:, i].tolist()]
+                    self.dataset.check_sizes(self.dataset.samples[number[i]], shapes)
                 images = [batch[each].permute(0, 3, 1, 2) for each in self.pictures]
                 yield images[0], self.labels[number] if self.dataset.classes else images[1]
         except RuntimeError as error:
@@ -336,7 +342,6 @@ def main():
     # where a batch has to arrive
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = device.type == "cuda"
-    torch.manual_seed(args.seed)
 
     # ------------------------------------------------------------------------------------ data
     steps = [transforms.Resize(args.resize)] if args.resize else []
@@ -373,6 +378,7 @@ def main():
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None
     epochs = []
     for epoch in range(args.epochs):
+        torch.manual_seed(args.seed + epoch)
         order.manual_seed(args.seed + epoch)
         if args.cold:
             drop_from_cache(dataset.files())

@@ -9,8 +9,11 @@ import tqdm
 epochs = []
 
 
-def capture(loader, *args, **kwargs):
+def capture(loader, description, **kwargs):
     """In place of tqdm: copies what goes by."""
+    if not description.startswith("epoch"):
+        yield from loader
+        return
     epochs.append([])
     for batch in loader:
         epochs[-1].append([part.cpu().clone() for part in batch])

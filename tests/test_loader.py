@@ -1,0 +1,711 @@
+"""The loaders: that they agree, that each sample comes once an epoch, and their faults by number."""
+
+import io
+import json
+import multiprocessing
+import os
+import pickle
+import resource
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from conftest import ROOT, SRC, run, start
+from PIL import Image
+
+LOADERS = sorted(path.stem for path in SRC.glob("loader*.py"))
+SHARED = ROOT.parent / "shared" / "data"
+CAPTURE = ROOT / "tests" / "capture.py"
+each_loader = pytest.mark.parametrize("loader", LOADERS)
+
+# Starting Python and importing torch and DALI takes seconds: one process imports them, and each run
+# is a fork of it that runs the script as `python` would.
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["torch", "torchvision.transforms.v2", "PIL.Image", "lmdb", "numpy",
+                               "nvidia.dali.plugin.pytorch"])
+
+
+def as_main(words, out, err, cwd):
+    """In the fork: what `python words...` does."""
+    for number, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    os.chdir(cwd)
+    sys.argv = words
+    sys.path[0] = os.path.dirname(words[0])
+    runpy.run_path(words[0], run_name="__main__")
+
+
+@pytest.fixture
+def load(tmp_path):
+    """load(loader, data, option ...) runs a loader.
+
+    Returns its returncode, stdout, stderr, record, and with capture=True the batches: of each
+    epoch a list of (first, second).
+    """
+    def run_loader(loader, data, *options, capture=False, timeout=120):
+        folder = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
+        folder.mkdir()
+        batches = folder / "batches.pt"
+        words = [SRC / f"{loader}.py", "--data_source", data, "--result_dir", folder, *options]
+        if "--epochs" not in options:
+            words += ["--epochs", 1]
+        if "--num_workers" not in options:
+            words += ["--num_workers", 2]
+        if capture:
+            words = [CAPTURE, batches, *words]
+        out, err = folder / "out", folder / "err"
+        process = SERVER.Process(target=as_main, args=(list(map(str, words)), out, err, folder))
+        process.start()
+        process.join(timeout)
+        assert process.exitcode is not None, f"{words} goes on and on"
+        record = folder / f"{loader}.json"
+        import torch
+        return SimpleNamespace(
+            returncode=process.exitcode, stdout=out.read_text(errors="replace"),
+            stderr=err.read_text(errors="replace"),
+            record=json.loads(record.read_text()) if record.exists() else None,
+            batches=torch.load(batches) if batches.exists() else None)
+    return run_loader
+
+
+def photo(seed, size=(96, 72), mode="RGB"):
+    """A picture with smooth parts, edges and noise."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize(size)
+    pixels = np.asarray(coarse).astype(int) + rng.integers(-12, 12, (size[1], size[0], 3))
+    pixels[size[1] // 3:size[1] // 2, size[0] // 4:size[0] // 2] = rng.integers(0, 256, 3)
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).convert(mode)
+
+
+def save(picture, path, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "wb") as file:
+        picture.save(file, options.pop("format", None) or Image.registered_extensions()[
+            path.suffix.lower()], **options)
+    return path
+
+
+def classes(folder, split="train", count=6):
+    """DATASET/<split>/{cat,dog}/*.jpg: `count` pictures a class."""
+    for k, name in enumerate(("cat", "dog")):
+        for i in range(count):
+            save(photo([k, i], (96, 72 + 4 * i)), folder / split / name / f"{i}.jpg", quality=95)
+    return folder
+
+
+def pairs(folder, split="train", count=5, size=(80, 64)):
+    """Pairs whose red is x and whose green is y; blue is the pair's number, plus 100 in sharp."""
+    x, y = np.meshgrid(np.arange(size[0]), np.arange(size[1]))
+    for i in range(count):
+        for name, more in (("blurry", 0), ("sharp", 100)):
+            pixels = np.stack([3 * x, 3 * y, np.full_like(x, i + more)], -1).astype(np.uint8)
+            save(Image.fromarray(pixels), folder / split / name / "scene one" / f"{i:02}.png")
+    return folder
+
+
+SMALL = ("--resize", 48, "--crop", 40, "--batch_size", 4)
+
+
+def error_of(done, loader, code=1):
+    """The one line of an error; what C libraries print on their own may stand before it."""
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    own = [line for line in done.stderr.splitlines() if line.startswith(loader)]
+    assert len(own) == 1 and ": error: " in own[0], done.stderr
+    return own[0]
+
+
+# --------------------------------------------------------------------------------- agreement
+def unusual(folder):
+    """One picture of each kind that a data set holds."""
+    wide, high = photo(1, (150, 100)), photo(2, (90, 160))
+    for name, picture, options in [
+            ("wide.jpg", wide, {}), ("high.jpg", high, {}), ("odd.jpg", photo(3, (101, 77)), {}),
+            ("grey.jpg", wide.convert("L"), {}), ("cmyk.jpg", high.convert("CMYK"), {}),
+            ("progressive.JPG", wide, {"progressive": True}), ("full.jpeg", high, {"subsampling": 0}),
+            ("png.JPEG", wide, {"format": "PNG"}), ("colour.png", high, {}),
+            ("grey.png", wide.convert("L"), {}), ("palette.png", high.convert("P"), {}),
+            ("web.webp", wide, {"quality": 90}), ("bit.bmp", high, {})]:
+        quality = {"quality": 92} if name.lower().endswith(("jpg", "jpeg")) else {}
+        save(picture, folder / name, **{**quality, **options})
+    deep = np.asarray(wide.convert("L")).astype(np.uint16) * 257
+    save(Image.fromarray(deep), folder / "deep.png")
+    for orientation in range(2, 9):
+        exif = Image.Exif()
+        exif[0x112] = orientation
+        save(high, folder / f"exif{orientation}.jpg", quality=92, exif=exif)
+    return sorted(path.name for path in folder.iterdir())
+
+
+def pixels_of(done):
+    """All first pictures of the first epoch, and what stands beside them."""
+    import torch
+    assert done.returncode == 0, done.stderr
+    firsts, seconds = zip(*done.batches[0])
+    return torch.cat(firsts).int(), torch.cat(seconds)
+
+
+def assert_agree(load, data, names, *options):
+    reference, labels = pixels_of(load("loader", data, "--split", "test", *options, capture=True))
+    assert len(reference) == len(names) and reference.shape[1] == 3
+    lmdb, lmdb_labels = pixels_of(load("loader_LMDB", data, "--split", "test", *options,
+                                       "--lmdb", f"{data}.lmdb", capture=True))
+    assert (lmdb == reference).all() and (lmdb_labels == labels).all()
+    dali, dali_labels = pixels_of(load("loader_DALI", data, "--split", "test", *options,
+                                       "--dali_device", "cpu", capture=True))
+    assert (dali_labels == labels).all()
+    for name, one, other in zip(names, reference, dali):
+        close = ((one - other).abs() <= 2).float().mean().item()
+        assert close >= 0.99, f"{name}: {close:.2%} of the pixels within 2"
+
+
+def test_agreement_on_every_kind_of_picture(load, tmp_path):
+    """f6, f7, f8, f10, f11, f26: the same picture from each loader; LMDB's to the bit."""
+    names = unusual(tmp_path / "data" / "test" / "all")
+    assert_agree(load, tmp_path / "data", names, "--resize", 64, "--crop", 56)
+    assert_agree(load, tmp_path / "data", names, "--resize", 0, "--crop", 75)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="needs the real pictures of ../shared/data")
+def test_agreement_on_real_pictures(load, tmp_path):
+    folder = tmp_path / "data" / "test" / "all"
+    folder.mkdir(parents=True)
+    for path in [*sorted(SHARED.glob("imagenet_sample/val/*/*"))[:24],
+                 *sorted(SHARED.glob("faulty/hopper_or*")), SHARED / "faulty/pil_sample_cmyk.jpg",
+                 *SHARED.glob("faulty/n02951585*")]:
+        shutil.copy(path, folder)
+    assert_agree(load, tmp_path / "data", sorted(path.name for path in folder.iterdir()))
+
+
+def test_what_the_pixels_have_to_be(load, tmp_path):
+    """f7, f9, f10: colours not inverted, 16 bits scaled, transparency on white."""
+    folder = tmp_path / "data" / "test" / "all"
+    red = Image.new("RGB", (64, 64), (200, 30, 40))
+    save(red.convert("CMYK"), folder / "1.jpg", quality=95)
+    save(Image.fromarray(np.full((64, 64), 65535 // 2, np.uint16)), folder / "2.png")
+    clear = Image.new("RGBA", (64, 64), (0, 0, 0, 0))
+    save(clear, folder / "3.png")
+    save(clear.convert("LA"), folder / "4.png")
+    half = Image.new("P", (64, 64), 0)
+    half.putpalette([10, 20, 30] * 256)
+    save(half, folder / "5.png", transparency=0)
+    save(Image.new("RGBA", (64, 64), (200, 30, 40, 255)), folder / "6.png")
+    pixels, _ = pixels_of(load("loader", tmp_path / "data", "--split", "test", capture=True))
+    middle = pixels[:, :, 112, 112].tolist()
+    for found, expected in zip(middle, [(200, 30, 40), (127, 127, 127), (255, 255, 255),
+                                        (255, 255, 255), (255, 255, 255), (200, 30, 40)]):
+        assert max(abs(a - b) for a, b in zip(found, expected)) <= 4, middle
+
+
+@pytest.mark.gpu
+def test_agreement_of_the_gpu_decoder(load, tmp_path):
+    names = unusual(tmp_path / "data" / "test" / "all")
+    if SHARED.exists():
+        for path in sorted(SHARED.glob("imagenet_sample/val/*/*"))[:24]:
+            shutil.copy(path, tmp_path / "data" / "test" / "all")
+        names = sorted(path.name for path in (tmp_path / "data" / "test" / "all").iterdir())
+    options = (tmp_path / "data", "--split", "test")
+    reference, labels = pixels_of(load("loader", *options, capture=True))
+    dali, dali_labels = pixels_of(load("loader_DALI", *options, capture=True))
+    assert (labels == dali_labels).all()
+    for name, one, other in zip(names, reference, dali):
+        assert (one - other).abs().float().mean() < 0.5, name
+
+
+# ----------------------------------------------------------------------- samples and their order
+@pytest.fixture(scope="session")
+def numbered(tmp_path_factory):
+    """13 classes of one picture each, so that a label tells which sample it is; 13 pairs."""
+    folder = tmp_path_factory.mktemp("numbered")
+    for split in ("train", "test"):
+        for i in range(13):
+            save(photo(i, (60 + i, 50)), folder / "classes" / split / f"{i:02}" / "a.jpg")
+        pairs(folder / "pairs", split, 13)
+    return folder
+
+
+def numbers_of(epoch, layout):
+    """Which samples an epoch brought, in order."""
+    if layout == "classes":
+        return [label for _, labels in epoch for label in labels.tolist()]
+    return [blue for first, _ in epoch for blue in first[:, 2, 0, 0].tolist()]
+
+
+@each_loader
+@pytest.mark.parametrize("layout", ["classes", "pairs"])
+def test_every_sample_once_an_epoch_in_a_new_order(load, numbered, tmp_path, loader, layout):
+    more = ("--lmdb", tmp_path / "x.lmdb") if loader == "loader_LMDB" else ()
+    for batch_size, workers in ((4, 2), (13, 0), (20, 1)):
+        orders = []
+        for seed in (0, 0, 1):
+            if seed == 1 and batch_size != 4 or (batch_size == 20 and orders):
+                continue
+            done = load(loader, numbered / layout, "--resize", 48, "--crop", 40, "--epochs", 3,
+                        "--batch_size", batch_size, "--num_workers", workers, "--seed", seed, *more,
+                        capture=True)
+            assert done.returncode == 0, done.stderr
+            assert [len(epoch) for epoch in done.batches] == [-(-13 // batch_size)] * 3
+            orders.append([numbers_of(epoch, layout) for epoch in done.batches])
+            for order in orders[-1]:
+                assert sorted(order) == list(range(13))
+            assert orders[-1][0] != orders[-1][1] != orders[-1][2] != orders[-1][0]
+        assert orders[0] == orders[:2][-1]
+        assert batch_size != 4 or orders[2] != orders[0]
+    test = load(loader, numbered / layout, "--split", "test", "--resize", 48, "--crop", 40,
+                "--batch_size", 4, "--epochs", 2, capture=True,
+                *(("--lmdb", tmp_path / "y.lmdb") if more else ()))
+    assert [numbers_of(epoch, layout) for epoch in test.batches] == [list(range(13))] * 2
+
+
+@each_loader
+def test_repeated_to_the_bit_by_its_seed(load, numbered, tmp_path, loader):
+    more = ("--lmdb", tmp_path / "x.lmdb") if loader == "loader_LMDB" else ()
+    runs = [load(loader, numbered / "classes", *SMALL, "--seed", seed, *more, capture=True)
+            for seed in (3, 3, 4)]
+    one, two, other = (pixels_of(done)[0] for done in runs)
+    assert (one == two).all() and not (one == other).all()
+
+
+@each_loader
+def test_both_pictures_of_a_pair_get_the_same_crop_and_flip(load, numbered, tmp_path, loader):
+    more = ("--lmdb", tmp_path / "x.lmdb") if loader == "loader_LMDB" else ()
+    done = load(loader, numbered / "pairs", "--resize", 0, "--crop", 40, "--batch_size", 5,
+                "--epochs", 3, *more, capture=True)
+    assert done.returncode == 0, done.stderr
+    corners, flips = set(), set()
+    for first, second in [batch for epoch in done.batches for batch in epoch]:
+        first, second = first.int(), second.int()
+        assert (first[:, :2] == second[:, :2]).all()  # x and y of each pixel
+        assert (second[:, 2] - first[:, 2] == 100).all()
+        for red, green, _ in first:
+            step = (red[0, 1] - red[0, 0]).item()
+            assert step in (3, -3) and (green[1] - green[0] == 3).all()
+            flips.add(step)
+            corners.add((red.min().item(), green[0, 0].item()))
+    assert flips == {3, -3} and len(corners) > 20
+
+
+@each_loader
+def test_samples_record_and_options(load, tmp_path, loader):
+    data = classes(tmp_path / "data")
+    done = load(loader, data, *SMALL, "--samples", 7, "--epochs", 3, "--cold", capture=True)
+    assert done.returncode == 0, done.stderr
+    assert [sum(len(first) for first, _ in epoch) for epoch in done.batches] == [7] * 3
+    record = done.record
+    assert record["script"] == loader and record["samples"] == 7 and len(record["epochs"]) == 3
+    assert 0 < record["bytes"] < sum(path.stat().st_size for path in data.rglob("*.jpg"))
+    assert record["options"]["crop"] == 40 and record["environment"]["torch"]
+    seconds = sorted(epoch["seconds"] for epoch in record["epochs"][1:])
+    assert record["seconds"] == pytest.approx(sum(seconds) / 2)
+    assert record["images_per_second"] > 0 and record["megabytes_per_second"] > 0
+    assert len([line for line in done.stdout.splitlines() if "images/s" in line]) == 3
+    for first, _ in done.batches[0]:
+        assert first.shape[1:] == (3, 40, 40) and str(first.dtype) == "torch.uint8"
+
+
+def test_options_and_defaults_are_the_same_everywhere():
+    """Each loader has the baseline's options with the same defaults, and some of its own."""
+    code = ("import runpy, sys; p = runpy.run_path(sys.argv[1])['build_parser']();"
+            "print({a.option_strings[0]: str(a.default) for a in p._actions})")
+    texts = {name: run(sys.executable, "-c", code, SRC / f"{name}.py") for name in LOADERS}
+    options = {name: eval(done.stdout) for name, done in texts.items()}
+    for name in LOADERS:
+        assert {key: options[name][key] for key in options["loader"]} == options["loader"]
+
+
+@each_loader
+def test_wrong_options(load, tmp_path, loader):
+    data = classes(tmp_path / "data")
+    for options, word in ((("--batch_size", 0), "--batch_size"), (("--crop", "abc"), "--crop"),
+                          (("--crop", 300), "--resize 256"), (("--split", "other"), "--split"),
+                          (("--samples", -1), "--samples")):
+        assert word in error_of(load(loader, data, *options), loader, 2)
+    assert not (tmp_path / "data_train.lmdb").exists()
+
+
+# ------------------------------------------------------------------------------------- faults
+def spoil(path, kind):
+    good = path.read_bytes()
+    path.write_bytes({"zero bytes": b"", "half": good[:len(good) // 2],
+                      "text": b"<html>404</html>\n" * 90}[kind])
+
+
+@each_loader
+@pytest.mark.parametrize("kind", ["zero bytes", "half", "text"])
+@pytest.mark.parametrize("layout", ["classes", "pairs"])
+def test_f1_f2_f5_f46_damaged_picture(load, tmp_path, loader, kind, layout):
+    """The picture is named; LMDB names it while building, leaves it out, and says so once more."""
+    data = tmp_path / "data"
+    bad = (classes(data) / "train/dog/3.jpg" if layout == "classes"
+           else pairs(data) / "train/sharp/scene one/02.png")
+    spoil(bad, kind)
+    if loader != "loader_LMDB":
+        assert str(bad) in error_of(load(loader, data, *SMALL), loader)
+        return
+    done = load(loader, data, *SMALL)
+    assert "without 1 samples" in error_of(done, loader)
+    assert f"left out: cannot read the picture {bad}" in done.stderr
+    again = load(loader, data, *SMALL, capture=True)
+    assert again.returncode == 0, again.stderr
+    assert again.record["samples"] == (11 if layout == "classes" else 4)
+
+
+@each_loader
+def test_f12_corrupt_exif_is_no_error(load, tmp_path, loader):
+    data = classes(tmp_path / "data")
+    exif = b"Exif\0\0" + b"II*\0\x08\0\0\0\xff\xff\x12\x01\x03\0\x01\0" + b"\xff" * 9
+    save(photo(5), data / "train/dog/odd.jpg", exif=exif)
+    done = load(loader, data, *SMALL, capture=True)
+    assert done.returncode == 0 and done.record["samples"] == 13, done.stderr
+    assert done.stderr == ""
+
+
+@each_loader
+def test_f19_source_missing_empty_or_without_classes(load, tmp_path, loader):
+    assert "nowhere" in error_of(load(loader, tmp_path / "nowhere"), loader, 2)
+    (tmp_path / "empty").mkdir()
+    assert "empty" in error_of(load(loader, tmp_path / "empty"), loader, 2)
+    save(photo(1), tmp_path / "flat/train/1.jpg")
+    assert "flat" in error_of(load(loader, tmp_path / "flat"), loader, 2)
+    (tmp_path / "none/train/cat").mkdir(parents=True)
+    assert "none" in error_of(load(loader, tmp_path / "none"), loader, 2)
+    for split in ("blurry", "sharp"):
+        (tmp_path / "no pairs/train" / split).mkdir(parents=True)
+    assert "no pairs" in error_of(load(loader, tmp_path / "no pairs"), loader, 2)
+    assert not list(tmp_path.glob("*.lmdb*"))
+
+
+ODD_NAMES = ["with space.jpg", "it's.jpg", 'say "x".jpg', "-dash.jpg", "new\nline.jpg", "Zoë☃.jpg",
+             "x" * 251 + ".jpg", "[a]*?.jpg", "%s%d.jpg"]
+
+
+@each_loader
+@pytest.mark.parametrize("layout", ["classes", "pairs"])
+def test_f21_f23_odd_names(load, tmp_path, loader, layout):
+    data = tmp_path / "a [b] *c d"
+    for name in ODD_NAMES:
+        for folder in ("cat", "dog") if layout == "classes" else ("blurry", "sharp"):
+            save(photo(len(name)), data / "train" / folder / name)
+    done = load(loader, data, *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert done.record["samples"] == len(ODD_NAMES) * (2 if layout == "classes" else 1)
+
+
+@pytest.mark.parametrize("loader", ["loader", "loader_LMDB"])
+def test_f22_name_that_is_not_utf8(load, tmp_path, loader):
+    data = classes(tmp_path / "data", count=2)
+    name = os.fsdecode(os.fsencode(data / "train/cat") + b"/caf\xe9.jpg")
+    shutil.copy(data / "train/cat/0.jpg", name)
+    done = load(loader, data, *SMALL)
+    assert done.returncode == 0 and done.record["samples"] == 5, done.stderr
+    Path(name).write_bytes(b"no picture")
+    Path(f"{data}_train.lmdb").unlink(missing_ok=True)
+    done = load(loader, data, *SMALL)
+    assert done.returncode == 1 and "caf\\udce9.jpg" in done.stderr, done.stderr
+
+
+@each_loader
+def test_f25_f26_other_files_and_endings(load, tmp_path, loader):
+    data = classes(tmp_path / "data", count=2)
+    for name in ("notes.txt", "Thumbs.db", ".DS_Store", "._0.jpg"):
+        (data / "train/cat" / name).write_bytes(b"no picture")
+    for name in ("a.JPEG", "b.jpeg", "c.JPG", "d.PNG", "e.webp", "f.Png"):
+        save(photo(7), data / "train/dog" / name)
+    done = load(loader, data, *SMALL)
+    assert done.returncode == 0 and done.record["samples"] == 10, done.stderr
+
+
+@each_loader
+def test_f49_pairs_that_do_not_match(load, tmp_path, loader):
+    data = pairs(tmp_path / "sizes")
+    save(photo(1, (81, 64)), data / "train/sharp/scene one/03.png")
+    line = error_of(load(loader, data, *SMALL), loader)
+    assert "03.png" in line and "(81, 64)" in line and "(80, 64)" in line
+    data = pairs(tmp_path / "missing")
+    (data / "train/sharp/scene one/01.png").unlink()
+    assert str(data / "train/sharp/scene one/01.png") in error_of(load(loader, data), loader, 2)
+    data = pairs(tmp_path / "more")
+    save(photo(1), data / "train/sharp/scene one/09.png")
+    assert str(data / "train/blurry/scene one/09.png") in error_of(load(loader, data), loader, 2)
+    data = pairs(tmp_path / "named")
+    (data / "train/blurry").rename(data / "train/noisy")
+    assert load(loader, data, *SMALL, "--pair", "noisy", "sharp").returncode == 0
+
+
+@each_loader
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_f50_picture_smaller_than_the_crop(load, tmp_path, loader, split):
+    data = classes(tmp_path / "data", split)
+    save(photo(1, (120, 39)), data / split / "dog" / "low.jpg")
+    line = error_of(load(loader, data, "--split", split, "--resize", 0, "--crop", 40), loader)
+    assert "low.jpg" in line and "(120, 39)" in line and "--crop" in line
+    assert load(loader, data, "--split", split, "--resize", 40, "--crop", 40).returncode == 0
+
+
+def test_f47_without_dali(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['nvidia.dali'] = None\n")
+    done = run(sys.executable, SRC / "loader_DALI.py", env={"PYTHONPATH": str(tmp_path)})
+    assert "pip install nvidia-dali-cuda120" in error_of(done, "loader_DALI")
+
+
+def test_f47_without_a_gpu_dali_runs_on_the_cpu(load, tmp_path):
+    done = load("loader_DALI", classes(tmp_path / "data"), *SMALL, "--dali_device", "gpu")
+    assert done.returncode == 0, done.stderr
+
+
+# --------------------------------------------------------------------------------------- LMDB
+@pytest.fixture
+def built(load, tmp_path):
+    """A data set of classes with its LMDB file, which the folder's pictures made."""
+    data = classes(tmp_path / "data")
+    assert load("loader_LMDB", data, *SMALL).returncode == 0
+    return data, Path(f"{data}_train.lmdb")
+
+
+def edit(path, change):
+    """Opens an LMDB file for writing and lets `change` at a transaction."""
+    import lmdb
+    with lmdb.open(str(path), subdir=False, lock=False, map_size=2 ** 26) as store:
+        with store.begin(write=True) as transaction:
+            change(transaction)
+
+
+def edit_index(path, change):
+    def put(transaction):
+        index = json.loads(transaction.get(b"index"))
+        change(index)
+        transaction.put(b"index", json.dumps(index).encode())
+    edit(path, put)
+
+
+def test_lmdb_is_used_like_imagefolder(tmp_path, built):
+    data, path = built
+    code = f"""
+import sys; sys.path.insert(0, {str(SRC)!r})
+from torchvision.datasets import ImageFolder
+from loader_LMDB import ImageFolderLMDB
+many, one = ImageFolder({str(data / "train")!r}), ImageFolderLMDB({str(path)!r})
+assert one.classes == many.classes and one.class_to_idx == many.class_to_idx
+assert one.targets == many.targets and len(one) == len(many) == len(one.samples)
+other = ImageFolderLMDB({str(path)!r}, transform=lambda picture: picture.size)
+for i in range(len(one)):
+    assert one[i][1] == many[i][1] and one[i][0].tobytes() == many[i][0].tobytes()
+    assert other[i] == (many[i][0].size, many[i][1])
+print("same")
+"""
+    done = run(sys.executable, "-c", code)
+    assert done.stdout == "same\n", done.stderr
+
+
+def test_lmdb_needs_no_folder_once_it_is_built(load, built, tmp_path):
+    data, path = built
+    shutil.rmtree(data)
+    assert load("loader_LMDB", data, *SMALL).returncode == 0
+    assert load("loader_LMDB", tmp_path / "elsewhere", *SMALL, "--lmdb", path).returncode == 0
+
+
+def test_lmdb_of_other_pairs_is_refused(load, tmp_path):
+    data = pairs(tmp_path / "data")
+    assert load("loader_LMDB", data, *SMALL).returncode == 0
+    shutil.copytree(data / "train/blurry", data / "train/noisy")
+    line = error_of(load("loader_LMDB", data, *SMALL, "--pair", "noisy", "sharp"), "loader_LMDB", 2)
+    assert "--pair" in line
+
+
+def test_f29_disk_full(load, tmp_path):
+    """A file system of 1 MB where root may mount one, else the limit that RLIMIT_FSIZE sets."""
+    data = tmp_path / "data"
+    for i in range(24):
+        save(photo(i, (300, 300)), data / "train/cat" / f"{i}.png")
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small],
+                             capture_output=True).returncode == 0
+
+    def limit():
+        if not mounted:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2 ** 20, 2 ** 20))
+    words = [sys.executable, SRC / "loader_LMDB.py", "--data_source", data, "--lmdb",
+             small / "x.lmdb", "--result_dir", tmp_path, "--num_workers", "0", "--epochs", "1"]
+    try:
+        done = run(*words, preexec_fn=limit)
+        line = error_of(done, "loader_LMDB")
+        assert "x.lmdb" in line and "disk full" in line, line
+        assert list(small.iterdir()) == []
+        if mounted:
+            subprocess.run(["mount", "-o", "remount,size=64m", small], check=True)
+        assert run(*words).returncode == 0
+    finally:
+        if mounted:
+            subprocess.run(["umount", small], check=True)
+
+
+def test_f35_more_data_than_the_map(load, tmp_path):
+    """The map starts at 1 MB: here it grows to several."""
+    data = tmp_path / "data"
+    for i in range(24):
+        save(photo(i, (300, 300)), data / "test/cat" / f"{i:02}.png")
+    done = load("loader_LMDB", data, "--split", "test", capture=True)
+    assert Path(f"{data}_test.lmdb").stat().st_size > 3e6
+    plain = load("loader", data, "--split", "test", capture=True)
+    assert (pixels_of(done)[0] == pixels_of(plain)[0]).all() and len(pixels_of(done)[0]) == 24
+
+
+def test_f36_killed_while_building(load, tmp_path):
+    data = tmp_path / "data"
+    for i in range(40):
+        save(photo(i, (400, 400)), data / "train/cat" / f"{i}.png")
+    path = Path(f"{data}_train.lmdb")
+    part = Path(f"{path}.part")
+    process = start([sys.executable, SRC / "loader_LMDB.py", "--data_source", data, "--num_workers",
+                     "0", "--epochs", "1", "--result_dir", tmp_path])
+    until = time.monotonic() + 60
+    while not (part.exists() and part.stat().st_size > 2 ** 20) and time.monotonic() < until:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert part.exists() and not path.exists()
+    shutil.copy(part, tmp_path / "copy.lmdb")
+    line = error_of(load("loader_LMDB", data, "--lmdb", tmp_path / "copy.lmdb"), "loader_LMDB")
+    assert "copy.lmdb" in line and "built again" in line
+    assert load("loader_LMDB", data).returncode == 0
+    assert not part.exists()
+    clean = tmp_path / "clean.lmdb"
+    assert load("loader_LMDB", data, "--lmdb", clean).returncode == 0
+    assert clean.read_bytes() == path.read_bytes()
+
+
+def test_f37_data_file_cut_short(load, built):
+    data, path = built
+    whole = path.read_bytes()
+    for length in (100, 4096, 8192, 12288, len(whole) // 2, len(whole) - 4096, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        line = error_of(load("loader_LMDB", data, *SMALL), "loader_LMDB")
+        assert str(path) in line and "built again" in line
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 20000, os.urandom(20000)], ids=len)
+def test_f38_garbage(load, built, content):
+    data, path = built
+    path.write_bytes(content)
+    line = error_of(load("loader_LMDB", data, *SMALL), "loader_LMDB")
+    assert str(path) in line and "built again" in line
+
+
+def test_f39_wrong_path(load, built, tmp_path):
+    data, _ = built
+    before = sorted(tmp_path.glob("*"))
+    line = error_of(load("loader_LMDB", data, "--lmdb", tmp_path / "no/such/x.lmdb"), "loader_LMDB")
+    assert "no/such/x.lmdb" in line
+    assert str(data) in error_of(load("loader_LMDB", data, "--lmdb", data), "loader_LMDB")
+    wrong = tmp_path / "nowhere"
+    error_of(load("loader_LMDB", wrong, "--lmdb", tmp_path / "new.lmdb"), "loader_LMDB", 2)
+    assert [path for path in sorted(tmp_path.glob("*")) if not path.name.startswith("run")] == [
+        path for path in before if not path.name.startswith("run")]
+
+
+def test_f41_workers_by_fork_spawn_and_forkserver(tmp_path, built):
+    _, path = built
+    script = tmp_path / "use.py"
+    script.write_text(f"""
+import sys; sys.path.insert(0, {str(SRC)!r})
+import torch
+from torch.utils.data import DataLoader
+from torchvision.transforms import v2
+from loader_LMDB import ImageFolderLMDB
+if __name__ == "__main__":
+    transform = v2.Compose([v2.CenterCrop(40), v2.PILToTensor()])
+    dataset = ImageFolderLMDB({str(path)!r}, transform)
+    sums = [dataset[i][0].sum().item() for i in range(len(dataset))]  # opened here first
+    for method in ("fork", "spawn", "forkserver"):
+        loader = DataLoader(dataset, 5, num_workers=2, multiprocessing_context=method)
+        assert [x.sum().item() for images, _ in loader for x in images] == sums, method
+    print("same")
+""")
+    done = run(sys.executable, script)
+    assert done.stdout == "same\n", done.stderr
+
+
+def test_f42_read_only_folder(load, built, tmp_path):
+    """On a read-only mount where root may make one, else in a folder without the right to write."""
+    data, path = built
+    folder = tmp_path / "fixed"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder],
+                             capture_output=True).returncode == 0
+    try:
+        shutil.move(path, folder / "x.lmdb")
+        if mounted:
+            subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+        else:
+            folder.chmod(0o555)
+        done = load("loader_LMDB", data, *SMALL, "--lmdb", folder / "x.lmdb")
+        assert done.returncode == 0, done.stderr
+        assert [each.name for each in folder.iterdir()] == ["x.lmdb"]
+        line = error_of(load("loader_LMDB", data, *SMALL, "--lmdb", folder / "y.lmdb"),
+                        "loader_LMDB") if mounted or os.geteuid() else "y.lmdb"
+        assert "y.lmdb" in line
+    finally:
+        if mounted:
+            subprocess.run(["umount", folder], check=True)
+        folder.chmod(0o755)
+
+
+class Hostile:
+    """Its pickle makes a file when it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+@pytest.mark.parametrize("key", [b"3.0", b"index"])
+def test_f43_a_pickle_is_never_executed(load, built, tmp_path, key):
+    data, path = built
+    trap = tmp_path / "trap"
+    edit(path, lambda transaction: transaction.put(key, pickle.dumps(Hostile(str(trap)))))
+    assert str(path) in error_of(load("loader_LMDB", data, *SMALL), "loader_LMDB")
+    assert not trap.exists()
+
+
+def test_f44_records_that_do_not_fit(load, built):
+    data, path = built
+    whole = path.read_bytes()
+    edit_index(path, lambda index: index.update(format=2))
+    assert "format 2" in error_of(load("loader_LMDB", data, *SMALL), "loader_LMDB")
+    path.write_bytes(whole)
+    edit(path, lambda transaction: transaction.delete(b"5.0"))
+    line = error_of(load("loader_LMDB", data, *SMALL), "loader_LMDB")
+    assert "5.0" in line and str(path) in line
+    for label in (7, -1, "cat", None):
+        path.write_bytes(whole)
+        edit_index(path, lambda index: index["samples"][4].__setitem__(0, label))
+        line = error_of(load("loader_LMDB", data, *SMALL), "loader_LMDB")
+        assert "4.0" in line and str(label) in line
+    path.write_bytes(whole)
+    edit_index(path, lambda index: index["samples"].pop())
+    assert str(path) in error_of(load("loader_LMDB", data, *SMALL), "loader_LMDB")
+
+
+def test_f62_two_builds_at_once(load, tmp_path):
+    data = tmp_path / "data"
+    for i in range(30):
+        save(photo(i, (300, 300)), data / "train/cat" / f"{i}.png")
+    words = [sys.executable, SRC / "loader_LMDB.py", "--data_source", data, "--num_workers", "0",
+             "--epochs", "1", "--result_dir"]
+    both = [start([*words, tmp_path / str(i)]) for i in range(2)]
+    for process in both:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        assert "30 samples" in out
+    assert sorted(path.name for path in tmp_path.glob("*lmdb*")) == ["data_train.lmdb"]
