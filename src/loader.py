@@ -57,7 +57,7 @@ def build_parser():
     add("--data_source", type=Path, default=photos, help="folder of classes or pairs, by split")
     add("--split", choices=("train", "test"), default="train",
         help="train: new order, random crops and flips; test: in order, the centre")
-    add("--pair", nargs=2, default=["blurry", "sharp"], help="the two folders of a data set of pairs")
+    add("--pair", nargs=2, default=["blurry", "sharp"], help="the two folders of pairs")
     add("--samples", type=at_least(1), help="read only so many, drawn by the seed; None: all")
 
     # work
@@ -225,10 +225,10 @@ def main():
         steps += [transforms.CenterCrop(args.crop)]
     transform = transforms.Compose([*steps, transforms.PILToTensor()])
 
-    # the samples
+    # what it reads from
     dataset = open_pictures(parser, args, transform)
 
-    # all of them, or some
+    # the samples that are read
     if args.samples and args.samples < len(dataset):
         some = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(args.seed))
         dataset.samples = [dataset.samples[i] for i in some[:args.samples].sort().values.tolist()]
@@ -243,7 +243,8 @@ def main():
 
     # uint8 batches: two of (N, 3, crop, crop) for pairs, one and its (N,) labels for classes
     loader = DataLoader(dataset, args.batch_size, sampler=sampler, num_workers=args.num_workers,
-                        pin_memory=on_gpu, persistent_workers=args.num_workers > 0 and not args.cold)
+                        persistent_workers=args.num_workers > 0 and not args.cold,
+                        pin_memory=on_gpu)
 
     # --------------------------------------------------------------------------------- reading
     args.result_dir.mkdir(parents=True, exist_ok=True)

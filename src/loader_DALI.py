@@ -1,6 +1,10 @@
 # /// script
 # requires-python = ">=3.10"
 # dependencies = [
+#     # new #
+#     # decoding on the GPU or in threads
+#     "nvidia-dali-cuda120",
+#
 #     "pillow",
 #     "torch>=2.11",
 #     "torchvision>=0.26",
@@ -67,7 +71,7 @@ def build_parser():
     add("--data_source", type=Path, default=photos, help="folder of classes or pairs, by split")
     add("--split", choices=("train", "test"), default="train",
         help="train: new order, random crops and flips; test: in order, the centre")
-    add("--pair", nargs=2, default=["blurry", "sharp"], help="the two folders of a data set of pairs")
+    add("--pair", nargs=2, default=["blurry", "sharp"], help="the two folders of pairs")
     add("--samples", type=at_least(1), help="read only so many, drawn by the seed; None: all")
 
     # work
@@ -223,7 +227,6 @@ def replace(path, content):
 # the encoded files of pairs, sample by sample: change __call__ for a layout of your own
 class ExternalInputIterator:
     """What DALI calls for each sample: the bytes of its files, and its number.
-
     `order(epoch)` lists an epoch's samples. Each comes once; the last batch, which has to be
     full, goes on with the first ones again, and DALILoader cuts them off.
     """
@@ -308,7 +311,7 @@ class DALILoader:
             reader_name="reader" if dataset.classes else None, auto_reset=True,
             last_batch_policy=LastBatchPolicy.PARTIAL, prepare_first_batch=False)
         self.batch_size = args.batch_size
-        self.labels = torch.tensor([label for _, label in dataset.samples] if dataset.classes else [])
+        self.labels = torch.tensor([k for _, k in dataset.samples] if dataset.classes else [])
     def __len__(self):
         return -(-len(self.dataset) // self.batch_size)
     def __iter__(self):
@@ -331,18 +334,23 @@ class DALILoader:
             shapes = [(width, height) for height, width in sizes[:, i].tolist()]
             self.dataset.check_sizes(self.dataset.samples[number[i]], shapes)
         jpeg, whole = ends[..., :2] == JPEG[:2], ends[..., 2:] == JPEG[2:]
-        for k, i in (jpeg.all(2) & ~whole.all(2)).nonzero().tolist():  # cut, or something behind it
+        for k, i in (jpeg.all(2) & ~whole.all(2)).nonzero().tolist():  # or more behind it
             name = self.dataset.samples[number[i]][k]
             load_image(name, name)
     def blame(self, text):
-        """Raises OSError naming the file; DALI names those that it cannot decode, not all others."""
+        """Raises OSError naming the file; DALI names what it cannot decode, not what it cannot
+        make out at all."""
         files = list(self.source.read) if self.source else self.dataset.files()
         named = [name for name in files if name in text]
         for name in named or files:
-            with open(name, "rb") as file:  # of the many, decode those that take no look at the end
-                if named or self.source or not file.read(2) == b"\xff\xd8":
-                    load_image(file, name)
-        raise OSError(f"DALI: {named[:1]} {[line for line in text.splitlines() if line][-2:]}")
+            try:
+                with Image.open(name) as image:  # of very many, no more than the header
+                    if named or self.source or image.format != "JPEG":
+                        load_image(name, name)
+            except Exception:
+                load_image(name, name)
+        said = [line for line in text.splitlines() if line and "no longer valid" not in line]
+        raise OSError(f"DALI cannot read {named or 'one of the pictures'}: {said[-1]}")
 
 def main():
     # --------------------------------------------------------------------------------- options
@@ -364,10 +372,10 @@ def main():
         steps += [transforms.CenterCrop(args.crop)]
     transform = transforms.Compose([*steps, transforms.PILToTensor()])
 
-    # the samples
+    # what it reads from
     dataset = open_pictures(parser, args, transform)
 
-    # all of them, or some
+    # the samples that are read
     if args.samples and args.samples < len(dataset):
         some = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(args.seed))
         dataset.samples = [dataset.samples[i] for i in some[:args.samples].sort().values.tolist()]

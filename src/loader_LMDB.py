@@ -1,6 +1,10 @@
 # /// script
 # requires-python = ">=3.10"
 # dependencies = [
+#     # new #
+#     # the one file
+#     "lmdb",
+#
 #     "pillow",
 #     "torch>=2.11",
 #     "torchvision>=0.26",
@@ -68,7 +72,7 @@ def build_parser():
     add("--data_source", type=Path, default=photos, help="folder of classes or pairs, by split")
     add("--split", choices=("train", "test"), default="train",
         help="train: new order, random crops and flips; test: in order, the centre")
-    add("--pair", nargs=2, default=["blurry", "sharp"], help="the two folders of a data set of pairs")
+    add("--pair", nargs=2, default=["blurry", "sharp"], help="the two folders of pairs")
     add("--samples", type=at_least(1), help="read only so many, drawn by the seed; None: all")
 
     # work
@@ -241,10 +245,10 @@ class EncodedFiles(Dataset):
 # many files become one; its last record is the index, without which it is not whole
 def build_lmdb(pictures, path, workers):
     """Copies the files of `pictures` into an LMDB file; returns how many samples it left out.
-
     b"<sample>.<0 or 1>" is an encoded file, b"index" JSON: format, count, classes, pair and, of
-    each sample, label, names, sizes and places in the file. It is built as PATH.part and moved into place; another
-    process that wants it waits. What cannot be decoded is named on stderr. Raises OSError.
+    each sample, label, names, sizes and places in the file. It is built as PATH.part and moved
+    into place; another process that wants it waits. What cannot be decoded is named on stderr.
+    Raises OSError.
     """
     names = [[name for name in sample if isinstance(name, str)] for sample in pictures.samples]
     index = dict(format=1, count=0, classes=pictures.classes, pair=pictures.pair, samples=[])
@@ -257,7 +261,7 @@ def build_lmdb(pictures, path, workers):
         store = lmdb.open(part.name, subdir=False, lock=False, sync=False, map_size=2 ** 20)
         mapped = None
         def put(key, value):
-            """Appends a record; returns where its bytes lie in the file, 0 if it has no own pages."""
+            """Appends a record; returns where in the file it lies, 0 if it shares a page."""
             nonlocal mapped
             try:
                 with store.begin(write=True) as transaction:
@@ -300,7 +304,6 @@ def build_lmdb(pictures, path, workers):
 # it reads one file where Pictures reads many
 class ImageFolderLMDB(Pictures):
     """torchvision's ImageFolder over an LMDB file: samples, targets, classes, class_to_idx.
-
     Opened read-only, by each process when it first reads. `samples` holds (key, label) or
     (key, key). Records are bytes and JSON: nothing in them runs. Raises OSError with file and key.
     """
@@ -336,7 +339,8 @@ class ImageFolderLMDB(Pictures):
                                   readahead=False)
                 file = open(self.path, "rb")
                 self.stores[self.path] = os.getpid(), store, file
-                if (store.info()["last_pgno"] + 1) * store.stat()["psize"] > os.path.getsize(self.path):
+                size_in_use = (store.info()["last_pgno"] + 1) * store.stat()["psize"]
+                if size_in_use > os.path.getsize(self.path):
                     raise lmdb.Error(f"{self.path} is cut short")  # reading on would be a SIGBUS
             if place:
                 os.posix_fadvise(file.fileno(), place, size, os.POSIX_FADV_WILLNEED)
@@ -381,20 +385,20 @@ def main():
         steps += [transforms.CenterCrop(args.crop)]
     transform = transforms.Compose([*steps, transforms.PILToTensor()])
 
-    # the samples
+    # what it reads from
     # new #
     # the first run builds the file; later ones need no folder
     path = args.lmdb or Path(f"{args.data_source.resolve()}_{args.split}.lmdb")
     if not path.exists():
         left_out = build_lmdb(open_pictures(parser, args, transform), path, args.num_workers)
         if left_out:
-            sys.exit(f"{script}: error: built {path} without {left_out} samples that cannot be read "
-                     "(named above): run it again to go on without them")
+            sys.exit(f"{script}: error: built {path} without {left_out} samples that cannot be "
+                     "read (named above): run it again to go on without them")
     dataset = ImageFolderLMDB(path, transform, 1 if args.resize else args.crop)
     if dataset.pair and dataset.pair != args.pair:
         parser.error(f"--pair: {path} holds {dataset.pair}: name another --lmdb")
 
-    # all of them, or some
+    # the samples that are read
     if args.samples and args.samples < len(dataset):
         some = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(args.seed))
         dataset.samples = [dataset.samples[i] for i in some[:args.samples].sort().values.tolist()]
@@ -409,7 +413,8 @@ def main():
 
     # uint8 batches: two of (N, 3, crop, crop) for pairs, one and its (N,) labels for classes
     loader = DataLoader(dataset, args.batch_size, sampler=sampler, num_workers=args.num_workers,
-                        pin_memory=on_gpu, persistent_workers=args.num_workers > 0 and not args.cold)
+                        persistent_workers=args.num_workers > 0 and not args.cold,
+                        pin_memory=on_gpu)
 
     # --------------------------------------------------------------------------------- reading
     args.result_dir.mkdir(parents=True, exist_ok=True)

@@ -119,7 +119,11 @@ def misplaced(gone, body):
         found.append("the block changes white space only")
     # what a statement that gives way assigned or called upon has to turn up in the block
     names = collections.Counter()
-    for statement in ast.parse(textwrap.dedent("\n".join(lines))).body:
+    try:
+        statements = ast.parse(textwrap.dedent("\n".join(lines))).body
+    except SyntaxError:
+        return [*found, f"a part of a statement gives way: {lines[0]!r}"]
+    for statement in statements:
         for target in getattr(statement, "targets", [getattr(statement, "value", statement)]):
             names.update(node.id for node in itertools.islice(
                 (node for node in ast.walk(target) if isinstance(node, ast.Name)), 1))

@@ -8,10 +8,17 @@ from marks import MARKER, growth, problems
 
 VARIANTS = sorted(path for base in ("train", "loader") for path in SRC.glob(f"{base}_*.py"))
 # Lines of text by which a variant may be longer.
-BUDGETS = {"train_cudnn": 3, "train_DP": 4, "train_amp": 16, "train_DDP": 40}
+BUDGETS = {"train_cudnn": 3, "train_DP": 4, "train_amp": 16, "train_DDP": 40,
+           # both layouts, the resize and crop of torchvision to the pixel, the names of bad files
+           "loader_DALI": 145,
+           # the build that a kill does not harm, and an ImageFolder that damage does not crash
+           "loader_LMDB": 170}
 # The baseline's, of text: blank lines are the room that merges need. The design's 220 does not
 # hold the records, checkpoints and error lines that it asks for.
-BASELINE_BUDGET = 300
+BASELINE_BUDGETS = {"train": 300, "loader": 250}
+# What no variant may lose: a word of each line, of which every variant has one.
+VITAL = {"train": (".backward()", "step(", "# one step down", '"""Train'),
+         "loader": ("first.to(device", "order.manual_seed(", "# the epoch's line", '"""Read')}
 
 
 def baseline_of(variant):
@@ -33,10 +40,11 @@ def test_variant_is_within_its_budget(variant):
     assert growth(baseline_of(variant), variant.read_text()) <= BUDGETS[variant.stem]
 
 
-def test_baseline_is_within_its_budget():
-    lines = (SRC / "train.py").read_text().splitlines()
-    assert sum(1 for line in lines if line.strip()) <= BASELINE_BUDGET
-    assert (SRC / "train.py").read_text().count("rank == 0:") <= 2
+@pytest.mark.parametrize("name", BASELINE_BUDGETS)
+def test_baseline_is_within_its_budget(name):
+    lines = (SRC / f"{name}.py").read_text().splitlines()
+    assert sum(1 for line in lines if line.strip()) <= BASELINE_BUDGETS[name]
+    assert "\n".join(lines).count("rank == 0:") <= 2
 
 
 @pytest.mark.parametrize("path", sorted(SRC.glob("*.py")), ids=ids)
@@ -63,14 +71,12 @@ class TestCheckerSees:
     def caught(self, baseline, lines):
         return problems(baseline, "\n".join(lines) + "\n") != []
 
-    def test_deleted_backward(self, baseline, lines):
-        (at,) = [i for i, line in enumerate(lines) if ".backward()" in line]
-        assert self.caught(baseline, lines[:at] + lines[at + 1:])
-
-    def test_deleted_step(self, baseline, lines):
-        (at,) = [i for i, line in enumerate(lines)
-                 if "optimizer.step()" in line or "scaler.step(optimizer)" in line]
-        assert self.caught(baseline, lines[:at] + lines[at + 1:])
+    def test_deleted_vital_line(self, variant, baseline, lines):
+        for word in VITAL[variant.stem.split("_")[0]]:
+            found = [i for i, line in enumerate(lines) if word in line]
+            assert found, word
+            for at in found:
+                assert self.caught(baseline, lines[:at] + lines[at + 1:])
 
     def test_each_deleted_line_of_the_baseline(self, baseline, lines):
         block = False
@@ -98,7 +104,8 @@ class TestCheckerSees:
                 assert self.caught(baseline, lines[:at] + [line] + lines[at + 1:])
 
     def test_a_mark_over_the_baseline(self, baseline, lines):
-        for at in (at for at, line in enumerate(lines) if "loss_function = " in line):
+        for at in (at for at, line in enumerate(lines)
+                   if "loss_function = " in line or "    epochs = []" in line):
             marked = lines[:at] + ["    " + MARKER, "    # why", *lines[at:at + 1], ""]
             assert self.caught(baseline, marked + lines[at + 1:])
 
@@ -114,15 +121,16 @@ class TestCheckerSees:
                 worse = line.replace("default=", "default=None or ")
                 assert self.caught(baseline, lines[:at] + [worse] + lines[at + 1:])
                 changed += 1
-        assert changed >= 8 or "loader" in baseline[:40]
+        assert changed >= 8
 
-    def test_changed_comment_docstring_and_end(self, baseline, lines):
-        (at,) = [i for i, line in enumerate(lines) if line.startswith('"""Train')]
+    def test_changed_comment_docstring_and_end(self, variant, baseline, lines):
+        *_, comment, docstring = VITAL[variant.stem.split("_")[0]]
+        (at,) = [i for i, line in enumerate(lines) if line.startswith(docstring)]
         assert self.caught(baseline, [*lines[:at], lines[at] + " ", *lines[at + 1:]])
         assert self.caught(baseline, lines + ["", "print()"])
         assert self.caught(baseline, lines[:-1])
-        (at,) = [i for i, line in enumerate(lines) if line.strip() == "# one step down"]
-        assert self.caught(baseline, lines[:at] + ["            # two"] + lines[at + 1:])
+        (at,) = [i for i, line in enumerate(lines) if line.strip() == comment]
+        assert self.caught(baseline, lines[:at] + ["# two"] + lines[at + 1:])
 
     def test_white_space(self, baseline, lines):
         for at in random.Random(0).sample(range(len(lines)), 40):
