@@ -303,7 +303,7 @@ class DALILoader:
         pipeline = pictures_pipeline(
             args, "gpu" if on_gpu else "cpu", dataset.samples, order, self.source, seed=args.seed,
             batch_size=args.batch_size, num_threads=max(1, args.num_workers),
-            device_id=0 if on_gpu else None)
+            device_id=0 if on_gpu else None, prefetch_queue_depth=3)
         self.parts = 1 if dataset.classes else 2
         self.batches = DALIGenericIterator(
             [pipeline], [f"{what} {k}" for what in ("picture", "ends", "shape")
