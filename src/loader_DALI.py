@@ -20,6 +20,7 @@ Every epoch it prints images/s and MB/s; at the end it writes RESULT_DIR/<script
 """
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -431,7 +432,10 @@ def main():
 
 
 if __name__ == "__main__":
+    failure = None
     try:
         main()
     except OSError as error:  # a picture that cannot be read, a full disk: one line says which
-        sys.exit(f"{Path(__file__).name}: error: {str(error).splitlines()[-1]}")
+        failure = f"{Path(__file__).name}: error: {str(error).splitlines()[-1]}"
+    gc.collect()  # what is left of main: its workers end before Python does
+    sys.exit(failure)

@@ -17,7 +17,7 @@ from conftest import ROOT, run, start
 from PIL import Image, ImageCms, ImageOps
 
 SCRIPT = ROOT / "resize_imagenet.py"
-SHARED = ROOT.parent / "shared" / "data"
+SHARED = ROOT.parent / "shared" / "data" / "faulty"
 N = 48
 COLOURS = [[(200, 30, 30), (30, 200, 30)], [(30, 30, 200), (200, 200, 30)]]
 
@@ -166,7 +166,7 @@ def album(tmp_path_factory):
     (links / "dangling.JPEG").symlink_to("nowhere")
     (links / "itself").symlink_to("itself")
     if SHARED.is_dir():
-        shutil.copytree(SHARED / "faulty", done.src / "shared")
+        shutil.copytree(SHARED, done.src / "shared")
     done.run = run(*words(done.src, done.dst))
     done.files = tree(done.dst)
     return done
@@ -368,7 +368,7 @@ def test_f28_every_source_has_its_own_output(album):
 
 def test_real_faulty_files(album):
     if not SHARED.is_dir():
-        pytest.skip("needs the faulty pictures of ../shared/data")
+        pytest.skip("needs the pictures of ../shared/data/faulty")
     bad = {"truncated_jpeg.jpg", "broken.png", "truncated_image.png", "broken_data_stream.png",
            "png_decompression_dos.png", "truncated_end_chunk.png"}
     for name in os.listdir(album.src / "shared"):
