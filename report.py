@@ -195,12 +195,12 @@ def write(rows, stem, note=""):
 
 
 # ------------------------------------------------------------------------------------- README
-def variants_table():
-    """A line for each variant: what its first block is for and how much it differs."""
-    baseline = (ROOT / "src" / "train.py").read_text().splitlines()
+def variants_table(base):
+    """A line for each variant of src/<base>.py: how much it differs, and its own options."""
+    baseline = (ROOT / "src" / f"{base}.py").read_text().splitlines()
     lines = ["| script | blocks | lines it adds | lines it replaces | options it adds |",
              "|---|---|---|---|---|"]
-    for path in sorted((ROOT / "src").glob("train_*.py")):
+    for path in sorted((ROOT / "src").glob(f"{base}_*.py")):
         text = path.read_text().splitlines()
         changes = [line for line in difflib.ndiff(baseline, text) if line[2:].strip()]
         added = [line[2:] for line in changes if line.startswith("+")]
@@ -224,7 +224,8 @@ def measured(name):
 def readme(text):
     """README.md with everything between <!-- NAME --> and <!-- /NAME --> made anew."""
     for name in re.findall(r"<!-- ([\w-]+) -->", text):
-        part = variants_table() if name == "variants" else measured(name)
+        base = {"variants": "train", "loaders": "loader"}.get(name)
+        part = variants_table(base) if base else measured(name)
         pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
         text = re.sub(pattern, lambda found, part=part: f"{found[1]}{part.strip()}\n{found[2]}",
                       text, flags=re.DOTALL)

@@ -10,6 +10,7 @@ import report
 
 README = (ROOT / "README.md").read_text()
 RESULTS = sorted((ROOT / "results").glob("*/running.json"))
+LOADING = sorted((ROOT / "results").glob("*/loading.json"))
 
 
 def test_tables_are_those_of_the_files_and_records():
@@ -30,9 +31,22 @@ def test_results_hold_together(path):
     assert all(each == options[0] for each in options)
 
 
+@pytest.mark.parametrize("path", LOADING, ids=lambda path: path.parent.name)
+def test_results_of_loading_hold_together(path):
+    rows = json.loads(path.read_text())
+    assert [row["cache"] for row in rows] == ["cold", "warm"] * 2
+    assert path.with_suffix(".md").read_text() == report.loading_markdown(rows)
+    for row in rows:
+        assert row["environment"]["gpu"] and row["date"] and len(row["epochs"]) >= 4
+        assert row["command"].startswith("./loading.sh") and row["samples"] >= 2000
+    assert len({row["samples"] for row in rows}) == len({row["bytes"] for row in rows}) == 1
+
+
 def test_every_script_has_its_section_and_every_file_named_is_there():
     for name in TECHNIQUES:
         assert f"### train_{name}.py: " in README
+    for path in SRC.glob("loader*.py"):
+        assert f"### {path.name}: " in README
     for target in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / target).exists(), target
     for name in re.findall(r"src/(\w+\.py)", README):
@@ -51,5 +65,5 @@ def test_every_option_named_is_one_of_the_scripts():
 
 def test_no_path_of_the_machine_that_made_it():
     for path in [ROOT / "README.md", *SRC.glob("*.py"), *ROOT.glob("*.py"), *ROOT.glob("*.sh"),
-                 *RESULTS]:
+                 *RESULTS, *LOADING]:
         assert str(ROOT) not in path.read_text(), path
