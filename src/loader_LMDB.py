@@ -364,6 +364,9 @@ class ImageFolderLMDB(Pictures):
     def size(self, key):
         return self.of(key)[1]
     def files(self):
+        process, store, _ = self.stores.pop(self.path, (None, None, None))
+        if process == os.getpid():
+            store.close()  # --cold cannot drop what is mapped; the next read opens it again
         return [self.path]
 
 def main():
