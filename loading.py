@@ -5,6 +5,7 @@ import datetime
 import json
 import os
 import random
+import runpy
 import shlex
 import statistics
 import subprocess
@@ -40,9 +41,11 @@ def find_script(name):
     src = ROOT / "src"
     for path in (Path(name), src / name, src / f"{name}.py"):
         if path.is_file():
-            if "--data_source" in path.read_text(errors="replace"):
-                return path.resolve()
-            usage(f"{path} is no loader")
+            if "--data_source" not in path.read_text(errors="replace"):
+                usage(f"{path} is no loader")
+            if path.stem == "loader" and path.resolve() != src / "loader.py":
+                usage(f"{path} has the baseline's name: give it another")
+            return path.resolve()
     names = ", ".join(sorted(path.name for path in src.glob("loader*.py")))
     usage(f"there is no script {name!r}: name one of {names}, or a path")
 
@@ -118,8 +121,9 @@ def rotates(path):
 def measure_storage(loader, files, threads):
     """Reads some of `files` with nothing else going on: what the disk gives, cold and warm.
 
-    Returns a dict: kind (HDD, SSD, network or memory), file_system, device, rotational, droppable
-    (whether the kernel forgets the files when told to), answer_seconds (mean of cold reads of
+    Returns a dict: kind (HDD, SSD, network or memory), file_system, device, rotational, cached
+    (the share that the kernel holds when told to forget it; None: it does not tell), droppable
+    (whether cold can be measured), answer_seconds (mean of cold reads of
     one byte), cold_megabytes_per_second, warm_megabytes_per_second.
     """
     some = random.Random(0).sample(files, min(len(files), 256))
@@ -135,8 +139,9 @@ def measure_storage(loader, files, threads):
         with ThreadPoolExecutor(max(1, threads)) as pool:
             return sum(pool.map(size, paths)) / 1e6 / (time.perf_counter() - start)
     loader.drop_from_cache(some)
-    held = cached(some)
-    result["droppable"] = held is not None and held < 0.1
+    held = None if name in MEMORY else cached(some)
+    result["cached"] = held
+    result["droppable"] = name not in MEMORY and (held is None or held < 0.1)
     if result["droppable"]:
         loader.drop_from_cache(some)
         result["cold_megabytes_per_second"] = read(some)
@@ -266,7 +271,8 @@ def bottleneck(cold, warm, storage, workers):
                 f"{storage['cold_megabytes_per_second']:,.1f} MB/s cold where the loader takes "
                 f"{needs:,.1f}")
     else:
-        same = "the files are in memory"
+        same = ("the files are in memory" if storage["kind"] == "memory" else
+                "the kernel keeps the files in memory")
     if gpu is not None and gpu >= BUSY and gpu >= busy / of:
         return "GPU", f"{engines}; {same}"
     if busy < BUSY * of and 0 < workers < of and busy >= BUSY * workers:
@@ -276,19 +282,28 @@ def bottleneck(cold, warm, storage, workers):
     return ("GPU" if (gpu or 0) > busy / of else "CPU"), f"{engines}; {same}"
 
 
+def check_options(script, words):
+    """Has the script's own parser look at its options, before minutes go by; exit 2 if it minds."""
+    try:
+        parser = runpy.run_path(str(script))["build_parser"]()
+    except (Exception, SystemExit):
+        return  # a package is missing, or the script is the user's: running it will tell
+    parser.prog = "loading.sh"
+    parser.parse_args(words)
+
+
 def main():
-    script, loader, args, pictures, common, own = parse(sys.argv[1:])
     stop_on_signals()
+    script, loader, args, pictures, common, own = parse(sys.argv[1:])
     folder = args.result_dir.resolve() / "loading"
     lock = folder_of_its_own(folder, "loading.sh")  # held until the process ends
     shared = dict(date=datetime.date.today().isoformat(),
                   command=shlex.join(["./loading.sh", *sys.argv[1:]]))
     baseline = ROOT / "src" / "loader.py"
     scripts = {baseline: common}
-    if script.read_bytes() != baseline.read_bytes():
+    if script != baseline:
         scripts[script] = common + own
-    elif own:
-        usage(f"loader.py has no option {own[0]}")
+    check_options(script, common + own)
     rows, interrupted, failed = [], "", False
     try:
         storage = measure_storage(loader, pictures.files(), args.num_workers)

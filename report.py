@@ -110,8 +110,10 @@ def storage_line(storage):
     if storage["droppable"]:
         words.append(f"read alone it gives {storage['cold_megabytes_per_second']:,.1f} MB/s "
                      f"cold, and it answers in {1000 * storage['answer_seconds']:.2f} ms")
-    else:
+    elif storage["kind"] != "memory":
         words.append("the kernel does not forget its files when told to, so there is no cold run")
+    if storage["droppable"] and storage.get("cached", 0) is None:
+        words.append("whether a file is cached cannot be told here, so cold may be warm")
     return "; ".join(words) + "."
 
 
@@ -149,9 +151,11 @@ def loading_markdown(rows, note=""):
               if row["status"] == "fail"]
     good = next((row for row in rows if row["status"] == "ok"), None)
     if good:
-        n = max(1, len(good["epochs"]) - 1)
-        lines += ["", f"{good['samples']:,} samples, {good['bytes'] / 1e6:,.1f} MB an epoch; medians "
-                  f"of {n} epochs after the first. {storage_line(good['storage'])}", "",
+        n = len(good["epochs"]) - 1
+        which = (f"medians of the {n} epochs after the first" if n > 1 else "the second epoch"
+                 if n else "the only epoch, which warms up as well")
+        lines += ["", f"{good['samples']:,} samples, {good['bytes'] / 1e6:,.1f} MB an epoch; "
+                  f"{which}. {storage_line(good['storage'])}", "",
                   machine(good)]
     lines += ["", note] if note else []
     return "\n".join(lines) + "\n"

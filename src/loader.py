@@ -290,5 +290,7 @@ if __name__ == "__main__":
         main()
     except OSError as error:  # a picture that cannot be read, a full disk: one line says which
         failure = f"{Path(__file__).name}: error: {str(error).splitlines()[-1]}"
+    except KeyboardInterrupt:
+        failure = f"{Path(__file__).name}: stopped"
     gc.collect()  # what is left of main: its workers end before Python does
     sys.exit(failure)

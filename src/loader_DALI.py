@@ -247,12 +247,11 @@ class ExternalInputIterator:
 # new #
 # the work of the transform, as a graph of DALI's operators
 @pipeline_def
-def pictures_pipeline(args, dali_device, samples, order, source):
+def pictures_pipeline(args, dali_device, samples, numbers, source):
     """Batches of pictures (crop, crop, 3), of their files' ends and sizes, of sample numbers."""
     if source:
         *encoded, number = fn.external_source(source, num_outputs=3, batch=False)
-    else:  # what comes as a label is the sample's number
-        numbers = order(0)
+    else:  # what comes as a label is the sample's number; DALI shuffles their order once more
         encoded, number = fn.readers.file(
             files=[samples[i][0] for i in numbers], labels=numbers, name="reader",
             pad_last_batch=True, shuffle_after_epoch=args.split == "train")
@@ -300,22 +299,32 @@ class DALILoader:
         self.dataset, self.source = dataset, None
         if not dataset.classes:
             self.source = ExternalInputIterator(dataset.samples, args.batch_size, order)
-        on_gpu = args.dali_device == "gpu" and torch.cuda.is_available()
-        pipeline = pictures_pipeline(
-            args, "gpu" if on_gpu else "cpu", dataset.samples, order, self.source, seed=args.seed,
-            batch_size=args.batch_size, num_threads=max(1, args.num_workers),
-            device_id=0 if on_gpu else None, prefetch_queue_depth=3)
         self.parts = 1 if dataset.classes else 2
-        self.batches = DALIGenericIterator(
-            [pipeline], [f"{what} {k}" for what in ("picture", "ends", "shape")
-                         for k in range(self.parts)] + ["number"],
-            reader_name="reader" if dataset.classes else None, auto_reset=True,
-            last_batch_policy=LastBatchPolicy.PARTIAL, prepare_first_batch=False)
+        def build(epoch):
+            pipeline = pictures_pipeline(
+                args, "gpu" if self.on_gpu else "cpu", dataset.samples, order(epoch), self.source,
+                seed=args.seed + epoch, batch_size=args.batch_size, prefetch_queue_depth=3,
+                num_threads=max(1, args.num_workers), device_id=0 if self.on_gpu else None)
+            self.batches = DALIGenericIterator(
+                [pipeline], [f"{what} {k}" for what in ("picture", "ends", "shape")
+                             for k in range(self.parts)] + ["number"],
+                reader_name="reader" if dataset.classes else None, auto_reset=True,
+                last_batch_policy=LastBatchPolicy.PARTIAL, prepare_first_batch=False)
+        self.on_gpu = args.dali_device == "gpu" and torch.cuda.is_available()
+        self.build, self.epoch, self.cold = build, 0, args.cold and not self.on_gpu
+        build(0)
         self.batch_size = args.batch_size
         self.labels = torch.tensor([k for _, k in dataset.samples] if dataset.classes else [])
     def __len__(self):
         return -(-len(self.dataset) // self.batch_size)
     def __iter__(self):
+        # DALI reads three batches into the next epoch, which --cold is to find on the disk; on the
+        # GPU they stay, since a new pipeline would have to warm up
+        if self.cold and self.epoch:
+            self.build(self.epoch)
+        self.epoch += 1
+        return self.read()
+    def read(self):
         try:
             for step, (batch,) in enumerate(self.batches):
                 left = len(self.dataset) - step * self.batch_size
@@ -437,5 +446,7 @@ if __name__ == "__main__":
         main()
     except OSError as error:  # a picture that cannot be read, a full disk: one line says which
         failure = f"{Path(__file__).name}: error: {str(error).splitlines()[-1]}"
+    except KeyboardInterrupt:
+        failure = f"{Path(__file__).name}: stopped"
     gc.collect()  # what is left of main: its workers end before Python does
     sys.exit(failure)

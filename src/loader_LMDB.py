@@ -252,7 +252,8 @@ def build_lmdb(pictures, path, workers):
     Raises OSError.
     """
     names = [[name for name in sample if isinstance(name, str)] for sample in pictures.samples]
-    index = dict(format=1, count=0, classes=pictures.classes, pair=pictures.pair, samples=[])
+    index = dict(format=1, count=0, classes=pictures.classes, pair=pictures.pair, samples=[],
+                 root=os.path.basename(pictures.root))
     part = open(f"{path}.part", "ab")
     fcntl.flock(part, fcntl.LOCK_EX)  # the lock of a killed process is gone with it
     try:
@@ -315,7 +316,8 @@ class ImageFolderLMDB(Pictures):
             index = json.loads(self.get("index"))
             if index["format"] != 1:
                 raise ValueError(f"format {index['format']}, this script reads 1")
-            self.classes, self.pair, self.index = index["classes"], index["pair"], index["samples"]
+            self.classes, self.pair, self.root = index["classes"], index["pair"], index["root"]
+            self.index = index["samples"]
             if index["count"] != len(self.index):
                 raise ValueError("count")
         except (LookupError, TypeError, ValueError) as error:
@@ -333,6 +335,8 @@ class ImageFolderLMDB(Pictures):
         """The bytes of a record. Its place lets the kernel fetch it in one go, and nothing else."""
         process, store, file = self.stores.get(self.path, (None, None, None))
         try:
+            if not os.path.getsize(self.path):
+                raise lmdb.InvalidError(f"{self.path} is empty")
             if process != os.getpid():
                 if store:
                     store.close()  # in a forked worker: the parent's
@@ -342,15 +346,17 @@ class ImageFolderLMDB(Pictures):
                 self.stores[self.path] = os.getpid(), store, file
                 size_in_use = (store.info()["last_pgno"] + 1) * store.stat()["psize"]
                 if size_in_use > os.path.getsize(self.path):
-                    raise lmdb.Error(f"{self.path} is cut short")  # reading on would be a SIGBUS
+                    raise lmdb.InvalidError(f"{self.path} is cut short")  # reading on would be a SIGBUS
             if place:
                 os.posix_fadvise(file.fileno(), place, size, os.POSIX_FADV_WILLNEED)
             with store.begin() as transaction:
                 record = transaction.get(key.encode())
             if record is None:
-                raise lmdb.Error(f"{self.path} is incomplete: no record {key}")
-        except lmdb.Error as error:
+                raise lmdb.InvalidError(f"{self.path} is incomplete: no record {key}")
+        except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
             raise OSError(f"{error}: remove it, and it is built again") from None
+        except lmdb.Error as error:
+            raise OSError(f"cannot read {error}") from None
         return record
     def of(self, key):
         """(name, size, place) of a record."""
@@ -399,8 +405,10 @@ def main():
             sys.exit(f"{script}: error: built {path} without {left_out} samples that cannot be "
                      "read (named above): run it again to go on without them")
     dataset = ImageFolderLMDB(path, transform, 1 if args.resize else args.crop)
-    if dataset.pair and dataset.pair != args.pair:
-        parser.error(f"--pair: {path} holds {dataset.pair}: name another --lmdb")
+    is_train = dataset.root in ("train", "training")
+    if dataset.pair not in (None, args.pair) or is_train != (args.split == "train"):
+        parser.error(f"--pair, --split: {path} holds {dataset.pair or dataset.root}: name another "
+                     "--lmdb")
 
     # the samples that are read
     if args.samples and args.samples < len(dataset):
@@ -463,5 +471,7 @@ if __name__ == "__main__":
         main()
     except OSError as error:  # a picture that cannot be read, a full disk: one line says which
         failure = f"{Path(__file__).name}: error: {str(error).splitlines()[-1]}"
+    except KeyboardInterrupt:
+        failure = f"{Path(__file__).name}: stopped"
     gc.collect()  # what is left of main: its workers end before Python does
     sys.exit(failure)

@@ -519,6 +519,9 @@ def test_lmdb_of_other_pairs_is_refused(load, tmp_path):
     shutil.copytree(data / "train/blurry", data / "train/noisy")
     line = error_of(load("loader_LMDB", data, *SMALL, "--pair", "noisy", "sharp"), "loader_LMDB", 2)
     assert "--pair" in line
+    line = error_of(load("loader_LMDB", data, *SMALL, "--split", "test", "--lmdb",
+                         f"{data}_train.lmdb"), "loader_LMDB", 2)
+    assert "--split" in line
 
 
 def test_f29_disk_full(load, tmp_path):
