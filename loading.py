@@ -212,7 +212,7 @@ def work_of(pid):
 
 
 def run(script, words, folder, state):
-    """Runs a loader. Returns (status, exit code, its record and what it kept busy, or error, log)."""
+    """Runs a loader. Returns (status, exit code, its record and what it kept busy, or an error)."""
     log = folder / f"{script.stem}_{state}.log"
     record = folder / f"{script.stem}.json"
     record.unlink(missing_ok=True)

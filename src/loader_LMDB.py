@@ -346,7 +346,8 @@ class ImageFolderLMDB(Pictures):
                 self.stores[self.path] = os.getpid(), store, file
                 size_in_use = (store.info()["last_pgno"] + 1) * store.stat()["psize"]
                 if size_in_use > os.path.getsize(self.path):
-                    raise lmdb.InvalidError(f"{self.path} is cut short")  # reading on would be a SIGBUS
+                    # reading on would be a SIGBUS
+                    raise lmdb.InvalidError(f"{self.path} is cut short")
             if place:
                 os.posix_fadvise(file.fileno(), place, size, os.POSIX_FADV_WILLNEED)
             with store.begin() as transaction:
