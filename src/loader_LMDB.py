@@ -20,9 +20,10 @@ Every epoch it prints images/s and MB/s; at the end it writes RESULT_DIR/<script
 """
 
 import argparse
-import gc
 import json
+import multiprocessing
 import os
+import signal
 import statistics
 import sys
 import time
@@ -467,12 +468,17 @@ def main():
 
 
 if __name__ == "__main__":
-    failure = None
     try:
         main()
+        sys.exit()
     except OSError as error:  # a picture that cannot be read, a full disk: one line says which
         failure = f"{Path(__file__).name}: error: {str(error).splitlines()[-1]}"
     except KeyboardInterrupt:
         failure = f"{Path(__file__).name}: stopped"
-    gc.collect()  # what is left of main: its workers end before Python does
-    sys.exit(failure)
+
+    # that is all there is to say: workers and threads in the midst of their work say nothing more
+    print(failure, file=sys.stderr, flush=True)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    os._exit(1)
