@@ -281,8 +281,8 @@ def main():
                   samples=len(dataset), bytes=size, epochs=epochs)
     for name in epochs[0]:
         record[name] = statistics.median(each[name] for each in steady)
-    text = json.dumps(record, indent=1, default=str) + "\n"
-    replace(args.result_dir / f"{script}.json", text.encode())
+    text = json.dumps(record, indent=1, default=str)
+    replace(args.result_dir / f"{script}.json", f"{text}\n".encode())
 
 
 if __name__ == "__main__":
@@ -294,7 +294,7 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         failure = f"{Path(__file__).name}: stopped"
 
-    # that is all there is to say: workers and threads in the midst of their work say nothing more
+    # workers and threads in the midst of their work have nothing to add
     print(failure, file=sys.stderr, flush=True)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for worker in multiprocessing.active_children():
