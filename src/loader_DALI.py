@@ -229,17 +229,19 @@ def replace(path, content):
 # the encoded files of pairs, sample by sample: change __call__ for a layout of your own
 class ExternalInputIterator:
     """What DALI calls for each sample: the bytes of its files, and its number.
-    `order(epoch)` lists an epoch's samples. Each comes once; the last batch, which has to be
-    full, goes on with the first ones again, and DALILoader cuts them off.
+    `order(epoch)` lists an epoch's samples, of which this is one of `shards` equal parts. Each
+    comes once; what the last batch lacks are the first ones again, for DALILoader to cut off.
     """
-    def __init__(self, samples, batch_size, order):
+    def __init__(self, samples, batch_size, order, shard=0, shards=1):
         self.samples, self.batch_size, self.order = samples, batch_size, order
-        self.epoch, self.indices = None, []
+        self.shard, self.shards, self.epoch, self.indices = shard, shards, None, []
+        self.steps = -(-len(samples) // (batch_size * shards))  # the same in every shard
         self.read = collections.deque(maxlen=8 * batch_size)
     def __call__(self, info):
         if info.epoch_idx != self.epoch:
-            self.epoch, self.indices = info.epoch_idx, self.order(info.epoch_idx)
-        if info.iteration * self.batch_size >= len(self.indices):
+            self.epoch = info.epoch_idx
+            self.indices = self.order(self.epoch)[self.shard::self.shards]
+        if info.iteration >= self.steps:
             raise StopIteration
         i = self.indices[info.idx_in_epoch % len(self.indices)]
         self.read.extend(self.samples[i])
@@ -248,7 +250,7 @@ class ExternalInputIterator:
 # new #
 # the work of the transform, as a graph of DALI's operators
 @pipeline_def
-def pictures_pipeline(args, dali_device, samples, numbers, source):
+def pictures_pipeline(args, on_gpu, samples, numbers, source):
     """Batches of pictures (crop, crop, 3), of their files' ends and sizes, of sample numbers."""
     if source:
         *encoded, number = fn.external_source(source, num_outputs=3, batch=False)
@@ -270,7 +272,7 @@ def pictures_pipeline(args, dali_device, samples, numbers, source):
     # one step resizes, crops and mirrors: it reads the part of the full picture that is left
     scale = shapes[0] / fn.cast(size, dtype=types.FLOAT)
     start, end = (corner + across) * scale, (corner + args.crop - across) * scale
-    if dali_device == "gpu":  # most on its JPEG engine, all with libjpeg's smooth colours
+    if on_gpu:  # most on its JPEG engine, all with libjpeg's smooth colours
         decoded = [fn.decoders.image(each, device="mixed", hw_decoder_load=0.8,
                                      jpeg_fancy_upsampling=True) for each in encoded]
     else:  # decodes that part alone, and what the resize needs around it
@@ -286,7 +288,7 @@ def pictures_pipeline(args, dali_device, samples, numbers, source):
     return *cut, *ends, *shapes, number
 
 # new #
-# the first and the last two bytes of a whole file
+# a JPEG that was cut short lacks the last two of these, and the GPU's decoder does not mind
 JPEG = torch.tensor([0xFF, 0xD8, 0xFF, 0xD9])
 
 # new #
@@ -294,41 +296,41 @@ JPEG = torch.tensor([0xFF, 0xD8, 0xFF, 0xD9])
 class DALILoader:
     """Yields what DataLoader yields: uint8 (N, 3, crop, crop) with (N,) labels, or two of them."""
     def __init__(self, dataset, args, sampler, generator):
-        def order(epoch):
-            generator.manual_seed(args.seed + epoch)
-            return list(sampler)
-        self.dataset, self.source = dataset, None
-        if not dataset.classes:
-            self.source = ExternalInputIterator(dataset.samples, args.batch_size, order)
-        self.parts = 1 if dataset.classes else 2
-        def build(epoch):
-            pipeline = pictures_pipeline(
-                args, "gpu" if self.on_gpu else "cpu", dataset.samples, order(epoch), self.source,
-                seed=args.seed + epoch, batch_size=args.batch_size, prefetch_queue_depth=3,
-                num_threads=max(1, args.num_workers), device_id=0 if self.on_gpu else None)
-            self.batches = DALIGenericIterator(
-                [pipeline], [f"{what} {k}" for what in ("picture", "ends", "shape")
-                             for k in range(self.parts)] + ["number"],
-                reader_name="reader" if dataset.classes else None, auto_reset=True,
-                last_batch_policy=LastBatchPolicy.PARTIAL, prepare_first_batch=False)
+        self.dataset, self.args, self.sampler, self.generator = dataset, args, sampler, generator
         self.on_gpu = args.dali_device == "gpu" and torch.cuda.is_available()
-        self.build, self.epoch, self.cold = build, 0, args.cold and not self.on_gpu
-        build(0)
-        self.batch_size = args.batch_size
+        self.parts = 1 if dataset.classes else 2
         self.labels = torch.tensor([k for _, k in dataset.samples] if dataset.classes else [])
+        self.epoch, self.source, self.batches = 0, None, None
+    def order(self, epoch):
+        self.generator.manual_seed(self.args.seed + epoch)
+        return list(self.sampler)
+    def build(self, first):
+        """A pipeline, and the iterator over it, whose first epoch is number `first`."""
+        def order(epoch):
+            return self.order(first + epoch)
+        if not self.dataset.classes:
+            self.source = ExternalInputIterator(self.dataset.samples, self.args.batch_size, order)
+        pipeline = pictures_pipeline(
+            self.args, self.on_gpu, self.dataset.samples, order(0), self.source,
+            seed=self.args.seed + first, batch_size=self.args.batch_size, prefetch_queue_depth=3,
+            num_threads=max(1, self.args.num_workers), device_id=0 if self.on_gpu else None)
+        names = [f"{what} {k}" for what in ("picture", "ends", "shape") for k in range(self.parts)]
+        self.batches = DALIGenericIterator(
+            [pipeline], [*names, "number"], reader_name=None if self.source else "reader",
+            auto_reset=True, last_batch_policy=LastBatchPolicy.PARTIAL, prepare_first_batch=False)
     def __len__(self):
-        return -(-len(self.dataset) // self.batch_size)
+        return -(-len(self.dataset) // self.args.batch_size)
     def __iter__(self):
         # DALI reads three batches into the next epoch, which --cold is to find on the disk; on the
         # GPU they stay, since a new pipeline would have to warm up
-        if self.cold and self.epoch:
+        if not self.batches or self.args.cold and not self.on_gpu:
             self.build(self.epoch)
         self.epoch += 1
         return self.read()
     def read(self):
         try:
             for step, (batch,) in enumerate(self.batches):
-                left = len(self.dataset) - step * self.batch_size
+                left = len(self.dataset) - step * self.args.batch_size
                 number = batch["number"][:left].flatten().long()
                 pictures, ends, sizes = (
                     [batch[f"{what} {k}"][:left] for k in range(self.parts)]

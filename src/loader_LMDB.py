@@ -278,7 +278,7 @@ def build_lmdb(pictures, path, workers):
                               if line.split()[4] == str(os.fstat(part.fileno()).st_ino))
             with store.begin(buffers=True) as transaction:
                 found = np.frombuffer(transaction.get(key.encode()), np.uint8).ctypes.data
-            return found - mapped if len(value) > mmap.PAGESIZE else 0
+            return max(found - mapped, 0) if len(value) > mmap.PAGESIZE else 0
         encoded = DataLoader(EncodedFiles(names), None, num_workers=workers)
         for i, (files, error) in enumerate(tqdm(encoded, f"building {path}", disable=None)):
             if error:
@@ -310,7 +310,7 @@ class ImageFolderLMDB(Pictures):
     Opened read-only, by each process when it first reads. `samples` holds (key, label) or
     (key, key). Records are bytes and JSON: nothing in them runs. Raises OSError with file and key.
     """
-    stores = {}  # path: (process, environment), which LMDB opens once in a process
+    stores = {}  # path: (process, environment, file); LMDB opens one only once in a process
     def __init__(self, path, transform=None, least=1):
         self.path, self.transform, self.least = str(path), transform, least
         try:
@@ -332,23 +332,27 @@ class ImageFolderLMDB(Pictures):
                 raise OSError(f"{path}: the label of record {key} is {label}, and there are "
                               f"{len(self.classes)} classes: remove it, and it is built again")
         self.class_to_idx = {name: i for i, name in enumerate(self.classes or [])}
-    def get(self, key, place=0, size=0):
-        """The bytes of a record. Its place lets the kernel fetch it in one go, and nothing else."""
-        process, store, file = self.stores.get(self.path, (None, None, None))
-        try:
+    def opened(self):
+        """This process's (environment, file). Raises lmdb.Error."""
+        process, store, file = self.stores.pop(self.path, (None, None, None))
+        if store and process != os.getpid():
+            store.close()  # a forked worker's copy of its parent's
+        if process != os.getpid():
             if not os.path.getsize(self.path):
                 raise lmdb.InvalidError(f"{self.path} is empty")
-            if process != os.getpid():
-                if store:
-                    store.close()  # in a forked worker: the parent's
-                store = lmdb.open(self.path, subdir=False, readonly=True, create=False, lock=False,
-                                  readahead=False)
-                file = open(self.path, "rb")
-                self.stores[self.path] = os.getpid(), store, file
-                size_in_use = (store.info()["last_pgno"] + 1) * store.stat()["psize"]
-                if size_in_use > os.path.getsize(self.path):
-                    # reading on would be a SIGBUS
-                    raise lmdb.InvalidError(f"{self.path} is cut short")
+            store = lmdb.open(self.path, subdir=False, readonly=True, create=False, lock=False,
+                              readahead=False)
+            if os.path.getsize(self.path) < (
+                    store.info()["last_pgno"] + 1) * store.stat()["psize"]:
+                store.close()  # reading on would be a SIGBUS
+                raise lmdb.InvalidError(f"{self.path} is cut short")
+            file = open(self.path, "rb")
+        self.stores[self.path] = os.getpid(), store, file
+        return store, file
+    def get(self, key, place=0, size=0):
+        """The bytes of a record. Its place lets the kernel fetch it in one go, and nothing else."""
+        try:
+            store, file = self.opened()
             if place:
                 os.posix_fadvise(file.fileno(), place, size, os.POSIX_FADV_WILLNEED)
             with store.begin() as transaction:

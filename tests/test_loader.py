@@ -166,8 +166,8 @@ def assert_agree(load, data, names, *options):
         assert close >= 0.99, f"{name}: {close:.2%} of the pixels within 2"
 
 
-def test_agreement_on_every_kind_of_picture(load, tmp_path):
-    """f6, f7, f8, f10, f11, f26: the same picture from each loader; LMDB's to the bit."""
+def test_f6_f7_f8_f10_f11_f26_agreement_on_every_kind_of_picture(load, tmp_path):
+    """The same picture from each loader; LMDB's to the bit."""
     names = unusual(tmp_path / "data" / "test" / "all")
     assert_agree(load, tmp_path / "data", names, "--resize", 64, "--crop", 56)
     assert_agree(load, tmp_path / "data", names, "--resize", 0, "--crop", 75)
@@ -185,8 +185,8 @@ def test_agreement_on_real_pictures(load, tmp_path):
     assert_agree(load, tmp_path / "data", sorted(path.name for path in folder.iterdir()))
 
 
-def test_what_the_pixels_have_to_be(load, tmp_path):
-    """f7, f9, f10: colours not inverted, 16 bits scaled, transparency on white."""
+def test_f7_f9_f10_what_the_pixels_have_to_be(load, tmp_path):
+    """Colours not inverted, 16 bits scaled, transparency on white."""
     folder = tmp_path / "data" / "test" / "all"
     red = Image.new("RGB", (64, 64), (200, 30, 40))
     save(red.convert("CMYK"), folder / "1.jpg", quality=95)
@@ -242,7 +242,7 @@ def numbers_of(epoch, layout):
 
 @each_loader
 @pytest.mark.parametrize("layout", ["classes", "pairs"])
-def test_every_sample_once_an_epoch_in_a_new_order(load, numbered, tmp_path, loader, layout):
+def test_f48_every_sample_once_an_epoch_in_a_new_order(load, numbered, tmp_path, loader, layout):
     more = ("--lmdb", tmp_path / "x.lmdb") if loader == "loader_LMDB" else ()
     for batch_size, workers in ((4, 2), (13, 0), (20, 1)):
         orders = []
@@ -264,6 +264,41 @@ def test_every_sample_once_an_epoch_in_a_new_order(load, numbered, tmp_path, loa
                 "--batch_size", 4, "--epochs", 2, capture=True,
                 *(("--lmdb", tmp_path / "y.lmdb") if more else ()))
     assert [numbers_of(epoch, layout) for epoch in test.batches] == [list(range(13))] * 2
+
+
+@pytest.mark.parametrize("shards", [2, 3, 5])
+def test_f48_shards_of_the_iterator(numbered, shards):
+    """Every pair once over all shards, by the same number of batches in each, reshuffled."""
+    code = f"""
+import sys; sys.path.insert(0, {str(SRC)!r})
+from types import SimpleNamespace
+from loader_DALI import ExternalInputIterator, Pictures
+samples = Pictures({str(numbered / "pairs/train")!r}).samples
+orders = [list(range(13)), list(range(12, -1, -1))]
+for epoch in range(2):
+    seen, steps = [], set()
+    for shard in range({shards}):
+        source, count = ExternalInputIterator(samples, 2, orders.__getitem__, shard, {shards}), 0
+        numbers = []
+        try:
+            while True:
+                *files, number = source(SimpleNamespace(
+                    epoch_idx=epoch, iteration=count // 2, idx_in_epoch=count))
+                assert [file.tobytes() for file in files] == [
+                    open(name, "rb").read() for name in samples[number[0]]]
+                numbers.append(int(number[0]))
+                count += 1
+        except StopIteration:
+            pass
+        own = orders[epoch][shard::{shards}]
+        assert numbers[:len(own)] == own
+        seen += own
+        steps.add(count / 2)
+    assert sorted(seen) == list(range(13)) and len(steps) == 1, (seen, steps)
+print("good")
+"""
+    done = run(sys.executable, "-c", code)
+    assert done.stdout == "good\n", done.stderr
 
 
 @each_loader
