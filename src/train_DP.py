@@ -85,10 +85,10 @@ def is_picture(path):
     return name.endswith(datasets.folder.IMG_EXTENSIONS) and not name.startswith("._")
 
 
-def load_image(path):
-    """An RGB picture, upright by its EXIF orientation. Raises OSError naming the file."""
+def load_image(path, file=None):
+    """An RGB picture, upright by its EXIF, of what is at `path` or in `file`. Raises OSError."""
     try:
-        with Image.open(path) as image:
+        with Image.open(file or path) as image:
             return ImageOps.exif_transpose(image).convert("RGB")
     except Exception as error:
         raise OSError(f"cannot read the picture {path}: {error}") from None
@@ -275,7 +275,8 @@ def main():
     # nothing in a step waits for the device; the clock does, at the edges of what it times
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None
     warmup_seconds = 0.0
-    for epoch in range(len(epochs), args.epochs):
+    resumed = len(epochs)
+    for epoch in range(resumed, args.epochs):
         # the order of the pictures
         sampler.generator.manual_seed(args.seed + epoch)
 
@@ -344,8 +345,8 @@ def main():
             torch.save(state, content := io.BytesIO())
             replace(saved, content.getvalue())
 
-    # the record; the speed is that of the epochs after the first, which warms up
-    steady = epochs[1:] or epochs
+    # the record; the speed is that of the epochs after this run's first, which warms up
+    steady = epochs[resumed + 1:] or epochs[1:resumed] or epochs
     record = dict(
         script=script, options=vars(args), environment=environment(device), parameters=parameters,
         epochs=epochs, val_top1=epochs[-1]["val_top1"], warmup_seconds=warmup_seconds,
