@@ -203,6 +203,7 @@ def main():
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True,
                               persistent_workers=workers > 0 and not args.augment, **loading)
 
+    # validation draws nothing, so its workers can stay
     val_loader = DataLoader(val_set, sampler=val_sampler, persistent_workers=workers > 0, **loading)
 
     # bytes turn into floats on the device
