@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 import report
-from running import (ROOT, Stopped, error_line, finish_despite_signals, folder_of_its_own, stop,
+from running import (ROOT, Stopped, conclude, failure, folder_of_its_own, guarded, stop,
                      stop_on_signals)
 
 USAGE = "usage: ./loading.sh SCRIPT DATASET [--result_dir DIR] [OPTION ...]"
@@ -235,8 +235,7 @@ def run(script, words, folder, state):
             stop(process)
             raise
     if code or not record.exists():
-        error = error_line(log)
-        return "skip" if "pip install" in error else "fail", code, dict(error=error, log=str(log))
+        return failure(code, log)
     details = json.loads(record.read_text())
     record.replace(folder / f"{script.stem}_{state}.json")
     first, last = marks[1 if len(marks) > 2 else 0], marks[-1]
@@ -304,7 +303,7 @@ def main():
     if script != baseline:
         scripts[script] = common + own
     check_options(script, common + own)
-    rows, interrupted, failed = [], "", False
+    rows, interrupted = [], ""
     try:
         storage = measure_storage(loader, pictures.files(), args.num_workers)
         print(report.storage_line(storage), flush=True)
@@ -322,7 +321,6 @@ def main():
                 done[state] = rows[-1]
                 print(report.loading_summary(rows[-1]), flush=True)
                 if status != "ok":
-                    failed = failed or status == "fail"
                     break
             if done.get("warm", {}).get("status") == "ok":
                 name, evidence = bottleneck(done.get("cold"), done["warm"], storage,
@@ -332,21 +330,8 @@ def main():
     except Stopped as reason:
         interrupted = f"Stopped by {reason} after {len(rows)} runs."
         print(f"\n{interrupted}", file=sys.stderr)
-    finish_despite_signals()
-    if rows:
-        report.write_loading(rows, args.result_dir / "loading", interrupted)
-        print()
-        print((args.result_dir / "loading.md").read_text())
-    if interrupted:
-        sys.exit(130)
-    sys.exit(failed)
+    conclude(rows, report.write_loading, args.result_dir / "loading", interrupted)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Stopped as reason:
-        print(f"loading.sh: stopped by {reason}", file=sys.stderr)
-        sys.exit(130)
-    except OSError as error:
-        sys.exit(f"loading.sh: error: {error}")
+    guarded(main, "loading.sh")

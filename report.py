@@ -13,6 +13,11 @@ ROWS = {"single": [], "DP": ["DP"], "DDP": ["DDP"]}
 COLUMNS = {"plain": [], "+cudnn": ["cudnn"], "+amp": ["amp"], "+cudnn +amp": ["cudnn", "amp"]}
 
 
+def images_per_second(row):
+    """0 where a run did not end well."""
+    return row["images_per_second"] if row["status"] == "ok" else 0
+
+
 def ratio(row, baseline):
     """How many times as fast in training as `baseline`; None where either did not end well."""
     if row["status"] != "ok" or baseline["status"] != "ok":
@@ -68,37 +73,79 @@ def markdown(rows, note=""):
         cells = {row["column"]: cell(row, baseline) for row in rows if row["row"] == name}
         if cells:
             lines.append(f"| {name} | " + " | ".join(cells.get(at, "") for at in COLUMNS) + " |")
+    if [row["row"] for row in rows[1:2]] == ["staircase"]:
+        lines = []  # there are no other cells
+    lines += staircase(rows)
     lines += ["", "| run | images/s: median (least to most) | top-1 | peak memory, first device | "
               "data wait | warm-up |", "|---|---|---|---|---|---|"]
-    for row in rows:
-        name = "_".join(["train", *row["techniques"]])
+    for row in {script_name(row): row for row in rows}.values():
+        name = script_name(row)
         if row["status"] != "ok":
             lines.append(f"| {name} | {row['status'].upper()}: {row['error']} | | | | |")
             continue
-        steady = row["epochs"][1:] or row["epochs"]
-        wait = statistics.median(epoch["data_wait"] for epoch in steady)
+        wait = statistics.median(epoch["data_wait"] for epoch in steady(row))
         lines.append(f"| {name} | {row['images_per_second']:,.0f} ({min(speeds(row)):,.0f} to "
                      f"{max(speeds(row)):,.0f}) | {row['val_top1']:.2%} | "
                      f"{row['peak_memory_bytes'] / 2 ** 20:,.0f} MB | {wait:.0%} | "
                      f"{row['warmup_seconds']:.1f} s |")
-    logs = [f"- train{''.join('_' + name for name in row['techniques'])} failed; its log: "
-            f"{row['log']}" for row in rows if row["status"] == "fail"]
+    logs = [f"- {name} failed; its log: {log}" for name, log in dict.fromkeys(
+        (script_name(row), row["log"]) for row in rows if row["status"] == "fail")]
     good = next((row for row in rows if row["status"] == "ok"), None)
     if good:
-        n = len(good["epochs"]) - 1
-        which = (f"the {n} epochs after the first" if n > 1 else "the second epoch" if n else
-                 "the only epoch, which warms up as well: take 2 epochs or more to compare")
-        lines += ["", f"Seconds and images/s are of {which}, in training alone; the warm-up is "
+        alone = "" if len(good["epochs"]) > 1 else ": take 2 epochs or more to compare"
+        lines += ["", f"Seconds and images/s are of {which_epochs(good)}{alone}, in training alone; the warm-up is "
                   "start and first epoch. Each run was made once.", "", machine(good)]
         lines += ["", caveat(good)] if caveat(good) else []
     lines += ["", *logs] if logs else []
     lines += ["", note] if note else []
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def script_name(row):
+    """The name of the joined script that a row is of."""
+    return "_".join(["train", *row["techniques"]])
+
+
+def staircase(rows):
+    """The lines of the table of techniques, each on top of what has paid so far."""
+    steps = [row for row in rows if row["row"] == "staircase"]
+    if not steps:
+        return []
+    lines = ["", "| staircase | images/s | to the baseline | of this step | top-1 | |",
+             "|---|---|---|---|---|---|"]
+    by_name = {script_name(row): images_per_second(row) for row in rows}
+    for row in [rows[0], *steps]:
+        name = row["column"] if row in steps else "baseline"
+        if row["status"] != "ok":
+            lines.append(f"| {name} | {row['status'].upper()}: {row['error']} | | | | |")
+            continue
+        speed, first = row["images_per_second"], images_per_second(rows[0])
+        before = by_name["_".join(["train", *row["on"]])] if "on" in row else 0
+        lines.append(f"| {name} | {speed:,.0f} | {f'{speed / first:.2f}x' if first else ''} | "
+                     f"{f'{speed / before:.2f}x' if before else ''} | {row['val_top1']:.2%} | "
+                     f"{'' if 'kept' not in row else 'kept' if row['kept'] else 'left out'} |")
+    best = ([rows[0]] + [row for row in steps if row.get("kept")])[-1]
+    if best["techniques"]:
+        lines += ["", "Each technique is added to those kept above it, and kept if that is faster. "
+                  f"The fastest set: `./compose.sh {' '.join(best['techniques'])} > my_train.py`"]
+    return lines
+
+
+def steady(row):
+    """The epochs that count: those after the first, which warms up."""
+    return row["epochs"][1:] or row["epochs"]
+
+
+def which_epochs(row):
+    """Those epochs in words."""
+    n = len(row["epochs"]) - 1
+    return (f"the {n} epochs after the first" if n > 1 else "the second epoch" if n else
+            "the only epoch, which warms up as well")
 
 
 def speeds(row):
     """images/s of each epoch that counts."""
-    return [epoch["images_per_second"] for epoch in row["epochs"][1:] or row["epochs"]]
+    return [epoch["images_per_second"] for epoch in steady(row)]
 
 
 def storage_line(storage):
@@ -151,11 +198,9 @@ def loading_markdown(rows, note=""):
               if row["status"] == "fail"]
     good = next((row for row in rows if row["status"] == "ok"), None)
     if good:
-        n = len(good["epochs"]) - 1
-        which = (f"medians of the {n} epochs after the first" if n > 1 else "the second epoch"
-                 if n else "the only epoch, which warms up as well")
+        which = which_epochs(good)
         lines += ["", f"{good['samples']:,} samples, {good['bytes'] / 1e6:,.1f} MB an epoch; "
-                  f"{which}. {storage_line(good['storage'])}", "",
+                  f"{'medians of ' if len(good['epochs']) > 2 else ''}{which}. {storage_line(good['storage'])}", "",
                   machine(good)]
     lines += ["", note] if note else []
     return "\n".join(lines) + "\n"
@@ -168,24 +213,33 @@ def write_loading(rows, stem, note=""):
 
 
 def chart(rows, path):
-    """A bar a run: images/s, with the ratio to the baseline and the accuracy."""
+    """Bars of images/s with the ratio to the baseline and the accuracy: the cells, the staircase."""
     from matplotlib.figure import Figure
     done = [row for row in rows if row["status"] == "ok"]
-    figure = Figure(figsize=(8, 1.2 + 0.36 * len(done)), layout="constrained")
-    axes = figure.add_subplot()
-    names = ["_".join(["train", *row["techniques"]]) for row in done]
-    bars = axes.barh(names, [row["images_per_second"] for row in done], color=[
-        {"single": "tab:blue", "DP": "tab:orange", "DDP": "tab:green"}[row["row"]] for row in done])
-    texts = [f"{row['images_per_second'] / rows[0]['images_per_second']:.2f}x, "
-             f"top-1 {row['val_top1']:.2%}" if rows[0]["status"] == "ok" else "" for row in done]
-    axes.bar_label(bars, texts, padding=4)
-    axes.invert_yaxis()
-    axes.margins(x=0.3)
-    axes.set_xlabel("images/s in training")
+    cells = [row for row in done if row["row"] != "staircase"]
+    steps = [row for row in done if row["row"] == "staircase"]
+    parts = [part for part in (cells if len(cells) > 1 else [], cells[:1] + steps if steps else [])
+             if part] or [done]
+    colours = {"single": "tab:blue", "DP": "tab:orange", "DDP": "tab:green"}
+    figure = Figure(figsize=(8, 1.2 * len(parts) + 0.36 * sum(map(len, parts))),
+                    layout="constrained")
+    axes = figure.subplots(len(parts), squeeze=False, height_ratios=list(map(len, parts)))[:, 0]
+    for axis, part in zip(axes, parts):
+        names = [row["column"] if row["row"] == "staircase" else script_name(row) for row in part]
+        bars = axis.barh(names, [row["images_per_second"] for row in part], color=[
+            colours.get(row["row"], "tab:green" if row.get("kept") else "lightgrey")
+            for row in part])
+        texts = [f"{row['images_per_second'] / rows[0]['images_per_second']:.2f}x, "
+                 f"top-1 {row['val_top1']:.2%}" + (", left out" if row.get("kept") is False else "")
+                 if rows[0]["status"] == "ok" else "" for row in part]
+        axis.bar_label(bars, texts, padding=4)
+        axis.invert_yaxis()
+        axis.margins(x=0.35)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[-1].set_xlabel("images/s in training")
     env = done[0]["environment"]
-    axes.set_title(f"{env['gpus']}x {env['gpu']}" if env["gpu"] else f"{env['cores']} CPU cores",
-                   fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes[0].set_title(f"{env['gpus']}x {env['gpu']}" if env["gpu"] else f"{env['cores']} CPU cores",
+                      fontsize=10)
     figure.savefig(path, dpi=120)
 
 

@@ -1,9 +1,11 @@
-"""What running.sh runs: every training variant, one after the other, and the table of them."""
+"""What running.sh runs: the training variants, the staircase of them, and their tables."""
 
 import argparse
+import concurrent.futures
 import contextlib
 import datetime
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -21,6 +23,7 @@ import report
 
 ROOT = Path(__file__).resolve().parent
 GRACE_SECONDS = 10
+PAYS = 1.01  # a step of the staircase stays if it is so many times as fast as without it
 
 
 class Stopped(Exception):
@@ -53,10 +56,25 @@ def stop_on_signals():
         signal.signal(number, stopped)
 
 
-def finish_despite_signals():
-    """From now on they do nothing: the table is a second's work."""
+def conclude(rows, write, stem, interrupted):
+    """Writes and prints what there is, despite signals: a second's work. Then ends the driver."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    if rows:
+        write(rows, stem, interrupted)
+        print(f"\n{stem.with_suffix('.md').read_text()}")
+    sys.exit(130 if interrupted else any(row["status"] == "fail" for row in rows))
+
+
+def guarded(main, driver):
+    """Runs `main`; a signal where nothing is there to show yet, or a full disk, ends in a line."""
+    try:
+        main()
+    except Stopped as reason:
+        print(f"{driver}: stopped by {reason}", file=sys.stderr)
+        sys.exit(130)
+    except OSError as error:
+        sys.exit(f"{driver}: error: {error}")
 
 
 def folder_of_its_own(folder, driver):
@@ -101,8 +119,55 @@ def error_line(log):
     return (own + raised + lines[-1:])[0]
 
 
-def run(techniques, options, folder, processes):
-    """Runs one joined script. Returns (status, exit code, its record or {"error", "log"})."""
+def failure(code, log):
+    """(status, exit code, details) of a run that did not end well.
+
+    It is a skip where a package is missing, and where a script refuses by wrong use: the baseline
+    took the same options, so this machine or data set cannot have the technique.
+    """
+    error = error_line(log)
+    status = "skip" if code == 2 or ": pip install " in error else "fail"
+    return status, code, {"error": error, "log": str(log)}
+
+
+def section(text, name):
+    """The part of a training script's main() under the heading `name`."""
+    parts = re.split(r"\n    # -+ (\w+)\n", text)
+    return parts[parts.index(name) + 1]
+
+
+def groups():
+    """{"data": [[technique, ...], ...], "compute": ..., "parallel": ...}: lists to choose one of.
+
+    It follows from the scripts: compose.sh refuses to join what excludes each other; of those
+    choices one is of data if each of it changes the data section, else of parallel. A script that
+    profiles is no technique.
+    """
+    texts = {path.stem.removeprefix("train_"): path.read_text()
+             for path in sorted((ROOT / "src").glob("train_*.py"))}
+    names = [name for name, text in texts.items() if "torch.profiler" not in text]
+    pairs = list(itertools.combinations(names, 2))
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        refused = list(pool.map(lambda pair: subprocess.run(
+            [ROOT / "compose.sh", *pair], capture_output=True).returncode == 2, pairs))
+    choices = {name: [name] for name in names}
+    for (one, other), excluded in zip(pairs, refused):
+        if excluded and choices[one] is not choices[other]:
+            joined = sorted(choices[one] + choices[other])
+            choices.update(dict.fromkeys(joined, joined))
+    data = section((ROOT / "src" / "train.py").read_text(), "data")
+    result = {"data": [], "compute": [], "parallel": []}
+    for choice in {id(choice): choice for choice in choices.values()}.values():
+        of_data = all(section(texts[name], "data") != data for name in choice)
+        result["compute" if len(choice) == 1 else "data" if of_data else "parallel"].append(choice)
+    return result
+
+
+def run(techniques, options, folder, processes, limit=None):
+    """Runs one joined script, for at most `limit` seconds.
+
+    Returns (status, exit code, its record or {"error", "log"}).
+    """
     script = folder / ("_".join(["train", *techniques]) + ".py")
     log = script.with_suffix(".log")
     for ending in (".py", ".log", ".json", ".pt"):  # of an earlier run
@@ -123,13 +188,16 @@ def run(techniques, options, folder, processes):
                                    stderr=subprocess.STDOUT, env={**threads, **os.environ},
                                    start_new_session=True)
         try:
-            code = process.wait()
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            stop(process)
+            return "skip", 0, {"error": f"given up after {limit:.0f} s", "log": str(log)}
         except BaseException:
             stop(process)
             raise
     record = script.with_suffix(".json")
     if code or not record.exists():
-        return "fail", code, {"error": error_line(log), "log": str(log)}
+        return failure(code, log)
     return "ok", 0, json.loads(record.read_text())
 
 
@@ -137,7 +205,8 @@ def parse(arguments):
     """(options of the driver, options for the scripts), which come behind a --."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser("running.sh", usage=(
-        "./running.sh EPOCHS [DATASET] [--result_dir DIR] [-- OPTION ...]"))
+        "./running.sh EPOCHS [DATASET] [--part cells|staircase|all] [--result_dir DIR] "
+        "[-- OPTION ...]"))
     parser.error = lambda message: parser.exit(2, f"{parser.usage}: {message}\n")
 
     def epochs(text):
@@ -146,6 +215,7 @@ def parse(arguments):
         return int(text)
     parser.add_argument("EPOCHS", type=epochs, help="passes over the training pictures")
     parser.add_argument("DATASET", type=Path, nargs="?", help="folder of train/ and val/<class>/*")
+    parser.add_argument("--part", choices=["cells", "staircase", "all"], default="all")
     parser.add_argument("--result_dir", "--result-dir", type=Path, default=ROOT / "results")
     return parser.parse_args(arguments[:split]), arguments[split + 1:]
 
@@ -169,37 +239,50 @@ def main():
     common = {"date": datetime.date.today().isoformat(), "processes": processes,
               "command": shlex.join(["./running.sh", *sys.argv[1:]])}
     options = ["--dataset", str(dataset.resolve()), "--epochs", str(args.EPOCHS), *options]
-    cells = [(row, column) for row in report.ROWS for column in report.COLUMNS]
-    rows, interrupted, started = [], "", time.monotonic()
-    try:
-        for i, (row, column) in enumerate(cells):
-            techniques = report.ROWS[row] + report.COLUMNS[column]
-            print(f"[{i + 1:>2}/{len(cells)}] {row:<6} {column:<12} ", end="", flush=True)
-            status, code, details = run(techniques, options, folder, processes)
-            if i == 0 and code == 2:  # wrong use is the same for every script
-                print()
-                print(details["error"], file=sys.stderr)
+    rows, results, interrupted, started = [], {}, "", time.monotonic()
+    # the table's cells; the staircase starts from the first
+    cells = [(row, column, report.ROWS[row] + report.COLUMNS[column])
+             for row in report.ROWS for column in report.COLUMNS]
+    cells = cells[:1] if args.part == "staircase" else cells
+    stairs = [] if args.part == "cells" else [choice for group in groups().values()
+                                              for choice in group]
+    count = len(cells) + sum(map(len, stairs))
+
+    def attempt(row, column, techniques):
+        """Runs a set of techniques, if it has not been run yet, and adds its row."""
+        print(f"[{len(rows) + 1:>2}/{count}] {row:<9} {column:<14} ", end="", flush=True)
+        key, begin = frozenset(techniques), time.monotonic()
+        if key not in results:
+            limit = 300 + 3 * results[frozenset()][1] if row == "staircase" else None
+            status, code, details = run(techniques, options, folder, processes, limit)
+            if not rows and code == 2:  # wrong use is the same for every script
+                print(f"\n{details['error']}", file=sys.stderr)
                 sys.exit(2)
-            rows.append({"row": row, "column": column, "techniques": techniques, "status": status,
-                         **common, **details})
-            left = (time.monotonic() - started) / (i + 1) * (len(cells) - i - 1)
-            print(f"{report.summary(rows[-1], rows[0])}   ({left:.0f} s to go)", flush=True)
+            results[key] = {"techniques": techniques, "status": status, **common,
+                            **details}, time.monotonic() - begin
+        rows.append({"row": row, "column": column, **results[key][0]})
+        left = (time.monotonic() - started) / len(rows) * (count - len(rows))
+        print(f"{report.summary(rows[-1], rows[0])}   ({left:.0f} s to go)", flush=True)
+        return rows[-1]
+
+    try:
+        for row, column, techniques in cells:
+            attempt(row, column, techniques)
+        best = rows[0]
+        for choice in stairs:  # each technique on top of what has paid so far
+            tried = [attempt("staircase", f"+{name}", sorted([*best["techniques"], name]))
+                     for name in choice]
+            top = max(tried, key=report.images_per_second)
+            for row in tried:
+                row["on"] = best["techniques"]
+                row["kept"] = row is top and row["status"] == "ok" and (
+                    report.images_per_second(row) >= PAYS * report.images_per_second(best))
+            best = top if top["kept"] else best
     except Stopped as reason:
-        interrupted = f"Stopped by {reason} after {len(rows)} of {len(cells)} runs."
+        interrupted = f"Stopped by {reason} after {len(rows)} of {count} runs."
         print(f"\n{interrupted}", file=sys.stderr)
-    finish_despite_signals()
-    if rows:
-        report.write(rows, args.result_dir / "running", interrupted)
-        print()
-        print((args.result_dir / "running.md").read_text())
-    if interrupted:
-        sys.exit(130)
-    sys.exit(any(row["status"] == "fail" for row in rows))
+    conclude(rows, report.write, args.result_dir / "running", interrupted)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Stopped as reason:
-        print(f"running.sh: stopped by {reason}", file=sys.stderr)
-        sys.exit(130)
+    guarded(main, "running.sh")

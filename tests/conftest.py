@@ -1,10 +1,15 @@
 """Fixtures: tiny data, the project copied to a folder whose name holds a space, processes."""
 
 import json
+import multiprocessing
 import os
+import runpy
 import shutil
+import socket
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +18,10 @@ ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
 TECHNIQUES = sorted(path.stem.removeprefix("train_") for path in SRC.glob("train_*.py"))
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+# tests at a time share the cores: more threads than cores spin, and all take ten times as long
+if WORKERS := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // WORKERS)))
 
 
 def pytest_configure(config):
@@ -55,14 +64,74 @@ def torchrun(script, *options, processes=2):
             f"--nproc_per_node={processes}", script, *options]
 
 
-def train(script, *options, **details):
-    """Runs a training script to a good end and returns (its record, its output)."""
+def free_port():
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return s.getsockname()[1]
+
+
+# Starting Python and importing torch and DALI takes seconds: one process imports them, and a run is
+# a fork of it that does what `python` would.
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["torch", "torchvision.transforms.v2", "PIL.Image", "lmdb", "numpy",
+                               "tqdm", "nvidia.dali.plugin.pytorch", "torch.distributed"])
+
+
+def as_main(words, out, err, cwd, variables):
+    """In the fork: what `python words...` does."""
+    for number, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    os.chdir(cwd)
+    os.environ.update(variables)
+    if variables:
+        import torch
+        torch.set_num_threads(1)  # as torchrun does
+    sys.argv = words
+    sys.path[0] = os.path.dirname(words[0])
+    runpy.run_path(words[0], run_name="__main__")
+
+
+def run_forked(*words, cwd="/", timeout=120, ranks=0):
+    """Runs `python words...` in a fork, or in `ranks` of them as torchrun would.
+
+    Returns CompletedProcess, with the output of all ranks.
+    """
+    processes, files, made = [], [], tempfile.TemporaryDirectory()
+    port = str(free_port()) if ranks else None
+    for rank in range(max(1, ranks)):
+        files.append((Path(made.name) / f"out{rank}", Path(made.name) / f"err{rank}"))
+        variables = {} if not ranks else {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        processes.append(SERVER.Process(target=as_main, args=(
+            [str(word) for word in words], *files[-1], cwd, variables)))
+        processes[-1].start()
+    end = time.monotonic() + timeout
+    for process in processes:
+        process.join(max(0, end - time.monotonic()))
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    out, err = ("".join(pair[i].read_text(errors="replace") for pair in files if pair[i].exists())
+                for i in (0, 1))
+    assert None not in codes, f"{words} goes on and on: {codes}\n{out}\n{err}"
+    return subprocess.CompletedProcess(words, max(codes, key=abs), out, err)
+
+
+def train(script, *options, forked=False, **details):
+    """Runs a training script to a good end and returns (its record, its output).
+
+    As a user does, with torchrun where it needs that; or forked, which is faster.
+    """
     is_ddp = "init_process_group" in Path(script).read_text()
-    words = torchrun(script, *options) if is_ddp else [sys.executable, script, *options]
-    done = run(*words, **details)
-    assert done.returncode == 0, f"{words}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
     options = [str(word) for word in options]
     folder = Path(options[options.index("--result_dir") + 1])
+    if forked:
+        done = run_forked(script, *options, ranks=2 if is_ddp else 0, **details)
+    else:
+        done = run(*(torchrun(script, *options) if is_ddp else [sys.executable, script, *options]),
+                   **details)
+    assert done.returncode == 0, f"{script} {options}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
     return json.loads((folder / f"{Path(script).stem}.json").read_text()), done.stdout
 
 

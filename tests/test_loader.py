@@ -2,11 +2,9 @@
 
 import io
 import json
-import multiprocessing
 import os
 import pickle
 import resource
-import runpy
 import shutil
 import signal
 import subprocess
@@ -17,30 +15,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import ROOT, SRC, run, start
+from conftest import ROOT, SRC, run, run_forked, start
 from PIL import Image
 
 LOADERS = sorted(path.stem for path in SRC.glob("loader*.py"))
 SHARED = ROOT.parent / "shared" / "data"
 CAPTURE = ROOT / "tests" / "capture.py"
 each_loader = pytest.mark.parametrize("loader", LOADERS)
-
-# Starting Python and importing torch and DALI takes seconds: one process imports them, and each run
-# is a fork of it that runs the script as `python` would.
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["torch", "torchvision.transforms.v2", "PIL.Image", "lmdb", "numpy",
-                               "nvidia.dali.plugin.pytorch"])
-
-
-def as_main(words, out, err, cwd):
-    """In the fork: what `python words...` does."""
-    for number, path in ((1, out), (2, err)):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    os.chdir(cwd)
-    sys.argv = words
-    sys.path[0] = os.path.dirname(words[0])
-    runpy.run_path(words[0], run_name="__main__")
-
 
 @pytest.fixture
 def load(tmp_path):
@@ -60,16 +41,11 @@ def load(tmp_path):
             words += ["--num_workers", 2]
         if capture:
             words = [CAPTURE, batches, *words]
-        out, err = folder / "out", folder / "err"
-        process = SERVER.Process(target=as_main, args=(list(map(str, words)), out, err, folder))
-        process.start()
-        process.join(timeout)
-        assert process.exitcode is not None, f"{words} goes on and on"
+        done = run_forked(*words, cwd=folder, timeout=timeout)
         record = folder / f"{loader}.json"
         import torch
         return SimpleNamespace(
-            returncode=process.exitcode, stdout=out.read_text(errors="replace"),
-            stderr=err.read_text(errors="replace"),
+            returncode=done.returncode, stdout=done.stdout, stderr=done.stderr,
             record=json.loads(record.read_text()) if record.exists() else None,
             batches=torch.load(batches) if batches.exists() else None)
     return run_loader

@@ -1,14 +1,15 @@
 """The training scripts as a user runs them: records, equivalence, resuming, launching, errors."""
 
 import fcntl
+import gzip
 import importlib.util
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -17,13 +18,17 @@ import time
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SRC, run, start, torchrun, train
+from PIL import Image
+from torchvision.transforms import v2 as transforms
+from conftest import ROOT, SRC, TECHNIQUES, free_port, run, run_forked, start, torchrun, train
 
 SCRIPTS = sorted(SRC.glob("train*.py"))
 MNIST = ROOT.parent / "shared" / "data" / "mnist_png.tar.xz"
 TINY = ["--epochs", 2, "--batch_size", 40, "--steps", 3, "--width", 8, "--workers", 1]
+BARE = [*TINY, "--workers", 0, "--image_size", 16, "--width", 4]
 
 
 def ids(path):
@@ -55,11 +60,15 @@ def without_batch_norm(script, folder):
 
 
 # -------------------------------------------------------------------------- options, records
-def parser_of(path):
+def module_of(path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.build_parser()
+    return module
+
+
+def parser_of(path):
+    return module_of(path).build_parser()
 
 
 def test_options_and_defaults_are_the_same_everywhere():
@@ -82,7 +91,7 @@ def test_options_and_defaults_are_the_same_everywhere():
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=ids)
 def test_docstring_and_help_are_the_baselines(script):
-    done = run(sys.executable, script, "--help")
+    done = run_forked(script, "--help")
     assert done.returncode == 0 and "default: 120" in done.stdout
 
 
@@ -110,10 +119,13 @@ def test_each_variant_writes_its_record(script, digits, tmp_path):
     assert record["peak_memory_bytes"] > 1e6
     # one process speaks, in plain lines
     lines = output.splitlines()
-    assert len(lines) == 3 and f"{record['parameters']:,} parameters" in lines[0]
-    assert lines[2].startswith("epoch 2/2  loss ")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        f"{script.stem}.json", f"{script.stem}.pt"]
+    assert output.count(f"{record['parameters']:,} parameters") == 1
+    assert [line[:17] for line in lines if line.startswith("epoch ")] == [
+        "epoch 1/2  loss 2", "epoch 2/2  loss 2"]
+    more = {"train_cache": 1, "train_profile": 11}  # what they are there to say
+    assert len(lines) == 3 + more.get(script.stem, 0)
+    assert {path.name for path in tmp_path.iterdir() if "trace" not in path.name} == {
+        f"{script.stem}.json", f"{script.stem}.pt"}
 
 
 def test_progress_bar_on_a_terminal_and_plain_lines_in_a_log(digits, tmp_path):
@@ -177,14 +189,273 @@ def test_accuracy_is_within_a_point(name, default_digits, baseline_accuracy, tmp
     assert abs(record["val_top1"] - baseline_accuracy) <= 0.01
 
 
-@pytest.mark.parametrize("name", ["DP", "cudnn"])
+@pytest.mark.parametrize("name", ["DP", "cudnn", "LMDB", "profile", "cache"])
 def test_equal_to_the_baseline_bit_for_bit(name, digits, tmp_path):
-    options = ["--dataset", digits, *TINY, "--augment", "--result_dir", tmp_path]
-    baseline, _ = train(SRC / "train.py", *options)
-    variant, _ = train(SRC / f"train_{name}.py", *options)
+    """With the same augmentation too; only the cache draws its own."""
+    options = ["--dataset", digits, *TINY, "--result_dir", tmp_path]
+    options += [] if name == "cache" else ["--augment"]
+    baseline, _ = train(SRC / "train.py", *options, forked=True)
+    variant, _ = train(SRC / f"train_{name}.py", *options, forked=True)
     assert same_bits(weights(tmp_path, "train"), weights(tmp_path, f"train_{name}"))
     for key in ("loss", "val_top1", "val_top5"):
         assert [e[key] for e in baseline["epochs"]] == [e[key] for e in variant["epochs"]]
+
+
+def in_float64(script, folder):
+    """A copy of `script` that computes in float64: float32's rounding turns single ReLUs on and
+    off, which grows by each step until two good runs differ in the second digit."""
+    copy = folder / script.name
+    text = script.read_text()
+    for old, new in ((".float32, scale", ".float64, scale"),
+                     ("model = model.to(device)", "model = model.to(device).double()")):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    copy.write_text(text)
+    return copy
+
+
+@pytest.mark.parametrize("name", ["fused", "channels_last", "compile"])
+def test_equal_to_the_baseline_after_24_steps_of_float64(name, digits, tmp_path):
+    options = ["--dataset", digits, "--epochs", 4, "--batch_size", 40, "--width", 4, "--image_size",
+               24, "--workers", 0, "--result_dir", tmp_path]
+    one, _ = train(in_float64(SRC / "train.py", tmp_path), *options, forked=True)
+    other, _ = train(in_float64(SRC / f"train_{name}.py", tmp_path), *options, forked=True)
+    assert one["epochs"][3]["loss"] < one["epochs"][0]["loss"]
+    for e, f in zip(one["epochs"], other["epochs"]):
+        assert e["loss"] == pytest.approx(f["loss"], abs=1e-6)
+        assert e["val_top1"] == f["val_top1"]
+
+
+def with_captured_batches(script, folder):
+    """A copy of `script` that keeps all batches of each process in <folder>/<rank>.batches."""
+    text = script.read_text()
+    for old, new in (
+            ("islice(train_loader,", "islice(captured('train', train_loader),"),
+            ("in val_loader:", "in captured('val', val_loader):"),
+            ("def main():\n", f"""def captured(what, loader):
+    path = f"{folder}/{{os.environ.get('RANK', 0)}}.batches"
+    kept = torch.load(path) if os.path.exists(path) else []
+    kept.append((what, []))
+    for images, labels in loader:
+        kept[-1][1].append((images.cpu().clone(), labels.cpu().clone()))
+        torch.save(kept, path)
+        yield images, labels
+
+
+def main():
+""")):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    copy = folder / script.name
+    copy.write_text(text)
+    return copy
+
+
+def batches(folder, rank=0):
+    return torch.load(folder / f"{rank}.batches")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """JPEGs of several shapes: colour, grey, turned by EXIF; 26 to train with, 13 to validate."""
+    folder = tmp_path_factory.mktemp("photos")
+    made = np.random.default_rng(0)
+    for split, count in (("train", 26), ("val", 13)):
+        for k in range(count):
+            size = [(60, 40), (41, 77), (50, 50)][k % 3]
+            coarse = made.integers(0, 256, (5, 6, 3), dtype=np.uint8)
+            picture = Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
+            exif = Image.Exif()
+            exif[0x0112] = 6 if k % 5 == 4 else 1
+            path = folder / "set" / split / "ab"[k % 2] / f"{k}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            (picture.convert("L") if k % 7 == 6 else picture).save(path, quality=92, exif=exif)
+    return folder / "set"
+
+
+PHOTOS = ["--epochs", 2, "--batch_size", 4, "--image_size", 32, "--val_size", 36, "--width", 2,
+          "--workers", 2]
+
+
+def test_dali_feeds_the_baselines_pictures(photos, tmp_path):
+    """Same order, same labels; 99 % of the pixels within 2/255, as loader_DALI's."""
+    both = []
+    for name in ("train", "train_DALI"):
+        folder = tmp_path / name
+        folder.mkdir()
+        train(with_captured_batches(SRC / f"{name}.py", folder), "--dataset", photos, *PHOTOS,
+              "--result_dir", folder, forked=True)
+        both.append(batches(folder))
+    assert len(both[0]) == len(both[1]) == 4
+    for (what, baseline), (_, dali) in zip(*both):
+        assert len(baseline) == len(dali) == {"train": 6, "val": 4}[what]
+        for (images, labels), (others, numbers) in zip(baseline, dali):
+            assert torch.equal(labels, numbers) and images.shape == others.shape
+            assert others.dtype == torch.uint8
+            off = (images.int() - others.int()).abs()
+            assert (off <= 2).float().mean() >= 0.99 and off.max() <= 8, off.max()
+
+
+@pytest.mark.parametrize("name", ["DALI", "cache", "LMDB"])
+def test_f48_data_sources_under_ddp(name, photos, tmp_path):
+    """Each rank as many batches, its share of the baseline's batch; validation, each once."""
+    done = run(ROOT / "compose.sh", "DDP", name)
+    (tmp_path / "joined.py").write_text(done.stdout)
+    for script in (tmp_path / "joined.py", SRC / "train.py"):
+        (tmp_path / script.stem).mkdir()
+        train(with_captured_batches(script, tmp_path / script.stem), "--dataset", photos, *PHOTOS,
+              "--steps", 5, "--result_dir", tmp_path / script.stem, forked=True)
+    ranks, whole = [batches(tmp_path / "joined", rank) for rank in (0, 1)], batches(
+        tmp_path / "train")
+
+    def same(pictures, others):
+        """Whether they are the same pictures in any order: DALI's have no equal bytes."""
+        far = [[(a.int() - b.int()).abs().float().mean().item() for b in others] for a in pictures]
+        nearest = [min(range(len(others)), key=row.__getitem__) for row in far]
+        return sorted(nearest) == list(range(len(pictures))) and all(min(row) < 2 for row in far)
+    for epoch, (what, batches_of_one) in enumerate(whole):
+        shares = [rank[epoch][1] for rank in ranks]
+        assert [rank[epoch][0] for rank in ranks] == [what] * 2
+        if what == "train":
+            assert len(shares[0]) == len(shares[1]) == len(batches_of_one) == 5
+            for (images, _), (one, _), (two, _) in zip(batches_of_one, *shares):
+                assert len(one) == len(two) == 2 and same(images, torch.cat([one, two]))
+        else:
+            together = torch.cat([images for share in shares for images, _ in share])
+            assert len(together) == 13 and same(
+                torch.cat([images for images, _ in batches_of_one]), together)
+
+
+def test_cache_takes_the_memory_that_it_announces(digits, tmp_path):
+    options = ["--dataset", digits, "--epochs", 1, "--steps", 1, "--batch_size", 2, "--width", 1,
+               "--workers", 0, "--image_size", 512, "--val_size", 32, "--result_dir", tmp_path]
+    baseline, _ = train(SRC / "train.py", *options)
+    cached, output = train(SRC / "train_cache.py", *options)
+    (announced,) = re.findall(r"the decoded pictures take ([\d,.]+) MB of cpu's memory", output)
+    announced = float(announced.replace(",", "")) * 1e6
+    assert announced == 3 * (240 * 512 ** 2 + 70 * 32 ** 2)
+    taken = cached["peak_memory_bytes"] - baseline["peak_memory_bytes"]
+    assert taken == pytest.approx(announced, rel=0.1)
+
+
+@pytest.mark.parametrize("options", [["--image_size", 50_000], ["--cache_device", "gpu"]], ids=str)
+def test_a_set_that_fits_nowhere_is_told_before_it_is_decoded(options, digits, tmp_path):
+    if "gpu" in options and torch.cuda.is_available():
+        pytest.skip("there is a GPU, which holds it")
+    data = tmp_path / "data"
+    shutil.copytree(digits, data)
+    (data / "train/0/0_00000.png").write_bytes(b"not decoded")
+    done = run_forked(SRC / "train_cache.py", "--dataset", data, *options, cwd=tmp_path)
+    assert_one_line(done, 2, "the decoded pictures take", "more than", "--image_size")
+
+
+def test_cached_crops_are_those_of_torchvision():
+    """Sizes, shapes, places and flips have RandomResizedCrop's distribution; and replay by seed."""
+    module = module_of(SRC / "train_cache.py")
+    side, size, n = 64, 32, 3000
+    x, y = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="xy")
+    picture = torch.stack([4 * x, 4 * y, torch.zeros_like(x)]).to(torch.uint8)
+    first, again = (module.random_crops(picture.expand(n, 3, side, side), size,
+                                        torch.Generator().manual_seed(3)) for _ in range(2))
+    assert torch.equal(first, again) and first.shape == (n, 3, size, size)
+    assert first.dtype == torch.uint8
+
+    def measured(crops):
+        """Of crops of a picture whose colours are its coordinates: edges, centres, flips."""
+        crops = crops.float() / 4
+        across, down = (crops[:, 0, size // 2, -3] - crops[:, 0, size // 2, 2],
+                        crops[:, 1, -3, size // 2] - crops[:, 1, 2, size // 2])
+        middle = crops[:, :2, size // 2 - 1:size // 2 + 1, size // 2 - 1:size // 2 + 1].mean((2, 3))
+        return torch.stack([across.abs() * size / (size - 5), down * size / (size - 5),
+                            middle[:, 0], middle[:, 1], (across < 0).float()])
+    torch.manual_seed(0)
+    crop = transforms.Compose([transforms.RandomResizedCrop(size),
+                               transforms.RandomHorizontalFlip()])
+    wanted = measured(torch.stack([crop(picture) for _ in range(n)]))
+    found = measured(first)
+    for quantile in (0.05, 0.25, 0.5, 0.75, 0.95):
+        q = torch.tensor(quantile)
+        torch.testing.assert_close(found[:4].quantile(q, 1), wanted[:4].quantile(q, 1), rtol=0,
+                                   atol=2.5)
+    assert found[4].mean().item() == pytest.approx(0.5, abs=0.04)
+
+
+def test_compile_compiles_once(digits, tmp_path):
+    """No second time for a ragged validation batch, another of its sizes, or after a resume."""
+    options = ["--dataset", digits, "--batch_size", 50, "--width", 2, "--image_size", 16,
+               "--workers", 0, "--result_dir", tmp_path, "--resume", "auto"]
+    for epochs, more in ((2, []), (3, ["--val_size", 24])):
+        done = run(sys.executable, SRC / "train_compile.py", *options, "--epochs", epochs, *more,
+                   env={"TORCH_LOGS": "recompiles,dynamo"})
+        assert done.returncode == 0 and f"epoch {epochs}/{epochs}" in done.stdout, done.stderr
+        assert done.stderr.count("Step 1: torchdynamo start tracing") == 1
+        assert "Recompiling" not in done.stderr
+
+
+def test_profile_prints_and_leaves_a_trace(digits, tmp_path):
+    _, output = train(SRC / "train_profile.py", "--dataset", digits, *TINY, "--result_dir",
+                      tmp_path, forked=True)
+    assert re.search(r"aten::\w*convolution\w* +\d+\.\d%", output), output
+    assert re.search(r"of each step it waits \d+% for data; the [CG]PU is busy \d+%: it is held "
+                     "back by (loading data|computing|the host)", output)
+    with gzip.open(tmp_path / "train_profile_trace0.json.gz") as file:
+        events = json.load(file)["traceEvents"]
+    assert sum("ProfilerStep" in event.get("name", "") for event in events) >= 2
+
+
+def test_profile_names_the_loading_that_holds_it_back(digits, tmp_path):
+    slow = tmp_path / "train_slow.py"
+    slow.write_text((SRC / "train_profile.py").read_text().replace(
+        "        with Image.open(", "        time.sleep(0.01)\n        with Image.open("))
+    _, output = train(slow, "--dataset", digits, *BARE, "--result_dir", tmp_path, forked=True)
+    assert "held back by loading data" in output
+
+
+def test_lmdb_is_built_once_and_serves_the_loader_too(digits, tmp_path):
+    data = tmp_path / "a set"
+    shutil.copytree(digits, data)
+    options = ["--dataset", data, *BARE, "--result_dir", tmp_path]
+    first, _ = train(SRC / "train_LMDB.py", *options, forked=True)
+    made = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.lmdb*")}
+    assert made.keys() == {"a set_train.lmdb", "a set_test.lmdb"}
+    for picture in data.rglob("*.png"):  # from here on the files alone are read
+        picture.write_bytes(b"")
+    again, _ = train(SRC / "train_LMDB.py", *options, forked=True)
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.lmdb*")} == made
+    assert [e["loss"] for e in first["epochs"]] == [e["loss"] for e in again["epochs"]]
+    done = run_forked(SRC / "loader_LMDB.py", "--data_source", data, "--epochs", 1, "--resize", 0,
+                      "--crop", 16, "--num_workers", 0, cwd=tmp_path)
+    assert done.returncode == 0 and "240 samples" in done.stdout, done.stderr
+    (data / "train/3/one_more.png").write_bytes(b"")
+    done = run_forked(SRC / "train_LMDB.py", *options)
+    assert_one_line(done, 1, "a set_train.lmdb", "other pictures", "remove it")
+
+
+@pytest.mark.parametrize("kind", ["cut short", "garbage", "empty", "killed in mid-build"])
+def test_f36_f37_f38_lmdb_file_that_is_not_whole(kind, digits, tmp_path):
+    options = ["--dataset", digits, *BARE, "--result_dir", tmp_path / "r", "--lmdb", tmp_path]
+    path = tmp_path / f"{digits.name}_train.lmdb"
+    if kind == "killed in mid-build":  # what was left is built over
+        Path(f"{path}.part").write_bytes(b"half a file")
+        train(SRC / "train_LMDB.py", *options, forked=True)
+        assert [each.name for each in tmp_path.glob("*.part")] == []
+        return
+    train(SRC / "train_LMDB.py", *options, "--epochs", 1, forked=True)
+    content = path.read_bytes()
+    path.write_bytes({"cut short": content[:len(content) // 2], "empty": b"",
+                      "garbage": b"no" * 5000}[kind])
+    assert_one_line(run_forked(SRC / "train_LMDB.py", *options), 1, str(path), "remove it")
+
+
+@pytest.mark.parametrize("name", ["LMDB", "DALI", "cache"])
+def test_f1_f2_f46_damaged_picture_of_a_data_source(name, photos, tmp_path):
+    shutil.copytree(photos, tmp_path / "set")
+    bad = tmp_path / "set/train/b/7.jpg"
+    bad.write_bytes(bad.read_bytes()[:300])
+    done = run_forked(SRC / f"train_{name}.py", "--dataset", tmp_path / "set", *PHOTOS,
+                      "--result_dir", tmp_path / "r", "--batch_size", 26, "--epochs", 1)
+    assert done.returncode == 1 and str(bad) in done.stderr and "Traceback" not in done.stderr
+    assert [line for line in done.stderr.splitlines() if f"train_{name}.py: error: " in line]
 
 
 def test_ddp_equals_the_baseline_on_the_same_global_batches(digits, tmp_path):
@@ -287,20 +558,44 @@ def test_resuming_a_finished_run_changes_nothing(digits, tmp_path):
 def checkpoints(digits, tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoints")
     for script in SCRIPTS:
-        train(script, "--dataset", digits, *TINY, "--epochs", 1, "--result_dir", folder)
+        train(script, "--dataset", digits, *BARE, "--epochs", 1, "--result_dir", folder,
+              "--seed", 1, forked=True)
     return folder
 
 
-@pytest.mark.parametrize("to", SCRIPTS, ids=ids)
-@pytest.mark.parametrize("source", SCRIPTS, ids=ids)
-def test_f59_any_checkpoint_resumes_any_variant(source, to, checkpoints, digits, tmp_path):
-    checkpoint = checkpoints / f"{source.stem}.pt"
-    record, output = train(to, "--dataset", digits, *TINY, "--result_dir", tmp_path, "--resume",
-                           checkpoint)
-    assert record["epochs"][0] == load(checkpoint)["epochs"][0]
-    assert len(record["epochs"]) == 2 and "epoch 1/2" not in output
-    state = load(tmp_path / f"{to.stem}.pt")["parts"]
-    assert not any("module." in name or "_orig_mod" in name for name in state["model"])
+@pytest.mark.parametrize("script", SCRIPTS, ids=ids)
+def test_f59_any_checkpoint_resumes_any_variant(script, checkpoints, digits, tmp_path):
+    """Each one's in the baseline and the baseline's in each: they are of one form."""
+    for source, to in {(script, SRC / "train.py"), (SRC / "train.py", script)}:
+        checkpoint = checkpoints / f"{source.stem}.pt"
+        record, output = train(to, "--dataset", digits, *BARE, "--result_dir", tmp_path, "--resume",
+                               checkpoint, forked=True)
+        assert record["epochs"][0] == load(checkpoint)["epochs"][0]
+        assert len(record["epochs"]) == 2 and "epoch 1/2" not in output
+        parts = load(tmp_path / f"{to.stem}.pt")["parts"]
+        assert not any("module." in name or "_orig_mod" in name for name in parts["model"])
+        assert parts.keys() - {"scaler"} == {"model", "optimizer", "scheduler"}
+
+
+def test_f59_a_checkpoint_does_not_turn_fused_off(checkpoints, digits, tmp_path):
+    """Under amp, with scaled gradients, an unfused step would be a wrong one."""
+    for name, fused in (("train", None), ("train_fused", True)):
+        groups = load(checkpoints / f"{name}.pt")["parts"]["optimizer"]["param_groups"]
+        assert [group["fused"] for group in groups] == [fused]
+    train(SRC / "train_fused.py", "--dataset", digits, *BARE, "--result_dir", tmp_path, "--resume",
+          checkpoints / "train.pt", forked=True)
+    state = load(tmp_path / "train_fused.pt")["parts"]["optimizer"]
+    assert [group["fused"] for group in state["param_groups"]] == [True]
+    assert state["param_groups"][0]["momentum"] == 0.9 and state["param_groups"][0]["nesterov"]
+
+
+def test_the_first_epoch_after_a_resume_warms_up(digits, tmp_path):
+    options = ["--dataset", digits, *BARE, "--result_dir", tmp_path, "--resume", "auto"]
+    train(SRC / "train.py", *options, "--epochs", 2, forked=True)
+    record, _ = train(SRC / "train.py", *options, "--epochs", 4, forked=True)
+    assert len(record["epochs"]) == 4
+    assert record["train_seconds"] == record["epochs"][3]["seconds"]
+    assert record["images_per_second"] == record["epochs"][3]["images_per_second"]
 
 
 def damage(path, kind):
@@ -326,13 +621,13 @@ def test_f57_damaged_checkpoint(kind, checkpoints, digits, tmp_path):
     shutil.copy(checkpoints / "train.pt", checkpoint)
     damage(checkpoint, kind)
     words = [checkpoint] if kind == "missing" else ["auto"]
-    done = run(sys.executable, SRC / "train.py", "--dataset", digits, *TINY, "--result_dir",
+    done = run_forked(SRC / "train.py", "--dataset", digits, *BARE, "--result_dir",
                tmp_path, "--resume", *words)
     assert_one_line(done, 2, str(checkpoint), "--resume")
 
 
 def test_f57_checkpoint_of_another_model(checkpoints, digits, tmp_path):
-    done = run(sys.executable, SRC / "train.py", "--dataset", digits, *TINY, "--width", 4,
+    done = run_forked(SRC / "train.py", "--dataset", digits, *BARE, "--width", 8,
                "--result_dir", tmp_path, "--resume", checkpoints / "train.pt")
     assert_one_line(done, 2, str(checkpoints / "train.pt"), "another model")
 
@@ -342,7 +637,7 @@ def test_f58_hostile_checkpoint(digits, tmp_path):
         def __reduce__(self):
             return os.system, (f"touch {tmp_path}/executed",)
     torch.save({"parts": {"model": Hostile()}}, tmp_path / "bad.pt")
-    done = run(sys.executable, SRC / "train.py", "--dataset", digits, *TINY, "--result_dir",
+    done = run_forked(SRC / "train.py", "--dataset", digits, *BARE, "--result_dir",
                tmp_path / "r", "--resume", tmp_path / "bad.pt")
     assert_one_line(done, 2, str(tmp_path / "bad.pt"))
     assert not (tmp_path / "executed").exists()
@@ -364,12 +659,6 @@ def test_torch_distributed_launch(project, digits):
                cwd=project / "src")
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(json.loads((project / "src/runs/train_DDP.json").read_text())["epochs"]) == 2
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("localhost", 0))
-        return s.getsockname()[1]
 
 
 def test_two_agents_resume_from_what_only_the_first_machine_has(digits, tmp_path):
@@ -416,7 +705,7 @@ def assert_one_line(done, status, *parts):
     ["--image_size", "0"], ["--batch_size", "100000"], ["--nothing"], ["--lr", "x"]],
     ids=" ".join)
 def test_f61_wrong_use(options, digits, tmp_path):
-    done = run(sys.executable, SRC / "train.py", "--dataset", digits, *options, cwd=tmp_path)
+    done = run_forked(SRC / "train.py", "--dataset", digits, *options, cwd=tmp_path)
     assert_one_line(done, 2, options[0].replace("-", "_").replace("__", "--"))
     assert list(tmp_path.iterdir()) == []
 
@@ -431,7 +720,7 @@ def test_f61_batch_not_divisible_by_the_processes(digits, tmp_path):
 
 def test_f19_f27_datasets_that_are_none(digits, tmp_path):
     def tried(folder):
-        return run(sys.executable, SRC / "train.py", "--dataset", folder, *TINY, cwd=tmp_path)
+        return run_forked(SRC / "train.py", "--dataset", folder, *BARE, cwd=tmp_path)
     assert_one_line(tried(tmp_path / "nothing"), 2, "--dataset", str(tmp_path / "nothing"))
     empty = tmp_path / "empty"
     (empty / "train").mkdir(parents=True)
@@ -464,13 +753,13 @@ def test_f01_f02_f05_damaged_picture(content, workers, digits, tmp_path):
     shutil.copytree(digits, data)
     picture = sorted((data / "train" / "4").iterdir())[5]
     picture.write_bytes(picture.read_bytes()[:300] if content is None else content)
-    done = run(sys.executable, SRC / "train.py", "--dataset", data, "--epochs", 1, "--batch_size",
-               60, "--workers", workers, "--result_dir", tmp_path / "r")
+    done = run_forked(SRC / "train.py", "--dataset", data, "--epochs", 1, "--batch_size", 60,
+                      "--workers", workers, "--result_dir", tmp_path / "r")
     assert_one_line(done, 1, str(picture), "error")
 
 
 def test_f63_loss_that_is_not_finite(digits, tmp_path):
-    done = run(sys.executable, SRC / "train.py", "--dataset", digits, *TINY, "--lr", "1e30",
+    done = run_forked(SRC / "train.py", "--dataset", digits, *BARE, "--lr", "1e30",
                "--result_dir", tmp_path)
     assert_one_line(done, 1, "epoch 1", "step 2", "--lr")
     assert not (tmp_path / "train.json").exists()
@@ -492,18 +781,19 @@ def test_f56_a_file_system_that_takes_no_more(digits, tmp_path):
     """A limit on the size of files (RLIMIT_FSIZE) stands for a full disk."""
     def limit():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
-    train(SRC / "train.py", "--dataset", digits, *TINY, "--epochs", 1, "--result_dir", tmp_path)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    train(SRC / "train.py", "--dataset", digits, *BARE, "--epochs", 1, "--result_dir", tmp_path,
+          forked=True)
     before = (tmp_path / "train.pt").read_bytes()
-    done = run(sys.executable, SRC / "train.py", "--dataset", digits, *TINY, "--workers", 0,
-               "--resume", "auto", "--result_dir", tmp_path, preexec_fn=limit)
+    done = run(sys.executable, SRC / "train.py", "--dataset", digits, *BARE, "--resume", "auto",
+               "--result_dir", tmp_path, preexec_fn=limit)
     assert_one_line(done, 1, "train.py: error: ")
     assert (tmp_path / "train.pt").read_bytes() == before
 
 
 def test_a_result_dir_that_cannot_be_is_told_before_training(digits, tmp_path):
     (tmp_path / "file").write_text("")
-    done = run(sys.executable, SRC / "train.py", "--dataset", digits, *TINY, "--result_dir",
+    done = run_forked(SRC / "train.py", "--dataset", digits, *BARE, "--result_dir",
                tmp_path / "file")
     assert_one_line(done, 1, str(tmp_path / "file"))
     assert "epoch" not in done.stdout
@@ -511,8 +801,8 @@ def test_a_result_dir_that_cannot_be_is_told_before_training(digits, tmp_path):
 
 def test_resuming_with_other_options_keeps_to_the_schedule(checkpoints, digits, tmp_path):
     """More epochs of fewer steps: the learning rate goes on falling to zero, never below."""
-    train(SRC / "train.py", "--dataset", digits, *TINY, "--epochs", 4, "--steps", 1,
-          "--result_dir", tmp_path, "--resume", checkpoints / "train.pt")
+    train(SRC / "train.py", "--dataset", digits, *BARE, "--epochs", 4, "--steps", 1,
+          "--result_dir", tmp_path, "--resume", checkpoints / "train.pt", forked=True)
     scheduler = load(tmp_path / "train.pt")["parts"]["scheduler"]
     assert scheduler["last_epoch"] == 4 and scheduler["_last_lr"] == [0.0]
 
