@@ -38,6 +38,12 @@ holds() { # FILE VARIANT: whether all of the variant's blocks are in the file, e
   [[ -z $(LC_ALL=C comm -13 <(reasons "$1") <(reasons "$2")) ]]
 }
 
+first_reason() { # FROM TO: the first comment between two lines of a conflict, quoted
+  awk -v from="$1" -v to="$2" 'index($0, to) == 1 {exit}
+    on && /^[# ]*# [^ ]/ && !/# new #$/ {sub(/^[# ]*/, ""); print "\"" $0 "\""; exit}
+    index($0, from) == 1 {on = 1}'
+}
+
 changed_lines() { # the lines of src/train.py that a technique's blocks stand at
   diff --unchanged-line-format= --old-line-format='%dn
 ' --new-line-format= "$root/src/train.py" "$1" || true
@@ -82,7 +88,8 @@ for ((i = 0; i < ${#techniques[@]}; i++)); do
     other=$root/src/train_${techniques[j]}.py
     merge "$one" "$root/src/train.py" "$other" "$work/pair" && continue
     line=$(changed_lines "$one" | grep -Fxf <(changed_lines "$other") | sort -n | head -n 1) || true
-    fail 2 "${techniques[i]} and ${techniques[j]} exclude each other: both write at line ${line:-?} of src/train.py"
+    fail 2 "${techniques[i]} and ${techniques[j]} exclude each other: both write at line ${line:-?} of src/train.py, $(
+      first_reason '<<<<<<< ' '=======' <"$work/pair") or $(first_reason '=======' '>>>>>>> ' <"$work/pair")"
   done
 done
 

@@ -110,16 +110,6 @@ def load_image(path, file=None):
         raise OSError(f"cannot read the picture {path}: {error}") from None
 
 
-def class_folders(parser, dataset, names, transform):
-    """ImageFolder over the first of DATASET/<names> that exists; where it cannot, exit 2."""
-    root = next((dataset / name for name in names if (dataset / name).is_dir()), dataset / names[0])
-    try:
-        return datasets.ImageFolder(root, transform, loader=load_image, is_valid_file=is_picture)
-    except OSError as error:
-        parser.error(f"--dataset {dataset}: {error} (it has to hold {' or '.join(names)}/<class>/*;"
-                     " `python make_dataset.py digits` makes the default)")
-
-
 # new #
 # the work of the transforms, as a graph of DALI's operators
 @pipeline_def
@@ -196,6 +186,16 @@ class DALILoader:
         for i in (is_jpeg & ~is_whole).nonzero().flatten().tolist():  # the GPU would decode it
             load_image(self.folder.samples[number[i]][0])
         return torch.from_dlpack(pictures.as_tensor()).permute(0, 3, 1, 2), self.labels[number]
+
+def class_folders(parser, dataset, names, transform):
+    """ImageFolder over the first of DATASET/<names> that exists; where it cannot, exit 2."""
+    root = next((dataset / name for name in names if (dataset / name).is_dir()), dataset / names[0])
+    try:
+        return datasets.ImageFolder(root, transform, loader=load_image, is_valid_file=is_picture)
+    except OSError as error:
+        parser.error(f"--dataset {dataset}: {error} (it has to hold {' or '.join(names)}/<class>/*;"
+                     " `python make_dataset.py digits` makes the default)")
+
 
 class Conv11(nn.Module):
     """Eleven 3x3 convolutions: (N, 3, H, W) floats to (N, classes) scores."""

@@ -112,16 +112,6 @@ def load_image(path, file=None):
         raise OSError(f"cannot read the picture {path}: {error}") from None
 
 
-def class_folders(parser, dataset, names, transform):
-    """ImageFolder over the first of DATASET/<names> that exists; where it cannot, exit 2."""
-    root = next((dataset / name for name in names if (dataset / name).is_dir()), dataset / names[0])
-    try:
-        return datasets.ImageFolder(root, transform, loader=load_image, is_valid_file=is_picture)
-    except OSError as error:
-        parser.error(f"--dataset {dataset}: {error} (it has to hold {' or '.join(names)}/<class>/*;"
-                     " `python make_dataset.py digits` makes the default)")
-
-
 # new #
 # many files become one; its last record is the index, without which it is not whole
 def build_lmdb(folder, path):
@@ -211,6 +201,16 @@ class LMDBReader:
         key, place, size = self.records[os.path.relpath(name, self.root)]
         content = io.BytesIO(self.get(key, place, size))
         return load_image(f"{name}, record {key.decode()} of {self.path},", content)
+
+def class_folders(parser, dataset, names, transform):
+    """ImageFolder over the first of DATASET/<names> that exists; where it cannot, exit 2."""
+    root = next((dataset / name for name in names if (dataset / name).is_dir()), dataset / names[0])
+    try:
+        return datasets.ImageFolder(root, transform, loader=load_image, is_valid_file=is_picture)
+    except OSError as error:
+        parser.error(f"--dataset {dataset}: {error} (it has to hold {' or '.join(names)}/<class>/*;"
+                     " `python make_dataset.py digits` makes the default)")
+
 
 class Conv11(nn.Module):
     """Eleven 3x3 convolutions: (N, 3, H, W) floats to (N, classes) scores."""

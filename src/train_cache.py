@@ -103,16 +103,6 @@ def load_image(path, file=None):
         raise OSError(f"cannot read the picture {path}: {error}") from None
 
 
-def class_folders(parser, dataset, names, transform):
-    """ImageFolder over the first of DATASET/<names> that exists; where it cannot, exit 2."""
-    root = next((dataset / name for name in names if (dataset / name).is_dir()), dataset / names[0])
-    try:
-        return datasets.ImageFolder(root, transform, loader=load_image, is_valid_file=is_picture)
-    except OSError as error:
-        parser.error(f"--dataset {dataset}: {error} (it has to hold {' or '.join(names)}/<class>/*;"
-                     " `python make_dataset.py digits` makes the default)")
-
-
 # new #
 # a set that does not fit has to be told before it is decoded
 def free_memory():
@@ -184,6 +174,16 @@ class CachedLoader:
             if self.size:
                 images = random_crops(images, self.size, self.generator)
             yield images, self.labels[numbers]
+
+def class_folders(parser, dataset, names, transform):
+    """ImageFolder over the first of DATASET/<names> that exists; where it cannot, exit 2."""
+    root = next((dataset / name for name in names if (dataset / name).is_dir()), dataset / names[0])
+    try:
+        return datasets.ImageFolder(root, transform, loader=load_image, is_valid_file=is_picture)
+    except OSError as error:
+        parser.error(f"--dataset {dataset}: {error} (it has to hold {' or '.join(names)}/<class>/*;"
+                     " `python make_dataset.py digits` makes the default)")
+
 
 class Conv11(nn.Module):
     """Eleven 3x3 convolutions: (N, 3, H, W) floats to (N, classes) scores."""

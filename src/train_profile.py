@@ -300,14 +300,15 @@ def main():
 
     # new #
     # looks at up to 20 steps, if it can in this run's second epoch, when all is warm
-    skipped = min(5, steps // 4) + steps * (args.epochs > len(epochs) + 1)
-    watched = min(20, steps - steps // 4)
+    late = min(5, steps // 4)
+    skipped, watched = late + steps * (args.epochs > len(epochs) + 1), min(20, steps - late)
     def report(profiler):
-        (start, waited), (end, waited_too) = marks[-1 - watched], marks[-1]
-        print_profile(profiler, on_gpu, (waited_too - waited) / (end - start))
+        begun, waited = marks[-1 - watched] if late else (start, 0.0)
+        end, waited_too = marks[-1]
+        print_profile(profiler, on_gpu, (waited_too - waited) / (end - begun))
         profiler.export_chrome_trace(trace := f"{args.result_dir}/{script}_trace{rank}.json.gz")
         print(f"{trace} opens in https://ui.perfetto.dev", flush=True)
-    marks = [(time.perf_counter(), 0.0)]
+    marks = []
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # its own messages
     profiler = torch.profiler.profile(on_trace_ready=report, schedule=torch.profiler.schedule(
         wait=max(0, skipped - 1), warmup=min(1, skipped), active=watched, repeat=1))

@@ -1,17 +1,22 @@
 """Techniques join: all sets, any order, into the baseline and into a user's own copy."""
 
-import difflib
+import collections
+import functools
 import itertools
 import os
 import random
 import shutil
 import stat
 import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, SRC, TECHNIQUES, run, train
 
-EXCLUSIVE = [("DDP", "DP")]
+# Choose one: DataParallel or DDP; one source of data.
+EXCLUSIVE = [("DDP", "DP"), ("DALI", "LMDB", "cache")]
 
 
 def sets_of_techniques():
@@ -23,57 +28,91 @@ def sets_of_techniques():
 
 
 SETS = list(sets_of_techniques())
+PAIRS = [chosen for chosen in SETS if len(chosen) == 2]
+WHOLE = [chosen for chosen in SETS if not any(set(chosen) < set(other) for other in SETS)]
+FOLDER = tempfile.TemporaryDirectory()
 
 
-def merged(current, techniques, folder):
-    """The three-way merge of `techniques`, in their order, over the text `current`."""
-    path = folder / "current.py"
-    path.write_text(current)
-    for name in techniques:
-        done = subprocess.run(["git", "merge-file", "-q", path, SRC / "train.py",
-                               SRC / f"train_{name}.py"])
-        assert done.returncode == 0, f"{name} of {techniques}"
+@functools.cache
+def joined(text, name):
+    """The three-way merge of one technique over `text`."""
+    path = Path(FOLDER.name) / "current.py"
+    path.write_text(text)
+    done = subprocess.run(["git", "merge-file", "-q", path, SRC / "train.py",
+                           SRC / f"train_{name}.py"])
+    assert done.returncode == 0, name
     return path.read_text()
+
+
+def merged(current, techniques):
+    """The three-way merge of `techniques`, in their order, over the text `current`."""
+    return functools.reduce(joined, techniques, current)
 
 
 def compose(*words, script=ROOT / "compose.sh"):
     return run(script, *words)
 
 
-@pytest.mark.parametrize("chosen", SETS, ids="_".join)
-def test_every_set_joins_in_any_order_into_one_text(chosen, tmp_path):
-    orders = list(itertools.permutations(chosen))
-    orders = random.Random(0).sample(orders, min(24, len(orders)))
-    texts = {merged((SRC / "train.py").read_text(), order, tmp_path) for order in orders}
-    assert len(texts) == 1
-    compile(texts.pop(), "composed", "exec")
+def test_the_sets_are_all_of_one_from_each_group():
+    """384 of ten techniques, and the profile with or without each; the empty set is no set."""
+    assert len(SETS) == 3 * 4 * 2 ** (len(TECHNIQUES) - 5) - 1
+    assert len(WHOLE) == 6
 
 
-@pytest.mark.parametrize("chosen", SETS, ids="_".join)
-def test_compose_holds_each_block_once_and_nothing_else(chosen, tmp_path):
+@pytest.mark.parametrize("order", ["alphabetical", "reversed", "by chance"])
+def test_every_set_joins_in_any_order_into_one_text(order):
+    baseline, orders = (SRC / "train.py").read_text(), random.Random(0)
+    for chosen in SETS:
+        if order == "by chance":
+            if orders.random() > 0.15:
+                continue
+            mixed = orders.sample(chosen, len(chosen))
+        else:
+            mixed = chosen[::-1] if order == "reversed" else chosen
+        text = merged(baseline, mixed)
+        assert text == merged(baseline, chosen), chosen
+        if order == "alphabetical":
+            compile(text, "composed", "exec")
+            blocks = sum((SRC / f"train_{name}.py").read_text().count("# new #") for name in chosen)
+            assert text.count("# new #") == blocks
+
+
+@pytest.mark.parametrize("chosen", [*PAIRS[::5], *WHOLE], ids="_".join)
+def test_compose_prints_just_the_merge(chosen):
     done = compose(*chosen)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert done.stdout == merged((SRC / "train.py").read_text(), chosen, tmp_path)
-    if len(chosen) > 1:
-        assert compose(*reversed(chosen), chosen[0]).stdout == done.stdout
-    blocks = sum((SRC / f"train_{name}.py").read_text().count("# new #") for name in chosen)
-    assert done.stdout.count("# new #") == blocks
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout == merged((SRC / "train.py").read_text(), chosen)
+    assert compose(*reversed(chosen), chosen[0]).stdout == done.stdout
 
 
-@pytest.mark.parametrize("group", EXCLUSIVE, ids="_".join)
-def test_two_of_a_group_are_refused_by_name(group):
-    done = compose("amp", *group)
-    assert done.returncode == 2 and done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1
-    assert all(name in done.stderr for name in group) and "line" in done.stderr
-
-
-def test_the_exclusive_groups_are_just_those_that_conflict():
-    """Two techniques are refused together only where their merge truly conflicts."""
+def test_just_those_of_a_group_are_refused_together_and_it_says_why():
+    """Where their merge truly conflicts, and nowhere else."""
     for one, other in itertools.combinations(TECHNIQUES, 2):
-        refused = compose(one, other).returncode == 2
-        assert refused == ((one, other) in EXCLUSIVE), (one, other)
+        done = compose("profile", other, one)
+        assert (done.returncode == 2) == any({one, other} <= set(group) for group in EXCLUSIVE)
+        if done.returncode == 2:
+            assert done.stdout == "" and len(done.stderr.splitlines()) == 1
+            assert f"{one} and {other} exclude each other" in done.stderr
+            reasons = [text.split("# new #\n")[1:] for text in (
+                (SRC / f"train_{name}.py").read_text() for name in (one, other))]
+            for blocks in reasons:  # each one's own words
+                assert any(block.splitlines()[0].strip("# ") in done.stderr for block in blocks)
+
+
+def test_groups_follow_from_the_scripts(project):
+    code = "import running; print(running.groups())"
+    found = run(sys.executable, "-c", code, cwd=project)
+    assert found.stdout.strip() == str(
+        {"data": [["DALI", "LMDB", "cache"]],
+         "compute": [["amp"], ["channels_last"], ["compile"], ["cudnn"], ["fused"]],
+         "parallel": [["DDP", "DP"]]}), found.stderr
+    # a new technique is one new file
+    (project / "src/train_clip.py").write_text((SRC / "train_cudnn.py").read_text().replace(
+        "    # cuDNN times its", "    # one more: cuDNN times its"))
+    (project / "src/train_cudnn.py").unlink()
+    assert "['clip']" in run(sys.executable, "-c", code, cwd=project).stdout
+    joined = run(project / "compose.sh", "clip", "amp")
+    assert joined.returncode == 0 and "one more: " in joined.stdout and "autocast" in joined.stdout
 
 
 @pytest.mark.parametrize("words", [
@@ -177,18 +216,18 @@ def edited(names, text=None):
                          ids="_".join)
 def test_every_set_joins_a_users_copy(edits, tmp_path):
     users = edited(edits)
-    for chosen in SETS:
-        mine = merged(users, chosen, tmp_path)
+    for chosen in SETS if len(edits) > 1 else [*PAIRS, *WHOLE]:
+        mine = merged(users, chosen)
         compile(mine, "mine", "exec")
         # all of the user's lines and all of the techniques' are there
-        joined = merged((SRC / "train.py").read_text(), chosen, tmp_path)
-        assert added(users, mine) == added((SRC / "train.py").read_text(), joined)
+        plain = merged((SRC / "train.py").read_text(), chosen)
+        assert added(users, mine) == added((SRC / "train.py").read_text(), plain)
 
 
 def added(before, after):
-    """The lines that `after` has and `before` has not, and the other way round, sorted."""
-    return sorted(line for line in difflib.ndiff(before.splitlines(), after.splitlines())
-                  if line[0] in "+-" and line[2:].strip())
+    """(The lines that `after` has more often than `before`, those that it has less often.)"""
+    old, new = (collections.Counter(text.splitlines()) for text in (before, after))
+    return new - old, old - new
 
 
 @pytest.mark.parametrize("chosen", [("amp", "cudnn"), ("DDP", "amp"), ("DP",)], ids="_".join)
@@ -211,7 +250,7 @@ def test_one_after_the_other_is_as_all_at_once(tmp_path):
     mine.write_text(edited(USUAL_EDITS))
     for name in ("cudnn", "DDP", "amp"):
         assert run(ROOT / "compose.sh", "--into", mine, name).returncode == 0
-    at_once = merged(edited(USUAL_EDITS), ("amp", "DDP", "cudnn"), tmp_path)
+    at_once = merged(edited(USUAL_EDITS), ("amp", "DDP", "cudnn"))
     assert mine.read_text() == at_once
     again = run(ROOT / "compose.sh", "--into", mine, "amp")
     assert again.returncode == 0 and "already" in again.stderr
@@ -258,7 +297,7 @@ def test_into_an_older_copy_takes_the_techniques_of_its_time(project, tmp_path):
     done = run(project / "compose.sh", "--into", mine, "amp", "DDP")
     assert done.returncode == 0, done.stderr
     assert "comes from" in done.stderr
-    assert mine.read_text() == merged(edited(["loss", "defaults"]), ("amp", "DDP"), tmp_path)
+    assert mine.read_text() == merged(edited(["loss", "defaults"]), ("amp", "DDP"))
 
 
 def test_into_follows_a_link_and_refuses_a_folder(tmp_path):
@@ -272,18 +311,15 @@ def test_into_follows_a_link_and_refuses_a_folder(tmp_path):
     assert run(ROOT / "compose.sh", "--into", tmp_path / "there", "cudnn").returncode == 2
 
 
-COMPOSITIONS = [chosen for chosen in SETS if len(chosen) > 1]
-
-
-@pytest.mark.parametrize("chosen", COMPOSITIONS, ids="_".join)
-def test_each_composition_runs_alone_in_a_folder(chosen, tmp_path, digits):
+@pytest.mark.parametrize("chosen", [*PAIRS, *WHOLE], ids="_".join)
+def test_each_pair_and_each_whole_set_runs_alone_in_a_folder(chosen, tmp_path, digits):
     script = tmp_path / "alone" / "my_train.py"
     script.parent.mkdir()
-    script.write_text(compose(*chosen).stdout)
-    record, _ = train(script, "--dataset", digits, "--epochs", 2, "--batch_size", 40, "--steps", 3,
-                      "--result_dir", tmp_path / "runs", "--workers", 1, "--width", 8,
-                      cwd=script.parent)
-    assert record["script"] == "my_train" and len(record["epochs"]) == 2
+    script.write_text(merged((SRC / "train.py").read_text(), chosen))
+    record, _ = train(script, "--dataset", digits, "--epochs", 1, "--batch_size", 40, "--steps", 2,
+                      "--result_dir", tmp_path / "runs", "--workers", 0, "--width", 4,
+                      "--image_size", 16, cwd=script.parent, forked=True)
+    assert record["script"] == "my_train" and len(record["epochs"]) == 1
     assert 0 < record["epochs"][-1]["loss"] < 10
 
 

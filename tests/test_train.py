@@ -333,7 +333,7 @@ def test_cache_takes_the_memory_that_it_announces(digits, tmp_path):
     cached, output = train(SRC / "train_cache.py", *options)
     (announced,) = re.findall(r"the decoded pictures take ([\d,.]+) MB of cpu's memory", output)
     announced = float(announced.replace(",", "")) * 1e6
-    assert announced == 3 * (240 * 512 ** 2 + 70 * 32 ** 2)
+    assert announced == pytest.approx(3 * (240 * 512 ** 2 + 70 * 32 ** 2), abs=1e5)
     taken = cached["peak_memory_bytes"] - baseline["peak_memory_bytes"]
     assert taken == pytest.approx(announced, rel=0.1)
 
