@@ -256,7 +256,8 @@ def main():
             limit = 300 + 3 * results[frozenset()][1] if row == "staircase" else None
             status, code, details = run(techniques, options, folder, processes, limit)
             if not rows and code == 2:  # wrong use is the same for every script
-                print(f"\n{details['error']}", file=sys.stderr)
+                print()
+                print(details["error"], file=sys.stderr)
                 sys.exit(2)
             results[key] = {"techniques": techniques, "status": status, **common,
                             **details}, time.monotonic() - begin

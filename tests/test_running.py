@@ -7,7 +7,7 @@ import time
 
 import psutil
 import pytest
-from conftest import run, start
+from conftest import TECHNIQUES, run, start
 
 CELLS = [(row, column) for row in ("single", "DP", "DDP")
          for column in ("plain", "+cudnn", "+amp", "+cudnn +amp")]
@@ -26,7 +26,9 @@ def processes_in(folder):
 
 
 def test_twelve_cells_from_another_folder_through_a_link(project, digits, tmp_path):
-    """Also FAULTS 66 and 69: a path with spaces, and the results of an earlier run in the way."""
+    """Also FAULTS 66, 69 and 47: spaces, results of an earlier run in the way, DALI missing."""
+    dali = project / "src" / "train_DALI.py"
+    dali.write_text(dali.read_text().replace("from nvidia.dali", "from no_such_package"))
     results = project / "results"
     (results / "running").mkdir(parents=True)
     (results / "running" / "train_old.json").write_text("{}")
@@ -36,8 +38,13 @@ def test_twelve_cells_from_another_folder_through_a_link(project, digits, tmp_pa
     done = run(link, "2", os.path.relpath(digits, tmp_path), *QUICK, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((results / "running.json").read_text())
-    assert [(row["row"], row["column"]) for row in rows] == CELLS
-    for row in rows:
+    assert [(row["row"], row["column"]) for row in rows[:12]] == CELLS
+    assert_staircase(rows[0], rows[12:])
+    table = (results / "running.md").read_text()
+    assert "| +DALI | SKIP: train_DALI.py: error: " in table and "pip install" in table
+    best = [row for row in rows[12:] if row["kept"]]
+    assert not best or f"`./compose.sh {' '.join(best[-1]['techniques'])} > my_train.py`" in table
+    for row in rows[:12]:
         assert row["status"] == "ok"
         name = "_".join(["train", *row["techniques"]])
         assert row["script"] == name and len(row["epochs"]) == 2
@@ -51,24 +58,43 @@ def test_twelve_cells_from_another_folder_through_a_link(project, digits, tmp_pa
             "epochs"]
         assert "epoch 2/2" in (results / "running" / f"{name}.log").read_text()
     assert (results / "running" / "train_old.json").exists()  # not its own to delete
-    table = (results / "running.md").read_text()
     assert table.strip() in done.stdout and "old" not in table
-    assert table.count("x)") == 12 and f"{rows[0]['train_seconds']:.2f} s (1.00x)" in table
+    assert "\n".join(table.splitlines()[:5]).count("x)") == 12 and f"{rows[0]['train_seconds']:.2f} s (1.00x)" in table
     assert f"{rows[0]['train_seconds'] / rows[5]['train_seconds']:.2f}x" in table
     assert "`./running.sh 2 " in table and rows[0]["environment"]["torch"] in table
     if rows[0]["environment"]["gpus"] == 0:
         assert "no GPU here" in table
     assert (results / "running.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     progress = [line for line in done.stdout.splitlines() if line.startswith("[")]
-    assert len(progress) == 12 and progress[2].startswith("[ 3/12] single +amp")
+    assert len(progress) == len(rows) and progress[2].startswith(f"[ 3/{len(rows)}] single    +amp")
     assert all("s to go" in line for line in progress)
+
+
+def assert_staircase(baseline, steps):
+    """Each step adds one technique to the fastest set so far; of a group at most one is kept."""
+    assert sorted(row["column"] for row in steps) == sorted(
+        f"+{name}" for name in TECHNIQUES if name != "profile")
+    best, left = baseline, list(steps)
+    while left:
+        on = left[0]["on"]
+        assert on == best["techniques"]
+        size = {"+DALI": 3, "+DDP": 2}.get(left[0]["column"], 1)  # of an exclusive group
+        group, left = left[:size], left[size:]
+        for row in group:
+            assert row["row"] == "staircase" and row["on"] == on
+            assert row["techniques"] == sorted([*on, row["column"][1:]])
+        good = [row for row in group if row["status"] == "ok"]
+        top = max(good, key=lambda row: row["images_per_second"], default=None)
+        pays = bool(top) and top["images_per_second"] >= 1.01 * best["images_per_second"]
+        assert [row["kept"] for row in group] == [pays and row is top for row in group]
+        best = top if pays else best
 
 
 def test_f65_a_failing_variant_leaves_a_row_and_the_others_run(project):
     """On the default digits, which it makes first."""
     amp = project / "src" / "train_amp.py"
     amp.write_text(amp.read_text().replace("scaler.update()", "scaler.update(no_such_name)"))
-    done = run(project / "running.sh", "1", *QUICK, cwd="/")
+    done = run(project / "running.sh", "1", "--part", "cells", *QUICK, cwd="/")
     assert done.returncode == 1
     assert (project / "data" / "digits" / "train" / "0").is_dir()
     rows = json.loads((project / "results" / "running.json").read_text())
@@ -100,7 +126,7 @@ def test_f67_ctrl_c_in_the_third_run(number, whole_group, project, digits):
     assert processes_in(project) == []
     rows = json.loads((project / "results" / "running.json").read_text())
     assert [row["column"] for row in rows] == ["plain", "+cudnn"]
-    assert "| single | " in out and "after 2 of 12 runs" in out and "Traceback" not in out + err
+    assert "| single | " in out and "after 2 of 22 runs" in out and "Traceback" not in out + err
 
 
 def test_ctrl_c_while_torchrun_runs_leaves_no_worker(project, digits):
@@ -108,7 +134,7 @@ def test_ctrl_c_while_torchrun_runs_leaves_no_worker(project, digits):
         text = (project / "report.py").read_text()
         assert name in text
         (project / "report.py").write_text(text.replace(name, "ROWS = {"))
-    process = start([project / "running.sh", "100", digits, "--", "--batch_size", "40",
+    process = start([project / "running.sh", "100", digits, "--part", "cells", "--", "--batch_size", "40",
                      "--workers", "2"], cwd=project, start_new_session=True)
     log = project / "results" / "running" / "train_DDP.log"
     while not (log.exists() and "epoch 1/100" in log.read_text()):
@@ -164,6 +190,25 @@ def test_ctrl_c_before_the_first_run(project, digits):
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in out + err
+
+
+def test_the_staircase_alone_gives_up_on_what_takes_too_long(project, digits):
+    """And a data set that a technique cannot hold is a SKIP with the script's own words."""
+    for path in (project / "src").glob("train_*.py"):
+        if path.stem not in ("train_cache", "train_cudnn"):
+            path.unlink()
+    cache, cudnn = project / "src" / "train_cache.py", project / "src" / "train_cudnn.py"
+    cache.write_text(cache.read_text().replace("if needed > free:", "if True:"))
+    cudnn.write_text(cudnn.read_text().replace("benchmark = True", "benchmark = not time.sleep(99)"))
+    driver = project / "running.py"
+    driver.write_text(driver.read_text().replace("limit = 300 + 3 *", "limit = 1 + 2 *"))
+    done = run(project / "running.sh", "2", digits, "--part", "staircase", *QUICK, cwd=project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((project / "results" / "running.json").read_text())
+    assert [row["status"] for row in rows] == ["ok", "skip", "skip"]
+    assert "the decoded pictures take" in rows[1]["error"] and "given up after" in rows[2]["error"]
+    assert "training seconds |" not in done.stdout and "| staircase |" in done.stdout
+    assert processes_in(project) == []
 
 
 def test_digits_of_another_making_are_left_alone(project):
