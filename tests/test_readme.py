@@ -20,7 +20,7 @@ def test_tables_are_those_of_the_files_and_records():
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.parent.name)
 def test_results_hold_together(path):
     rows = json.loads(path.read_text())
-    assert len(rows) == 12 and path.with_suffix(".png").exists()
+    assert len(rows) >= 12 and path.with_suffix(".png").exists()
     assert path.with_suffix(".md").read_text() == report.markdown(rows)
     for row in rows:
         assert row["environment"]["gpu"] and row["environment"]["driver"] and row["date"]
