@@ -93,8 +93,9 @@ def markdown(rows, note=""):
     good = next((row for row in rows if row["status"] == "ok"), None)
     if good:
         alone = "" if len(good["epochs"]) > 1 else ": take 2 epochs or more to compare"
-        lines += ["", f"Seconds and images/s are of {which_epochs(good)}{alone}, in training alone; the warm-up is "
-                  "start and first epoch. Each run was made once.", "", machine(good)]
+        lines += ["", f"Seconds and images/s are of {which_epochs(good)}{alone}, in training "
+                  "alone; the warm-up is start and first epoch. Each run was made once.", "",
+                  machine(good)]
         lines += ["", caveat(good)] if caveat(good) else []
     lines += ["", *logs] if logs else []
     lines += ["", note] if note else []
@@ -199,8 +200,10 @@ def loading_markdown(rows, note=""):
     good = next((row for row in rows if row["status"] == "ok"), None)
     if good:
         which = which_epochs(good)
+        if len(good["epochs"]) > 2:
+            which = f"medians of {which}"
         lines += ["", f"{good['samples']:,} samples, {good['bytes'] / 1e6:,.1f} MB an epoch; "
-                  f"{'medians of ' if len(good['epochs']) > 2 else ''}{which}. {storage_line(good['storage'])}", "",
+                  f"{which}. {storage_line(good['storage'])}", "",
                   machine(good)]
     lines += ["", note] if note else []
     return "\n".join(lines) + "\n"
@@ -213,7 +216,7 @@ def write_loading(rows, stem, note=""):
 
 
 def chart(rows, path):
-    """Bars of images/s with the ratio to the baseline and the accuracy: the cells, the staircase."""
+    """Bars of images/s with their ratio to the baseline and the accuracy: cells and staircase."""
     from matplotlib.figure import Figure
     done = [row for row in rows if row["status"] == "ok"]
     cells = [row for row in done if row["row"] != "staircase"]

@@ -1,4 +1,4 @@
-"""The loaders: that they agree, that each sample comes once an epoch, and their faults by number."""
+"""The loaders: that they agree, that each sample comes once an epoch, faults by number."""
 
 import io
 import json
@@ -105,7 +105,8 @@ def unusual(folder):
     for name, picture, options in [
             ("wide.jpg", wide, {}), ("high.jpg", high, {}), ("odd.jpg", photo(3, (101, 77)), {}),
             ("grey.jpg", wide.convert("L"), {}), ("cmyk.jpg", high.convert("CMYK"), {}),
-            ("progressive.JPG", wide, {"progressive": True}), ("full.jpeg", high, {"subsampling": 0}),
+            ("progressive.JPG", wide, {"progressive": True}),
+            ("full.jpeg", high, {"subsampling": 0}),
             ("png.JPEG", wide, {"format": "PNG"}), ("colour.png", high, {}),
             ("grey.png", wide.convert("L"), {}), ("palette.png", high.convert("P"), {}),
             ("web.webp", wide, {"quality": 90}), ("bit.bmp", high, {})]:

@@ -75,7 +75,8 @@ def test_a_path_and_options_of_its_own(data, tmp_path):
     (["DATA", "loader.py"], "no script"), (["loader.py", "/no/such/set"], "/no/such/set"),
     (["train.py", "DATA"], "no loader"), (["loader.py", "EMPTY"], "EMPTY"),
     (["loader.py", "DATA", "--crop", "abc"], "--crop"), (["loader.py", "DATA", "--cold"], "cold"),
-    (["loader_DALI.py", "DATA", "--dali_device", "tpu"], "tpu"), (["COPY/loader.py", "DATA"], "name"),
+    (["loader_DALI.py", "DATA", "--dali_device", "tpu"], "tpu"),
+    (["COPY/loader.py", "DATA"], "name"),
     (["loader_LMDB.py", "DATA", "--dali_device", "cpu"], "--dali_device"),
     (["x; touch hit", "DATA"], "usage"), (["loader.py", "$(touch hit)"], "usage")],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "")
@@ -226,7 +227,8 @@ def test_the_verdict_on_each_kind_of_evidence(monkeypatch):
     of = lambda *args: loading.bottleneck(*args)[0]  # noqa: E731
     assert of(row(100), row(500, busy=15), storage, 16) == "IO"
     assert of(row(450), row(500, busy=15), storage, 16) == "CPU"
-    assert of(row(100), row(500, busy=15), dict(cold_megabytes_per_second=999.0, kind="SSD"), 16) == "CPU"
+    fast = dict(cold_megabytes_per_second=999.0, kind="SSD")
+    assert of(row(100), row(500, busy=15), fast, 16) == "CPU"
     assert of(row(500), row(500, busy=15, disk=40.0), storage, 16) == "IO"  # larger than memory
     assert of(None, row(500, busy=3, gpu=0.95), storage, 16) == "GPU"
     assert of(None, row(500, busy=15.5, gpu=0.4), storage, 16) == "CPU"
