@@ -127,7 +127,8 @@ def staircase(rows):
                      f"{'' if 'kept' not in row else 'kept' if row['kept'] else 'left out'} |")
     best = ([rows[0]] + [row for row in steps if row.get("kept")])[-1]
     if best["techniques"]:
-        lines += ["", "Each technique is added to those kept above it, and kept if that is faster. "
+        lines += ["", "Each technique is added to those kept above it, and kept if that is faster; "
+                  "one left out is tried again when others have been kept since. "
                   f"The fastest set: `./compose.sh {' '.join(best['techniques'])} > my_train.py`"]
     return lines
 
@@ -229,9 +230,9 @@ def chart(rows, path):
     axes = figure.subplots(len(parts), squeeze=False, height_ratios=list(map(len, parts)))[:, 0]
     for axis, part in zip(axes, parts):
         names = [row["column"] if row["row"] == "staircase" else script_name(row) for row in part]
-        bars = axis.barh(names, [row["images_per_second"] for row in part], color=[
+        bars = axis.barh(range(len(part)), [row["images_per_second"] for row in part], color=[
             colours.get(row["row"], "tab:green" if row.get("kept") else "lightgrey")
-            for row in part])
+            for row in part], tick_label=names)
         texts = [f"{row['images_per_second'] / rows[0]['images_per_second']:.2f}x, "
                  f"top-1 {row['val_top1']:.2%}" + (", left out" if row.get("kept") is False else "")
                  if rows[0]["status"] == "ok" else "" for row in part]

@@ -126,7 +126,8 @@ def failure(code, log):
     took the same options, so this machine or data set cannot have the technique.
     """
     error = error_line(log)
-    status = "skip" if code == 2 or ": pip install " in error else "fail"
+    refused = code == 2 or re.search(r"exitcode *: 2 ", log.read_text(errors="replace"))  # torchrun
+    status = "skip" if refused or ": pip install " in error else "fail"
     return status, code, {"error": error, "log": str(log)}
 
 
@@ -217,7 +218,10 @@ def parse(arguments):
     parser.add_argument("DATASET", type=Path, nargs="?", help="folder of train/ and val/<class>/*")
     parser.add_argument("--part", choices=["cells", "staircase", "all"], default="all")
     parser.add_argument("--result_dir", "--result-dir", type=Path, default=ROOT / "results")
-    return parser.parse_args(arguments[:split]), arguments[split + 1:]
+    args = parser.parse_args(arguments[:split])
+    if args.part == "staircase" and args.EPOCHS == 1:
+        parser.error("the staircase takes 2 EPOCHS or more, since the first warms up")
+    return args, arguments[split + 1:]
 
 
 def main():
@@ -244,8 +248,9 @@ def main():
     cells = [(row, column, report.ROWS[row] + report.COLUMNS[column])
              for row in report.ROWS for column in report.COLUMNS]
     cells = cells[:1] if args.part == "staircase" else cells
-    stairs = [] if args.part == "cells" else [choice for group in groups().values()
-                                              for choice in group]
+    stairs = []
+    if args.part != "cells" and args.EPOCHS > 1:
+        stairs = [choice for group in groups().values() for choice in group]
     count = len(cells) + sum(map(len, stairs))
 
     def attempt(row, column, techniques):
@@ -269,16 +274,24 @@ def main():
     try:
         for row, column, techniques in cells:
             attempt(row, column, techniques)
-        best = rows[0]
-        for choice in stairs:  # each technique on top of what has paid so far
-            tried = [attempt("staircase", f"+{name}", sorted([*best["techniques"], name]))
-                     for name in choice]
-            top = max(tried, key=report.images_per_second)
-            for row in tried:
-                row["on"] = best["techniques"]
-                row["kept"] = row is top and row["status"] == "ok" and (
-                    report.images_per_second(row) >= PAYS * report.images_per_second(best))
-            best = top if top["kept"] else best
+        best, last = rows[0], {}
+        while stairs:
+            for choice in stairs:  # each technique on top of what has paid so far
+                tried = [attempt("staircase", f"+{name}", sorted([*best["techniques"], name]))
+                         for name in choice]
+                last[tuple(choice)] = best["techniques"]
+                top = max(tried, key=report.images_per_second)
+                for row in tried:
+                    row["on"] = best["techniques"]
+                    row["kept"] = row is top and row["status"] == "ok" and (
+                        report.images_per_second(row) >= PAYS * report.images_per_second(best))
+                best = top if top["kept"] else best
+            # what did not pay may do so now: loading, say, once computing is faster
+            stairs = [choice for choice in stairs if last[tuple(choice)] != best["techniques"]
+                      and not set(choice) & set(best["techniques"])
+                      and any(results[frozenset([*last[tuple(choice)], name])][0]["status"] == "ok"
+                              for name in choice)]
+            count += sum(map(len, stairs))
     except Stopped as reason:
         interrupted = f"Stopped by {reason} after {len(rows)} of {count} runs."
         print(f"\n{interrupted}", file=sys.stderr)

@@ -255,8 +255,14 @@ def build_lmdb(pictures, path, workers):
     names = [[name for name in sample if isinstance(name, str)] for sample in pictures.samples]
     index = dict(format=1, count=0, classes=pictures.classes, pair=pictures.pair, samples=[],
                  root=os.path.basename(pictures.root))
-    part = open(f"{path}.part", "ab")
-    fcntl.flock(part, fcntl.LOCK_EX)  # the lock of a killed process is gone with it
+    def is_mine():
+        return os.path.exists(part.name) and os.path.samefile(part.name, part.fileno())
+    while True:
+        part = open(f"{path}.part", "ab")
+        fcntl.flock(part, fcntl.LOCK_EX)  # the lock of a killed process is gone with it
+        if is_mine() or os.path.exists(path):
+            break  # else another has moved or removed it meanwhile
+        part.close()
     try:
         if os.path.exists(path):
             return 0
@@ -274,11 +280,12 @@ def build_lmdb(pictures, path, workers):
                 mapped = None
                 return put(key, value)
             if not mapped:
-                mapped = next(int(line.split("-")[0], 16) for line in open("/proc/self/maps")
-                              if line.split()[4] == str(os.fstat(part.fileno()).st_ino))
+                maps = open("/proc/self/maps") if os.path.exists("/proc/self/maps") else []
+                mapped = next((int(line.split("-")[0], 16) for line in maps
+                               if line.split()[4] == str(os.fstat(part.fileno()).st_ino)), 0)
             with store.begin(buffers=True) as transaction:
                 found = np.frombuffer(transaction.get(key.encode()), np.uint8).ctypes.data
-            return max(found - mapped, 0) if len(value) > mmap.PAGESIZE else 0
+            return max(found - mapped, 0) if mapped and len(value) > mmap.PAGESIZE else 0
         encoded = DataLoader(EncodedFiles(names), None, num_workers=workers)
         for i, (files, error) in enumerate(tqdm(encoded, f"building {path}", disable=None)):
             if error:
@@ -298,7 +305,7 @@ def build_lmdb(pictures, path, workers):
     except lmdb.Error as error:
         raise OSError(f"cannot build {path}: {error}; is the disk full?") from None
     finally:
-        if os.path.exists(part.name):
+        if is_mine():
             os.unlink(part.name)
         part.close()
     return len(names) - index["count"]

@@ -149,6 +149,7 @@ class DALILoader:
             num_threads=max(1, num_workers), prefetch_queue_depth=3,
             device_id=(device.index or 0) if self.on_gpu else None)
         self.device, self.jpeg = device, torch.tensor([[0xFF, 0xD8], [0xFF, 0xD9]])
+        self.looked_at = set()
         self.left, self.fed = [], []  # batches of numbers: to be read, and being read
         self.labels = torch.tensor([label for _, label in folder.samples])
     def __len__(self):
@@ -183,9 +184,12 @@ class DALILoader:
             raise OSError(f"DALI: {str(error).strip().splitlines()[-1]}") from None
         number, ends = self.fed.pop(0), torch.from_dlpack(ends.as_tensor())
         is_jpeg, is_whole = (ends.view(-1, 2, 2) == self.jpeg).all(2).unbind(1)
-        for i in (is_jpeg & ~is_whole).nonzero().flatten().tolist():  # the GPU would decode it
-            load_image(self.folder.samples[number[i]][0])
-        return torch.from_dlpack(pictures.as_tensor()).permute(0, 3, 1, 2), self.labels[number]
+        odd = [number[i] for i in (is_jpeg & ~is_whole).nonzero().flatten().tolist()]
+        for i in set(odd) - self.looked_at:  # cut short, or with a trailer
+            load_image(self.folder.samples[i][0])
+            self.looked_at.add(i)
+        pictures = torch.from_dlpack(pictures.as_tensor()).permute(0, 3, 1, 2).contiguous()
+        return pictures, self.labels[number]
 
 def class_folders(parser, dataset, names, transform):
     """ImageFolder over the first of DATASET/<names> that exists; where it cannot, exit 2."""

@@ -242,6 +242,8 @@ def main():
 
     # new #
     # each step copies the weights to every GPU and cuts the batch in as many pieces
+    if hasattr(net, "_orig_mod") and torch.cuda.device_count() > 1:
+        parser.error("DataParallel cannot copy a compiled model to several GPUs: take DDP")
     net = nn.DataParallel(net)
 
     # -------------------------------------------------------------------------------- training

@@ -120,8 +120,14 @@ def build_lmdb(folder, path):
     file, label, [name], [bytes], [place in PATH]. Built as PATH.part and moved into place by one
     process: others wait. Raises OSError.
     """
-    part = open(f"{path}.part", "ab")
-    fcntl.flock(part, fcntl.LOCK_EX)  # the lock of a killed process is gone with it
+    def is_mine():
+        return os.path.exists(part.name) and os.path.samefile(part.name, part.fileno())
+    while True:
+        part = open(f"{path}.part", "ab")
+        fcntl.flock(part, fcntl.LOCK_EX)  # the lock of a killed process is gone with it
+        if is_mine() or os.path.exists(path):
+            break  # else another has moved or removed it meanwhile
+        part.close()
     try:
         if os.path.exists(path):
             return
@@ -134,12 +140,13 @@ def build_lmdb(folder, path):
         def put(key, value):
             with store.begin(write=True) as transaction:
                 transaction.put(key, value)
-            if len(value) <= mmap.PAGESIZE:
+            if not mapped or len(value) <= mmap.PAGESIZE:
                 return 0
             with store.begin(buffers=True) as transaction:
                 return np.frombuffer(transaction.get(key), np.uint8).ctypes.data - mapped
-        mapped = next(int(line.split("-")[0], 16) for line in open("/proc/self/maps")
-                      if line.split()[4] == str(os.fstat(part.fileno()).st_ino))
+        maps = open("/proc/self/maps") if os.path.exists("/proc/self/maps") else []
+        mapped = next((int(line.split("-")[0], 16) for line in maps
+                       if line.split()[4] == str(os.fstat(part.fileno()).st_ino)), None)
         for i, (name, label) in enumerate(tqdm(folder.samples, f"building {path}", disable=None)):
             content = Path(name).read_bytes()
             index["samples"].append((label, [os.path.relpath(name, folder.root)], [len(content)],
@@ -151,7 +158,7 @@ def build_lmdb(folder, path):
     except lmdb.Error as error:
         raise OSError(f"cannot build {path}: {error}; is the disk full?") from None
     finally:
-        if os.path.exists(part.name):
+        if is_mine():
             os.unlink(part.name)
         part.close()
 
@@ -297,6 +304,8 @@ def main():
     home = args.lmdb or args.dataset.resolve().parent
     for part, split in (train_set, "train"), (val_set, "test"):
         path = home / f"{args.dataset.resolve().name}_{split}.lmdb"
+        if not path.exists() and not os.access(home, os.W_OK):
+            parser.error(f"--lmdb: {path} is not there, and {home} cannot be written to")
         part.loader = LMDBReader(part, path)
 
     # epoch e's order is the torch.randperm of a generator seeded with seed + e

@@ -272,12 +272,12 @@ def main():
         train_set.transform = transforms.Compose([
             transforms.Resize(side), transforms.CenterCrop(side), transforms.PILToTensor()])
     needed, place = 3 * (len(train_set) * side ** 2 + len(val_set) * val_size ** 2), device
-    free = torch.cuda.mem_get_info(device)[0] / 2 if on_gpu else 0
-    if args.cache_device == "ram" or args.cache_device == "auto" and needed > free:
+    free = torch.cuda.mem_get_info(device)[0] if on_gpu else 0
+    if args.cache_device == "ram" or args.cache_device == "auto" and needed > free / 2 or not free:
         place, free = torch.device("cpu"), free_memory() / int(os.getenv("LOCAL_WORLD_SIZE", 1))
     size = f"the decoded pictures take {needed / 1e6:,.1f} MB of {place}'s memory"
     if needed > free:
-        parser.error(f"{size}, more than its {free / 1e6:,.1f}: a smaller --image_size may fit")
+        parser.error(f"{size}, more than its free {free / 1e6:,.1f}: a smaller --image_size helps")
     print(f"{script}: {size}", flush=True)
 
     # epoch e's order is the torch.randperm of a generator seeded with seed + e

@@ -237,6 +237,10 @@ def main():
     fuse(optimizer)
     optimizer = type(optimizer)(optimizer.param_groups, fused=True)
     optimizer.register_load_state_dict_post_hook(fuse)
+    for group in optimizer.param_groups:  # a first step that overflows would leave it unset
+        if group.get("momentum"):
+            for weights in group["params"]:
+                optimizer.state[weights]["momentum_buffer"] = torch.zeros_like(weights)
 
     # the learning rate rises for a fifth of all steps, then falls to zero
     total = args.epochs * steps

@@ -138,7 +138,9 @@ def print_profile(profiler, on_gpu, waited):
     for name, (spent, count) in sorted(times.items(), key=lambda item: -item[1][0])[:8]:
         print(f"{name:<44.44}{spent / total:>7.1%}{spent / 1000:>10.1f}{count:>8}")
     kernels = sorted((event.time_range.start, event.time_range.end) for event in profiler.events()
-                     if event.device_type == cuda and not event.is_user_annotation)
+                     if event.device_type == cuda and not event.is_user_annotation
+                     and event.device_index == torch.cuda.current_device()
+                     and not event.name.startswith("nccl"))  # in which it waits for others
     busy = 1 - waited
     if kernels:  # the union of their times
         busy, end = 0, kernels[0][0]
@@ -146,7 +148,7 @@ def print_profile(profiler, on_gpu, waited):
             busy, end = busy + max(0, stop - max(start, end)), max(end, stop)
         busy /= end - kernels[0][0]
     what = "computing" if busy > 0.8 or not on_gpu else "the host: Python and launches"
-    if waited > max(0.2, (1 - busy) / 2):
+    if waited > max(0.2, (1 - busy) / 2) and (busy < 0.8 or not on_gpu):
         what = "loading data"
     print(f"of each step it waits {waited:.0%} for data; the {'GPU' if on_gpu else 'CPU'} is busy "
           f"{busy:.0%}: it is held back by {what}", flush=True)
@@ -312,7 +314,8 @@ def main():
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # its own messages
     profiler = torch.profiler.profile(on_trace_ready=report, schedule=torch.profiler.schedule(
         wait=max(0, skipped - 1), warmup=min(1, skipped), active=watched, repeat=1))
-    profiler.start()
+    if len(epochs) < args.epochs:
+        profiler.start()
 
     # nothing in a step waits for the device; the clock does, at the edges of what it times
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None

@@ -23,6 +23,8 @@ def start_all(script, *options, processes):
 @pytest.mark.parametrize("chosen", [*[each for each in SETS if len(each) == 1], *PAIRS, *WHOLE],
                          ids="_".join)
 def test_each_set_runs(chosen, digits, tmp_path):
+    if GPUS > 1 and {"DP", "compile"} <= set(chosen):
+        pytest.skip("DataParallel cannot copy a compiled model, and says so")
     script = tmp_path / ("_".join(["train", *chosen]) + ".py")
     script.write_text(compose(*chosen).stdout)
     options = ["--dataset", digits, *TINY, "--augment", "--result_dir", tmp_path]

@@ -8,23 +8,23 @@ from conftest import SRC
 from marks import MARKER, growth, problems
 
 VARIANTS = sorted(path for base in ("train", "loader") for path in SRC.glob(f"{base}_*.py"))
-# Lines of text by which a variant may be longer.
-BUDGETS = {"train_cudnn": 3, "train_DP": 4, "train_amp": 16, "train_DDP": 40, "train_compile": 6,
+# Lines of text by which a variant may be longer. DP's: it says what it cannot be joined with.
+BUDGETS = {"train_cudnn": 3, "train_DP": 5, "train_amp": 16, "train_DDP": 40, "train_compile": 6,
            "train_channels_last": 8,
-           # kept on when a checkpoint says off, which under amp would be a wrong step
-           "train_fused": 8,
+           # kept on when a checkpoint says off, and momentum that a first overflow leaves whole
+           "train_fused": 12,
            # the share of kernels, data and host, and the table
-           "train_profile": 47,
+           "train_profile": 50,
            # the baseline's order and sizes to the pixel, early ends of epochs, names of bad files
-           "train_DALI": 94,
+           "train_DALI": 98,
            # a build that a kill or a second process does not harm, reads that damage does not crash
-           "train_LMDB": 110,
+           "train_LMDB": 120,
            # what is free, crops of a whole batch, shares of the decoding under DDP
            "train_cache": 95,
            # both layouts, the resize and crop of torchvision to the pixel, the names of bad files
            "loader_DALI": 152,
            # the build that a kill does not harm, and an ImageFolder that damage does not crash
-           "loader_LMDB": 181}
+           "loader_LMDB": 188}
 # The baseline's, of text: blank lines are the room that merges need. The design's 220 does not
 # hold the records, checkpoints and error lines that it asks for.
 BASELINE_BUDGETS = {"train": 300, "loader": 255}

@@ -67,14 +67,14 @@ def test_twelve_cells_from_another_folder_through_a_link(project, digits, tmp_pa
         assert "no GPU here" in table
     assert (results / "running.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     progress = [line for line in done.stdout.splitlines() if line.startswith("[")]
-    assert len(progress) == len(rows) and progress[2].startswith(f"[ 3/{len(rows)}] single    +amp")
+    assert len(progress) == len(rows) and progress[2].startswith("[ 3/22] single    +amp")
     assert all("s to go" in line for line in progress)
 
 
 def assert_staircase(baseline, steps):
     """Each step adds one technique to the fastest set so far; of a group at most one is kept."""
-    assert sorted(row["column"] for row in steps) == sorted(
-        f"+{name}" for name in TECHNIQUES if name != "profile")
+    assert {row["column"] for row in steps} == {
+        f"+{name}" for name in TECHNIQUES if name != "profile"}
     best, left = baseline, list(steps)
     while left:
         on = left[0]["on"]
