@@ -326,7 +326,7 @@ class ImageFolderLMDB(Pictures):
                 raise ValueError(f"format {index['format']}, this script reads 1")
             self.classes, self.pair, self.root = index["classes"], index["pair"], index["root"]
             self.index = index["samples"]
-            if index["count"] != len(self.index):
+            if index["count"] != len(self.index) or any(len(each) != 4 for each in self.index):
                 raise ValueError("count")
         except (LookupError, TypeError, ValueError) as error:
             raise OSError(f"{path} is no whole file of this script ({error!r}): remove it, and "

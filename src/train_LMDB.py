@@ -173,10 +173,13 @@ class LMDBReader:
         self.path, self.root = str(path), folder.root
         if not os.path.exists(path):
             build_lmdb(folder, path)
-        index = json.loads(self.get(b"index"))
-        self.records = {names[0]: (b"%d.0" % i, places[0], sizes[0])
-                        for i, (_, names, sizes, places) in enumerate(index["samples"])}
-        if index["format"] != 1 or {os.path.relpath(name, self.root) for name, _ in
+        try:
+            index = json.loads(self.get(b"index"))
+            self.records = {names[0]: (b"%d.0" % i, places[0], sizes[0])
+                            for i, (_, names, sizes, places) in enumerate(index["samples"])}
+        except (LookupError, TypeError, ValueError):
+            index = self.records = {}
+        if index.get("format") != 1 or {os.path.relpath(name, self.root) for name, _ in
                                     folder.samples} != self.records.keys():
             raise OSError(f"{path} holds other pictures than {self.root}: remove it, and it is "
                           "built again")

@@ -18,7 +18,7 @@ BUDGETS = {"train_cudnn": 3, "train_DP": 5, "train_amp": 16, "train_DDP": 40, "t
            # the baseline's order and sizes to the pixel, early ends of epochs, names of bad files
            "train_DALI": 98,
            # a build that a kill or a second process does not harm, reads that damage does not crash
-           "train_LMDB": 120,
+           "train_LMDB": 122,
            # what is free, crops of a whole batch, shares of the decoding under DDP
            "train_cache": 95,
            # both layouts, the resize and crop of torchvision to the pixel, the names of bad files

@@ -18,6 +18,7 @@ import time
 import zipfile
 from pathlib import Path
 
+import lmdb
 import numpy as np
 import pytest
 import torch
@@ -429,8 +430,9 @@ def test_lmdb_is_built_once_and_serves_the_loader_too(digits, tmp_path):
     assert_one_line(done, 1, "a set_train.lmdb", "other pictures", "remove it")
 
 
-@pytest.mark.parametrize("kind", ["cut short", "garbage", "empty", "killed in mid-build"])
-def test_f36_f37_f38_lmdb_file_that_is_not_whole(kind, digits, tmp_path):
+@pytest.mark.parametrize("kind", ["cut short", "garbage", "empty", "of another format",
+                                  "killed in mid-build"])
+def test_f36_f37_f38_f44_lmdb_file_that_is_not_whole(kind, digits, tmp_path):
     options = ["--dataset", digits, *BARE, "--result_dir", tmp_path / "r", "--lmdb", tmp_path]
     path = tmp_path / f"{digits.name}_train.lmdb"
     if kind == "killed in mid-build":  # what was left is built over
@@ -440,7 +442,13 @@ def test_f36_f37_f38_lmdb_file_that_is_not_whole(kind, digits, tmp_path):
         return
     train(SRC / "train_LMDB.py", *options, "--epochs", 1, forked=True)
     content = path.read_bytes()
-    path.write_bytes({"cut short": content[:len(content) // 2], "empty": b"",
+    if kind == "of another format":
+        path.unlink()
+        with lmdb.open(str(path), subdir=False, lock=False) as store, store.begin(
+                write=True) as transaction:
+            transaction.put(b"index", b'{"format": 2, "samples": [[0]]}')
+        content = path.read_bytes()
+    path.write_bytes({"of another format": content, "cut short": content[:len(content) // 2], "empty": b"",
                       "garbage": b"no" * 5000}[kind])
     assert_one_line(run_forked(SRC / "train_LMDB.py", *options), 1, str(path), "remove it")
 
