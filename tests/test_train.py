@@ -448,8 +448,8 @@ def test_f36_f37_f38_f44_lmdb_file_that_is_not_whole(kind, digits, tmp_path):
                 write=True) as transaction:
             transaction.put(b"index", b'{"format": 2, "samples": [[0]]}')
         content = path.read_bytes()
-    path.write_bytes({"of another format": content, "cut short": content[:len(content) // 2], "empty": b"",
-                      "garbage": b"no" * 5000}[kind])
+    path.write_bytes({"of another format": content, "cut short": content[:len(content) // 2],
+                      "empty": b"", "garbage": b"no" * 5000}[kind])
     assert_one_line(run_forked(SRC / "train_LMDB.py", *options), 1, str(path), "remove it")
 
 
