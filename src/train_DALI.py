@@ -300,7 +300,7 @@ def main():
 
     # validation draws nothing, so its workers can stay
     # new #
-    # as above, without augmentation
+    # validation waits for decoding as training does
     val_loader = DALILoader(val_set, val_sampler, val_size, False, args.dali_device, device,
                             **loading)
 

@@ -303,7 +303,7 @@ def main():
         parser.error(f"--batch_size {args.batch_size}: only {len(train_set)} training pictures")
 
     # new #
-    # from here on both sets read one file each
+    # opening a file for each picture costs a slow disk several requests; this is one
     home = args.lmdb or args.dataset.resolve().parent
     for part, split in (train_set, "train"), (val_set, "test"):
         path = home / f"{args.dataset.resolve().name}_{split}.lmdb"

@@ -118,7 +118,7 @@ def free_memory():
 # new #
 # torchvision's RandomResizedCrop and RandomHorizontalFlip, of a whole batch at once
 def random_crops(images, size, generator):
-    """Of uint8 (N, 3, side, side), one crop each: uint8 (N, 3, size, size)."""
+    """Of uint8 (N, 3, side, side), one crop each: uint8 (N, 3, size, size), drawn as there."""
     draws = torch.empty(2, len(images), 10).uniform_(generator=generator)
     area, ratio = 0.08 + 0.92 * draws[0], (4 / 3) ** (2 * draws[1] - 1)
     edges = torch.stack([area * ratio, area / ratio], 2).sqrt()  # shares of the picture's
@@ -299,7 +299,7 @@ def main():
 
     # validation draws nothing, so its workers can stay
     # new #
-    # as above, without augmentation
+    # validation need not decode its pictures again either
     val_loader = CachedLoader(val_set, val_sampler, place, device, val_size, rank, world_size,
                               **loading)
 

@@ -326,7 +326,7 @@ def main():
             for images, labels in val_loader:
                 labels = labels.to(device, non_blocking=True)
                 # new #
-                # as in training
+                # else each layer of the validation would turn its input around
                 images = images.to(device, non_blocking=True, memory_format=torch.channels_last)
 
                 output = model(normalize(images))

@@ -1,6 +1,5 @@
 """The loaders: that they agree, that each sample comes once an epoch, faults by number."""
 
-import io
 import json
 import os
 import pickle

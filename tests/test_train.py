@@ -24,7 +24,7 @@ import pytest
 import torch
 from PIL import Image
 from torchvision.transforms import v2 as transforms
-from conftest import ROOT, SRC, TECHNIQUES, free_port, run, run_forked, start, torchrun, train
+from conftest import ROOT, SRC, free_port, run, run_forked, start, torchrun, train
 
 SCRIPTS = sorted(SRC.glob("train*.py"))
 MNIST = ROOT.parent / "shared" / "data" / "mnist_png.tar.xz"
