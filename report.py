@@ -84,10 +84,11 @@ def markdown(rows, note=""):
             lines.append(f"| {name} | {row['status'].upper()}: {row['error']} | | | | |")
             continue
         wait = statistics.median(epoch["data_wait"] for epoch in steady(row))
+        memory = row["peak_memory_bytes"]
+        memory = "not known" if memory is None else f"{memory / 2 ** 20:,.0f} MB"
         lines.append(f"| {name} | {row['images_per_second']:,.0f} ({min(speeds(row)):,.0f} to "
                      f"{max(speeds(row)):,.0f}) | {row['val_top1']:.2%} | "
-                     f"{row['peak_memory_bytes'] / 2 ** 20:,.0f} MB | {wait:.0%} | "
-                     f"{row['warmup_seconds']:.1f} s |")
+                     f"{memory} | {wait:.0%} | {row['warmup_seconds']:.1f} s |")
     logs = [f"- {name} failed; its log: {log}" for name, log in dict.fromkeys(
         (script_name(row), row["log"]) for row in rows if row["status"] == "fail")]
     good = next((row for row in rows if row["status"] == "ok"), None)

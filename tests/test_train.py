@@ -330,8 +330,10 @@ def test_f48_data_sources_under_ddp(name, photos, tmp_path):
 def test_cache_takes_the_memory_that_it_announces(digits, tmp_path):
     options = ["--dataset", digits, "--epochs", 1, "--steps", 1, "--batch_size", 2, "--width", 1,
                "--workers", 0, "--image_size", 512, "--val_size", 32, "--result_dir", tmp_path]
+    ballast = b"x" * 2 ** 30  # what the process that starts a run holds is not the run's
     baseline, _ = train(SRC / "train.py", *options)
     cached, output = train(SRC / "train_cache.py", *options)
+    assert cached["peak_memory_bytes"] < len(ballast)
     (announced,) = re.findall(r"the decoded pictures take ([\d,.]+) MB of cpu's memory", output)
     announced = float(announced.replace(",", "")) * 1e6
     assert announced == pytest.approx(3 * (240 * 512 ** 2 + 70 * 32 ** 2), abs=1e5)
