@@ -1,5 +1,6 @@
 """Tables and charts, made from records. `python report.py` renews those in README.md."""
 
+import ast
 import difflib
 import json
 import re
@@ -275,6 +276,49 @@ def variants_table(base):
     return "\n".join(lines)
 
 
+# whose faults a file of tests is about, in the table's order
+TESTED = {"test_resize": "resize_imagenet.py", "test_loader": "loaders",
+          "test_train": "training scripts", "test_faults": "training scripts",
+          "test_gpu": "training on a GPU", "test_running": "running.sh",
+          "test_loading": "loading.sh", "test_compose": "compose.sh"}
+FUZZED = {"resize": "resize_imagenet.py", "loader": "loaders", "lmdb": "loaders",
+          "train": "training scripts"}
+
+
+def fault_numbers(name):
+    """The numbers of ../shared/FAULTS.md that a test's name says it covers."""
+    found = re.match(r"test((?:_f\d\d)+)_", name)
+    return [int(number) for number in re.findall(r"\d\d", found[1])] if found else []
+
+
+def faults_table(folder=ROOT / "tests"):
+    """A line for each test of a fault, from its name and docstring, by number; fuzzing comes last.
+
+    Raises ValueError where a docstring does not begin with 'WHAT WAS TRIED -> WHAT HAPPENS.'
+    """
+    rows = []
+    for path in sorted(folder.glob("test_*.py")):
+        for node in ast.parse(path.read_text()).body:
+            name = getattr(node, "name", "")
+            numbers, about = fault_numbers(name), TESTED.get(path.stem)
+            if path.stem == "test_fuzz" and name.startswith("test_fuzz_"):
+                about = FUZZED.get(name.split("_")[2], "fuzz")
+            elif not numbers:
+                continue
+            text = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
+            if not about or " -> " not in text:
+                raise ValueError(f"{path.name}: {name} wants " + (
+                    "a docstring that begins 'WHAT WAS TRIED -> WHAT HAPPENS.'" if about else
+                    f"{path.stem} in report.TESTED"))
+            tried, happens = text.replace("|", r"\|").split(" -> ", 1)
+            place = (*TESTED, path.stem).index(path.stem)
+            rows.append(((numbers or [100])[0], place, node.lineno, "| " + " | ".join([
+                ", ".join(map(str, numbers)) or "fuzz", f"[{about}](tests/{path.name})", tried,
+                happens.removesuffix(".")]) + " |"))
+    return "\n".join(["| fault | in | tried | what happens |", "|---|---|---|---|",
+                      *(line for *_, line in sorted(rows))])
+
+
 def measured(name):
     """The table of one folder of results/, with its chart."""
     if (ROOT / "results" / name / "loading.json").exists():
@@ -288,7 +332,8 @@ def readme(text):
     """README.md with everything between <!-- NAME --> and <!-- /NAME --> made anew."""
     for name in re.findall(r"<!-- ([\w-]+) -->", text):
         base = {"variants": "train", "loaders": "loader"}.get(name)
-        part = variants_table(base) if base else measured(name)
+        part = (variants_table(base) if base else faults_table() if name == "faults" else
+                measured(name))
         pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
         text = re.sub(pattern, lambda found, part=part: f"{found[1]}{part.strip()}\n{found[2]}",
                       text, flags=re.DOTALL)

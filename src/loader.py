@@ -202,9 +202,13 @@ def environment(device):
 
 def replace(path, content):
     """Writes bytes beside `path`, then moves them there: never half a file. Raises OSError."""
-    with open(f"{path}.part", "wb") as file:
-        file.write(content)
-    os.replace(f"{path}.part", path)
+    try:
+        with open(f"{path}.part", "wb") as file:
+            file.write(content)
+        os.replace(f"{path}.part", path)
+    except OSError as error:
+        Path(f"{path}.part").unlink(missing_ok=True)
+        raise OSError(f"cannot write {path}: {error.strerror}") from None
 
 
 def main():

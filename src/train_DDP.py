@@ -22,6 +22,7 @@ import os
 import statistics
 import sys
 import time
+import warnings
 import zipfile
 from itertools import islice
 from pathlib import Path
@@ -33,6 +34,8 @@ from torch.utils.data import DataLoader, RandomSampler
 from torchvision import datasets, models
 from torchvision.transforms import v2 as transforms
 from tqdm import tqdm
+
+warnings.filterwarnings("ignore", module="PIL")  # they name no file, and the pictures are whole
 
 
 def at_least(least):
@@ -94,7 +97,10 @@ def load_image(path, file=None):
     """An RGB picture, upright by its EXIF, of what is at `path` or in `file`. Raises OSError."""
     try:
         with Image.open(file or path) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
+            image = ImageOps.exif_transpose(image)
+            if image.mode.startswith("I"):  # 16 bits become 8
+                image = image.convert("I").point(lambda value: value / 257 + 0.5).convert("L")
+            return image.convert("RGB")
     except Exception as error:
         raise OSError(f"cannot read the picture {path}: {error}") from None
 
@@ -149,9 +155,13 @@ def peak_memory(device):
 
 def replace(path, content):
     """Writes bytes beside `path`, then moves them there: never half a file. Raises OSError."""
-    with open(f"{path}.part", "wb") as file:
-        file.write(content)
-    os.replace(f"{path}.part", path)
+    try:
+        with open(f"{path}.part", "wb") as file:
+            file.write(content)
+        os.replace(f"{path}.part", path)
+    except OSError as error:
+        Path(f"{path}.part").unlink(missing_ok=True)
+        raise OSError(f"cannot write {path}: {error.strerror}") from None
 
 
 def main():
@@ -174,8 +184,11 @@ def main():
         if device.index >= torch.cuda.device_count():
             parser.error(f"--nproc_per_node is above {torch.cuda.device_count()}, the GPUs here")
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    store, rank, world_size = next(dist.rendezvous("env://"))
+    if os.environ.get("GROUP_WORLD_SIZE") == "1":  # else a restart reads what the killed have left
+        store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", store=store,
+                            rank=rank, world_size=world_size)
     sys.stdout = sys.stdout if rank == 0 else open(os.devnull, "w")  # one of them prints
 
     # the weights are the same in every process and every run

@@ -22,6 +22,7 @@ import os
 import statistics
 import sys
 import time
+import warnings
 import zipfile
 from itertools import islice
 from pathlib import Path
@@ -33,6 +34,8 @@ from torch.utils.data import DataLoader, RandomSampler
 from torchvision import datasets, models
 from torchvision.transforms import v2 as transforms
 from tqdm import tqdm
+
+warnings.filterwarnings("ignore", module="PIL")  # they name no file, and the pictures are whole
 
 
 def at_least(least):
@@ -89,7 +92,10 @@ def load_image(path, file=None):
     """An RGB picture, upright by its EXIF, of what is at `path` or in `file`. Raises OSError."""
     try:
         with Image.open(file or path) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
+            image = ImageOps.exif_transpose(image)
+            if image.mode.startswith("I"):  # 16 bits become 8
+                image = image.convert("I").point(lambda value: value / 257 + 0.5).convert("L")
+            return image.convert("RGB")
     except Exception as error:
         raise OSError(f"cannot read the picture {path}: {error}") from None
 
@@ -144,9 +150,13 @@ def peak_memory(device):
 
 def replace(path, content):
     """Writes bytes beside `path`, then moves them there: never half a file. Raises OSError."""
-    with open(f"{path}.part", "wb") as file:
-        file.write(content)
-    os.replace(f"{path}.part", path)
+    try:
+        with open(f"{path}.part", "wb") as file:
+            file.write(content)
+        os.replace(f"{path}.part", path)
+    except OSError as error:
+        Path(f"{path}.part").unlink(missing_ok=True)
+        raise OSError(f"cannot write {path}: {error.strerror}") from None
 
 
 def main():

@@ -3,8 +3,10 @@
 import json
 import multiprocessing
 import os
+import resource
 import runpy
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -95,31 +98,99 @@ def as_main(words, out, err, cwd, variables):
     runpy.run_path(words[0], run_name="__main__")
 
 
-def run_forked(*words, cwd="/", timeout=120, ranks=0):
-    """Runs `python words...` in a fork, or in `ranks` of them as torchrun would.
+class Forked:
+    """`python words...` in a fork, or in `ranks` of them as torchrun would start them."""
 
-    Returns CompletedProcess, with the output of all ranks.
+    def __init__(self, *words, cwd="/", ranks=0):
+        self.words, self.made = words, tempfile.TemporaryDirectory()
+        self.processes, port = [], str(free_port()) if ranks else None
+        for rank in range(max(1, ranks)):
+            variables = {} if not ranks else {
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
+                "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+            files = [Path(self.made.name) / f"{name}{rank}" for name in ("out", "err")]
+            self.processes.append(SERVER.Process(target=as_main, args=(
+                [str(word) for word in words], *files, cwd, variables)))
+            self.processes[-1].start()
+
+    def kill(self):
+        for process in self.processes:
+            process.kill()
+
+    def wait(self, timeout=120):
+        """Waits for the end: CompletedProcess, with the output of all ranks."""
+        end = time.monotonic() + timeout
+        for process in self.processes:
+            process.join(max(0, end - time.monotonic()))
+        codes = [process.exitcode for process in self.processes]
+        self.kill()
+        out, err = ("".join(path.read_text(errors="replace") for path in sorted(
+            Path(self.made.name).glob(f"{name}*"))) for name in ("out", "err"))
+        assert None not in codes, f"{self.words} goes on and on: {codes}\n{out}\n{err}"
+        return subprocess.CompletedProcess(self.words, max(codes, key=abs), out, err)
+
+
+def run_forked(*words, timeout=120, **options):
+    """Runs `python words...` in a fork, see Forked, to its end: CompletedProcess."""
+    return Forked(*words, **options).wait(timeout)
+
+
+def wait_until(condition, seconds=60):
+    """Waits until `condition()` is true and returns what it is; fails after so long."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+    return value
+
+
+def processes_of(word):
+    """The living processes whose command line names `word`: a run, and what it started."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = " ".join(process.info["cmdline"] or [])
+        if str(word) in words and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+class SmallDisk:
+    """`folder`, new, as a file system that is soon full: a tmpfs, where root may mount one.
+
+    Where none can be mounted, a limit on the size of each file that a process writes (RLIMIT_FSIZE)
+    stands for it: start processes with `options`.
     """
-    processes, files, made = [], [], tempfile.TemporaryDirectory()
-    port = str(free_port()) if ranks else None
-    for rank in range(max(1, ranks)):
-        files.append((Path(made.name) / f"out{rank}", Path(made.name) / f"err{rank}"))
-        variables = {} if not ranks else {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
-            "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-        processes.append(SERVER.Process(target=as_main, args=(
-            [str(word) for word in words], *files[-1], cwd, variables)))
-        processes[-1].start()
-    end = time.monotonic() + timeout
-    for process in processes:
-        process.join(max(0, end - time.monotonic()))
-    codes = [process.exitcode for process in processes]
-    for process in processes:
-        process.kill()
-    out, err = ("".join(pair[i].read_text(errors="replace") for pair in files if pair[i].exists())
-                for i in (0, 1))
-    assert None not in codes, f"{words} goes on and on: {codes}\n{out}\n{err}"
-    return subprocess.CompletedProcess(words, max(codes, key=abs), out, err)
+
+    def __init__(self, folder, kilobytes, kilobytes_a_file=None):
+        self.folder, self.limit = folder, 1024 * (kilobytes_a_file or kilobytes)
+        folder.mkdir()
+        self.mounted = not subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", folder],
+            capture_output=True).returncode
+        self.options = {} if self.mounted else {"preexec_fn": self.set_limit}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.mounted:
+            subprocess.run(["umount", self.folder], check=True)
+
+    def set_limit(self):
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit, self.limit))
+
+    def make_room(self):
+        self.options = {}
+        if self.mounted:
+            subprocess.run(["mount", "-o", "remount,size=64m", self.folder], check=True)
+
+    def make_read_only(self):
+        if self.mounted:
+            subprocess.run(["mount", "-o", "remount,ro", self.folder], check=True)
+        else:
+            for path in (*self.folder.iterdir(), self.folder):
+                path.chmod(0o555)
 
 
 def train(script, *options, forked=False, **details):

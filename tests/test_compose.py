@@ -85,8 +85,12 @@ def test_compose_prints_just_the_merge(chosen):
     assert compose(*reversed(chosen), chosen[0]).stdout == done.stdout
 
 
-def test_just_those_of_a_group_are_refused_together_and_it_says_why():
-    """Where their merge truly conflicts, and nowhere else."""
+def test_f70_just_those_of_a_group_are_refused_together_and_it_says_why():
+    """Two techniques of one group -> one line names both and says why, exit 2; two of different
+    groups are not refused.
+
+    Refused where their merge truly conflicts, and nowhere else.
+    """
     for one, other in itertools.combinations(TECHNIQUES, 2):
         done = compose("profile", other, one)
         assert (done.returncode == 2) == any({one, other} <= set(group) for group in EXCLUSIVE)
@@ -119,6 +123,8 @@ def test_groups_follow_from_the_scripts(project):
     [], ["nothing"], ["amp", "nothing"], ["a[$(touch x)]"], ["../src/train"], ["--into"],
     ["--help"], [""], ["--into", "no/such/file.py", "amp"], ["am*"]])
 def test_f70_wrong_use(words, tmp_path):
+    """No technique, an unknown one, `a[$(touch x)]`, --into without a file or with one that is not
+    there -> one line, exit 2, nothing printed, executed or written."""
     done = run(ROOT / "compose.sh", *words, cwd=tmp_path)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
@@ -128,6 +134,7 @@ def test_f70_wrong_use(words, tmp_path):
 
 
 def test_f66_from_another_folder_through_a_link_with_a_space(project, tmp_path):
+    """From another folder, through a link, in a path with a space -> the same text as ever."""
     link = tmp_path / "link.sh"
     link.symlink_to(project / "compose.sh")
     done = run(link, "amp", "cudnn", cwd="/")
@@ -265,6 +272,8 @@ def test_one_after_the_other_is_as_all_at_once(tmp_path):
     ("amp", "            optimizer.step()\n", "            optimizer.step(lambda: loss)\n"),
     ("DDP", "    rank = 0\n", "")])
 def test_f70_conflict_names_the_place_and_leaves_the_file(technique, old, new, tmp_path):
+    """--into a copy whose own edits a technique conflicts with -> it names technique, file and
+    line, exit 1; the copy stays as it was, nothing beside it."""
     text = (SRC / "train.py").read_text()
     assert text.count(old) == 1
     mine = tmp_path / "my train.py"

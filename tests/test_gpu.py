@@ -64,7 +64,9 @@ def test_float16_reaches_the_baselines_accuracy(tmp_path):
 
 
 @pytest.mark.gpu
-def test_checkpoints_resume_across_variants(digits, tmp_path):
+def test_f59_checkpoints_resume_across_variants(digits, tmp_path):
+    """Each one-process script's checkpoint in the next such script -> the run goes on from its
+    epoch."""
     one_process = [path for path in SCRIPTS if path.stem not in ("train_DDP", "train_profile")]
     for source, to in zip(one_process, one_process[1:] + one_process[:1]):
         train(source, "--dataset", digits, *TINY, "--epochs", 1, "--result_dir", tmp_path / "a")
@@ -74,8 +76,9 @@ def test_checkpoints_resume_across_variants(digits, tmp_path):
 
 
 @pytest.mark.gpu
-def test_dali_decodes_the_baselines_pictures_on_the_gpu(photos, tmp_path):
-    """In the same order; the mean difference of all pixels below 0.5/255."""
+def test_f08_f11_dali_decodes_the_baselines_pictures_on_the_gpu(photos, tmp_path):
+    """Grey JPEGs and some that EXIF turns, decoded by DALI on the GPU -> the baseline's batches,
+    order and labels; a mean difference below 0.5/255."""
     both = []
     for name in ("train", "train_DALI"):
         (tmp_path / name).mkdir()

@@ -142,15 +142,18 @@ def assert_agree(load, data, names, *options):
         assert close >= 0.99, f"{name}: {close:.2%} of the pixels within 2"
 
 
-def test_f6_f7_f8_f10_f11_f26_agreement_on_every_kind_of_picture(load, tmp_path):
-    """The same picture from each loader; LMDB's to the bit."""
+def test_f06_f07_f08_f10_f11_f26_agreement_on_every_kind_of_picture(load, tmp_path):
+    """A PNG named .JPEG, CMYK, grey, 16 bits, EXIF 2 to 8, seven endings -> RGB, the same from all
+    loaders: LMDB's to the bit, DALI's on the CPU to 2/255 in 99% of each."""
     names = unusual(tmp_path / "data" / "test" / "all")
     assert_agree(load, tmp_path / "data", names, "--resize", 64, "--crop", 56)
     assert_agree(load, tmp_path / "data", names, "--resize", 0, "--crop", 75)
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="needs the real pictures of ../shared/data")
-def test_agreement_on_real_pictures(load, tmp_path):
+def test_f07_f11_agreement_on_real_pictures(load, tmp_path):
+    """Real pictures: 24 of ImageNet, 4 that EXIF turns, one in CMYK -> the same from all loaders:
+    LMDB's to the bit, DALI's on the CPU to 2/255 in 99% of each."""
     folder = tmp_path / "data" / "test" / "all"
     folder.mkdir(parents=True)
     faulty = SHARED / "faulty"
@@ -161,8 +164,9 @@ def test_agreement_on_real_pictures(load, tmp_path):
     assert_agree(load, tmp_path / "data", sorted(path.name for path in folder.iterdir()))
 
 
-def test_f7_f9_f10_what_the_pixels_have_to_be(load, tmp_path):
-    """Colours not inverted, 16 bits scaled, transparency on white."""
+def test_f07_f09_f10_what_the_pixels_have_to_be(load, tmp_path):
+    """CMYK, 16 bits, clear RGBA, LA and palette, opaque RGBA, read by loader.py -> the colours
+    meant: not inverted, scaled to 8 bits, white where clear."""
     folder = tmp_path / "data" / "test" / "all"
     red = Image.new("RGB", (64, 64), (200, 30, 40))
     save(red.convert("CMYK"), folder / "1.jpg", quality=95)
@@ -182,7 +186,9 @@ def test_f7_f9_f10_what_the_pixels_have_to_be(load, tmp_path):
 
 
 @pytest.mark.gpu
-def test_agreement_of_the_gpu_decoder(load, tmp_path):
+def test_f06_f07_f08_f10_f11_f26_agreement_of_the_gpu_decoder(load, tmp_path):
+    """A PNG named .JPEG, CMYK, grey, 16 bits, EXIF 2 to 8, decoded by DALI on a GPU -> loader.py's
+    pictures, off by less than 1/255 in the mean of each."""
     names = unusual(tmp_path / "data" / "test" / "all")
     if SHARED.exists():
         for path in sorted(SHARED.glob("imagenet_sample/val/*/*"))[:24]:
@@ -219,6 +225,8 @@ def numbers_of(epoch, layout):
 @each_loader
 @pytest.mark.parametrize("layout", ["classes", "pairs"])
 def test_f48_every_sample_once_an_epoch_in_a_new_order(load, numbered, tmp_path, loader, layout):
+    """13 samples in batches of 4, 13 and 20, in each loader -> every epoch brings each once, in a
+    new order; of the test split, in the folder's order."""
     more = ("--lmdb", tmp_path / "x.lmdb") if loader == "loader_LMDB" else ()
     for batch_size, workers in ((4, 2), (13, 0), (20, 1)):
         orders = []
@@ -244,7 +252,11 @@ def test_f48_every_sample_once_an_epoch_in_a_new_order(load, numbered, tmp_path,
 
 @pytest.mark.parametrize("shards", [2, 3, 5])
 def test_f48_shards_of_the_iterator(numbered, shards):
-    """Every pair once over all shards, by the same number of batches in each, reshuffled."""
+    """13 pairs over 2, 3 and 5 shards of DALI's iterator -> equally many batches in each; it begins
+    with its share, and the shares hold each pair once.
+
+    Reshuffled in the second epoch.
+    """
     code = f"""
 import sys; sys.path.insert(0, {str(SRC)!r})
 from types import SimpleNamespace
@@ -334,7 +346,9 @@ def test_options_and_defaults_are_the_same_everywhere():
 
 
 @each_loader
-def test_wrong_options(load, tmp_path, loader):
+def test_f61_wrong_options(load, tmp_path, loader):
+    """--batch_size 0, --samples -1, --crop abc or above --resize, an unknown --split -> one line
+    names the option, exit 2; no LMDB file is made."""
     data = classes(tmp_path / "data")
     for options, word in ((("--batch_size", 0), "--batch_size"), (("--crop", "abc"), "--crop"),
                           (("--crop", 300), "--resize 256"), (("--split", "other"), "--split"),
@@ -353,8 +367,9 @@ def spoil(path, kind):
 @each_loader
 @pytest.mark.parametrize("kind", ["zero bytes", "half", "text"])
 @pytest.mark.parametrize("layout", ["classes", "pairs"])
-def test_f1_f2_f5_f46_damaged_picture(load, tmp_path, loader, kind, layout):
-    """The picture is named; LMDB names it while building, leaves it out, and says so once more."""
+def test_f01_f02_f05_f46_damaged_picture(load, tmp_path, loader, kind, layout):
+    """A picture of zero bytes, cut in half, or HTML -> one line names it, exit 1; LMDB leaves it
+    out while building, exit 1, and reads the others when run again."""
     data = tmp_path / "data"
     bad = (classes(data) / "train/dog/3.jpg" if layout == "classes"
            else pairs(data) / "train/sharp/scene one/02.png")
@@ -372,6 +387,7 @@ def test_f1_f2_f5_f46_damaged_picture(load, tmp_path, loader, kind, layout):
 
 @each_loader
 def test_f12_corrupt_exif_is_no_error(load, tmp_path, loader):
+    """A JPEG with a corrupt EXIF block -> read like the others, exit 0, not a word on stderr."""
     data = classes(tmp_path / "data")
     exif = b"Exif\0\0" + b"II*\0\x08\0\0\0\xff\xff\x12\x01\x03\0\x01\0" + b"\xff" * 9
     save(photo(5), data / "train/dog/odd.jpg", exif=exif)
@@ -382,6 +398,8 @@ def test_f12_corrupt_exif_is_no_error(load, tmp_path, loader):
 
 @each_loader
 def test_f19_source_missing_empty_or_without_classes(load, tmp_path, loader):
+    """--data_source missing, empty, without classes, with an empty class or empty pair folders ->
+    one line names it, exit 2; no LMDB file is made."""
     assert "nowhere" in error_of(load(loader, tmp_path / "nowhere"), loader, 2)
     (tmp_path / "empty").mkdir()
     assert "empty" in error_of(load(loader, tmp_path / "empty"), loader, 2)
@@ -402,6 +420,8 @@ ODD_NAMES = ["with space.jpg", "it's.jpg", 'say "x".jpg', "-dash.jpg", "new\nlin
 @each_loader
 @pytest.mark.parametrize("layout", ["classes", "pairs"])
 def test_f21_f23_odd_names(load, tmp_path, loader, layout):
+    """Names with spaces, quotes, a dash first, a newline, other letters, 255 bytes, in a path with
+    spaces, `[`, `]` and `*` -> all are read."""
     data = tmp_path / "a [b] *c d"
     for name in ODD_NAMES:
         for folder in ("cat", "dog") if layout == "classes" else ("blurry", "sharp"):
@@ -413,6 +433,8 @@ def test_f21_f23_odd_names(load, tmp_path, loader, layout):
 
 @pytest.mark.parametrize("loader", ["loader", "loader_LMDB"])
 def test_f22_name_that_is_not_utf8(load, tmp_path, loader):
+    """A name that is not UTF-8, for loader.py and loader_LMDB.py -> read; where the picture is
+    none, named with that byte escaped, exit 1."""
     data = classes(tmp_path / "data", count=2)
     name = os.fsdecode(os.fsencode(data / "train/cat") + b"/caf\xe9.jpg")
     shutil.copy(data / "train/cat/0.jpg", name)
@@ -426,6 +448,8 @@ def test_f22_name_that_is_not_utf8(load, tmp_path, loader):
 
 @each_loader
 def test_f25_f26_other_files_and_endings(load, tmp_path, loader):
+    """notes.txt, Thumbs.db, .DS_Store and ._0.jpg beside .jpg .JPEG .jpeg .JPG .PNG .Png .webp ->
+    the pictures are read, the rest is passed over."""
     data = classes(tmp_path / "data", count=2)
     for name in ("notes.txt", "Thumbs.db", ".DS_Store", "._0.jpg"):
         (data / "train/cat" / name).write_bytes(b"no picture")
@@ -437,6 +461,8 @@ def test_f25_f26_other_files_and_endings(load, tmp_path, loader):
 
 @each_loader
 def test_f49_pairs_that_do_not_match(load, tmp_path, loader):
+    """A pair of two sizes, a partner missing on either side -> one line names the file: with both
+    sizes, exit 1; the missing one, exit 2."""
     data = pairs(tmp_path / "sizes")
     save(photo(1, (81, 64)), data / "train/sharp/scene one/03.png")
     line = error_of(load(loader, data, *SMALL), loader)
@@ -455,6 +481,8 @@ def test_f49_pairs_that_do_not_match(load, tmp_path, loader):
 @each_loader
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_f50_picture_smaller_than_the_crop(load, tmp_path, loader, split):
+    """A picture lower than --crop under --resize 0 -> one line names it and its size, exit 1, in
+    each loader; under --resize 40 it is read."""
     data = classes(tmp_path / "data", split)
     save(photo(1, (120, 39)), data / split / "dog" / "low.jpg")
     line = error_of(load(loader, data, "--split", split, "--resize", 0, "--crop", 40), loader)
@@ -463,12 +491,17 @@ def test_f50_picture_smaller_than_the_crop(load, tmp_path, loader, split):
 
 
 def test_f47_without_dali(tmp_path):
+    """loader_DALI.py where DALI cannot be imported -> one line says what to install, exit 1."""
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['nvidia.dali'] = None\n")
     done = run(sys.executable, SRC / "loader_DALI.py", env={"PYTHONPATH": str(tmp_path)})
     assert "pip install nvidia-dali-cuda120" in error_of(done, "loader_DALI")
 
 
 def test_f47_without_a_gpu_dali_runs_on_the_cpu(load, tmp_path):
+    """--dali_device gpu on a machine without a GPU -> it reads all the same, exit 0.
+
+    Where there is a GPU, it reads with that.
+    """
     done = load("loader_DALI", classes(tmp_path / "data"), *SMALL, "--dali_device", "gpu")
     assert done.returncode == 0, done.stderr
 
@@ -536,7 +569,11 @@ def test_lmdb_of_other_pairs_is_refused(load, tmp_path):
 
 
 def test_f29_disk_full(load, tmp_path):
-    """A file system of 1 MB where root may mount one, else the limit that RLIMIT_FSIZE sets."""
+    """A full disk while building LMDB (a tmpfs of 1 MB; without root, RLIMIT_FSIZE) -> one line
+    says so, exit 1, no file left; with room again the same command builds.
+
+    A file system of 1 MB where root may mount one, else the limit that RLIMIT_FSIZE sets.
+    """
     data = tmp_path / "data"
     for i in range(24):
         save(photo(i, (300, 300)), data / "train/cat" / f"{i}.png")
@@ -565,7 +602,7 @@ def test_f29_disk_full(load, tmp_path):
 
 
 def test_f35_more_data_than_the_map(load, tmp_path):
-    """The map starts at 1 MB: here it grows to several."""
+    """More data than LMDB's map of 1 MB -> it grows; all pictures are there, to the bit."""
     data = tmp_path / "data"
     for i in range(24):
         save(photo(i, (300, 300)), data / "test/cat" / f"{i:02}.png")
@@ -576,6 +613,8 @@ def test_f35_more_data_than_the_map(load, tmp_path):
 
 
 def test_f36_killed_while_building(load, tmp_path):
+    """SIGKILL while LMDB is built -> no file under its name; the half one, named so, is an error:
+    to be built again. The same command then makes the file of a clean build."""
     data = tmp_path / "data"
     for i in range(40):
         save(photo(i, (400, 400)), data / "train/cat" / f"{i}.png")
@@ -600,6 +639,7 @@ def test_f36_killed_while_building(load, tmp_path):
 
 
 def test_f37_data_file_cut_short(load, built):
+    """An LMDB file cut short, at seven lengths -> one line names it: to be built again; exit 1."""
     data, path = built
     whole = path.read_bytes()
     for length in (100, 4096, 8192, 12288, len(whole) // 2, len(whole) - 4096, len(whole) - 1):
@@ -610,6 +650,8 @@ def test_f37_data_file_cut_short(load, built):
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 20000, os.urandom(20000)], ids=len)
 def test_f38_garbage(load, built, content):
+    """An LMDB file of zero bytes, of zeros or of noise -> one line names it: to be built again;
+    exit 1."""
     data, path = built
     path.write_bytes(content)
     line = error_of(load("loader_LMDB", data, *SMALL), "loader_LMDB")
@@ -617,6 +659,8 @@ def test_f38_garbage(load, built, content):
 
 
 def test_f39_wrong_path(load, built, tmp_path):
+    """--lmdb in a folder that is not there, --lmdb a folder, a new --lmdb of no --data_source -> an
+    error, exit 1 or 2; no file is left behind."""
     data, _ = built
     before = sorted(tmp_path.glob("*"))
     line = error_of(load("loader_LMDB", data, "--lmdb", tmp_path / "no/such/x.lmdb"), "loader_LMDB")
@@ -629,6 +673,8 @@ def test_f39_wrong_path(load, built, tmp_path):
 
 
 def test_f41_workers_by_fork_spawn_and_forkserver(tmp_path, built):
+    """LMDB opened in the parent, then read by workers of fork, spawn and forkserver -> all read the
+    same sums of pixels."""
     _, path = built
     script = tmp_path / "use.py"
     script.write_text(f"""
@@ -651,7 +697,8 @@ if __name__ == "__main__":
 
 
 def test_f42_read_only_folder(load, built, tmp_path):
-    """On a read-only mount where root may make one, else in a folder without the right to write."""
+    """An LMDB file in a read-only folder (a mount; without root, no right to write) -> it is read,
+    nothing is made beside it; to build one there is an error, exit 1."""
     data, path = built
     folder = tmp_path / "fixed"
     folder.mkdir()
@@ -687,6 +734,8 @@ class Hostile:
 
 @pytest.mark.parametrize("key", [b"3.0", b"index"])
 def test_f43_a_pickle_is_never_executed(load, built, tmp_path, key):
+    """A pickle as a record of an LMDB file, or as its index -> one line names the file, exit 1;
+    nothing is executed."""
     data, path = built
     trap = tmp_path / "trap"
     edit(path, lambda transaction: transaction.put(key, pickle.dumps(Hostile(str(trap)))))
@@ -695,6 +744,8 @@ def test_f43_a_pickle_is_never_executed(load, built, tmp_path, key):
 
 
 def test_f44_records_that_do_not_fit(load, built):
+    """LMDB of another format, without a record, with a label out of range or no number, an index
+    too short -> one line names the format, record or file; exit 1."""
     data, path = built
     whole = path.read_bytes()
     edit_index(path, lambda index: index.update(format=2))
@@ -714,6 +765,8 @@ def test_f44_records_that_do_not_fit(load, built):
 
 
 def test_f62_two_builds_at_once(load, tmp_path):
+    """Two runs at once that build one LMDB file -> both read all samples, exit 0; one file, nothing
+    beside it."""
     data = tmp_path / "data"
     for i in range(30):
         save(photo(i, (300, 300)), data / "train/cat" / f"{i}.png")

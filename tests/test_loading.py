@@ -38,7 +38,8 @@ def rows_of(folder):
 
 
 def test_f23_f66_table_records_and_bottleneck(project, data, tmp_path):
-    """From another folder, through a link, with spaces and [ ] * in the paths."""
+    """From another folder, through a link, with spaces, `[`, `]` and `*` in the paths -> four rows,
+    the table, the records, and what holds each loader back."""
     link = tmp_path / "a link.sh"
     link.symlink_to(project / "loading.sh")
     results = tmp_path / "the results"
@@ -83,6 +84,8 @@ def test_a_path_and_options_of_its_own(data, tmp_path):
     (["x; touch hit", "DATA"], "usage"), (["loader.py", "$(touch hit)"], "usage")],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "")
 def test_f68_wrong_use(data, tmp_path, words, said):
+    """Arguments missing, swapped or unknown, no data set, wrong options, `$(touch hit)` -> exit 2
+    and the reason, no traceback, nothing executed."""
     (tmp_path / "EMPTY").mkdir()
     (tmp_path / "COPY").mkdir()
     (tmp_path / "COPY" / "loader.py").write_text((SRC / "loader.py").read_text())
@@ -93,6 +96,8 @@ def test_f68_wrong_use(data, tmp_path, words, said):
 
 
 def test_f65_a_loader_that_fails(data, tmp_path):
+    """A loader that raises an error -> its record says fail and why, the table has the log's path;
+    exit 1."""
     broken = tmp_path / "loader_broken.py"
     broken.write_text((SRC / "loader.py").read_text().replace(
         "    epochs = []\n", '    raise OSError("out of order")\n', 1))
@@ -104,6 +109,7 @@ def test_f65_a_loader_that_fails(data, tmp_path):
 
 
 def test_f47_without_dali_it_is_skipped(data, tmp_path):
+    """loader_DALI.py where DALI cannot be imported -> SKIP, and what to install; exit 0."""
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['nvidia.dali'] = None\n")
     done = run(ROOT / "loading.sh", "loader_DALI.py", data, "--result_dir", tmp_path, *SMALL,
                env={"PYTHONPATH": str(tmp_path)})
@@ -112,7 +118,8 @@ def test_f47_without_dali_it_is_skipped(data, tmp_path):
 
 
 def test_f31_f67_ctrl_c(data, tmp_path):
-    """It ends the whole group and prints what there is."""
+    """SIGINT to the driver in its first run -> exit 130 within 30 seconds, no traceback, none of
+    its processes left."""
     process = start([ROOT / "loading.sh", "loader.py", data, "--result_dir", tmp_path, *SMALL[:-4],
                      "--epochs", "9999"], start_new_session=True)
     tree, until = [], time.monotonic() + 90

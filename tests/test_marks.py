@@ -9,8 +9,10 @@ from marks import MARKER, growth, problems
 
 VARIANTS = sorted(path for base in ("train", "loader") for path in SRC.glob(f"{base}_*.py"))
 # Lines of text by which a variant may be longer. DP's: it says what it cannot be joined with.
-BUDGETS = {"train_cudnn": 3, "train_DP": 5, "train_amp": 16, "train_DDP": 40, "train_compile": 6,
+BUDGETS = {"train_cudnn": 3, "train_DP": 5, "train_amp": 16, "train_compile": 6,
            "train_channels_last": 8,
+           # restarts by torchrun that do not read what the killed processes left
+           "train_DDP": 43,
            # kept on when a checkpoint says off, and momentum that a first overflow leaves whole
            "train_fused": 12,
            # the share of kernels, data and host, and the table
@@ -26,8 +28,9 @@ BUDGETS = {"train_cudnn": 3, "train_DP": 5, "train_amp": 16, "train_DDP": 40, "t
            # the build that a kill does not harm, and an ImageFolder that damage does not crash
            "loader_LMDB": 188}
 # The baseline's, of text: blank lines are the room that merges need. The design's 220 does not
-# hold the records, checkpoints and error lines that it asks for.
-BASELINE_BUDGETS = {"train": 300, "loader": 255}
+# hold the records, checkpoints and error lines that it asks for, nor 16-bit pictures, the
+# file that a full disk does not take, and Pillow's warnings, which name none.
+BASELINE_BUDGETS = {"train": 308, "loader": 255}
 # What no variant may lose: of each line a pattern, which every variant has.
 VITAL = {"train": (r"\.backward\(\)", r"(optimizer|scheduler)\.step\(|step\(optimizer\)",
                    "# one step down", '"""Train'),

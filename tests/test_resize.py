@@ -209,22 +209,30 @@ def test_the_album_is_done_but_for_what_is_bad(album):
 
 
 def test_f01_zero_bytes(album):
+    """A JPEG of zero bytes -> it is named on one line and left out; exit 1."""
     check_refused(album, 1)
 
 
 def test_f02_truncated(album):
+    """JPEGs cut at five places, with a hole, or with an end put on half of one, half a PNG, part of
+    a small JPEG -> each is named on one line and left out; exit 1."""
     check_refused(album, 2)
 
 
 def test_f03_without_the_last_bytes(album):
+    """A JPEG without its last byte, or its last two -> it is named on one line and left out; exit
+    1."""
     check_refused(album, 3)
 
 
 def test_f05_html_named_jpeg(album):
+    """HTML named .JPEG -> it is named on one line and left out; exit 1."""
     check_refused(album, 5)
 
 
 def test_f06_png_named_jpeg_becomes_a_jpeg(album):
+    """A PNG named .JPEG, large or small enough as it is -> a real JPEG in RGB, under the same
+    name."""
     for name, size in (("png_inside", (64, 48)), ("small png_inside", (40, 30))):
         image = picture(album, f"row 6/{name}.JPEG")
         assert (image.format or "JPEG", image.mode, image.size) == ("JPEG", "RGB", size)
@@ -232,18 +240,22 @@ def test_f06_png_named_jpeg_becomes_a_jpeg(album):
 
 
 def test_f07_cmyk_becomes_rgb_of_the_same_colours(album):
+    """A CMYK JPEG -> RGB, its colours not inverted."""
     image = picture(album, "row7/cmyk.JPEG")
     assert image.mode == "RGB"
     assert difference(image, draw().resize((64, 48), Image.BILINEAR)) < 12
 
 
 def test_f08_grey_stays_grey(album):
+    """A grey JPEG -> it stays grey, of one channel."""
     image = picture(album, "row8/grey.jpg")
     assert image.mode == "L"
     assert difference(image, draw().convert("L").resize((64, 48), Image.BILINEAR)) < 4
 
 
 def test_f09_transparency_is_filled_with_white(album):
+    """Wholly clear RGBA and LA PNGs, a palette with a clear colour -> all become RGB, the clear
+    ones white."""
     for name in ("rgba", "la"):
         image = picture(album, f"row9/{name}.png")
         assert image.mode == "RGB" and image.getextrema() == ((255, 255),) * 3
@@ -251,6 +263,7 @@ def test_f09_transparency_is_filled_with_white(album):
 
 
 def test_f10_16_bits_are_scaled_to_8(album):
+    """A 16-bit grey PNG -> its values are scaled to 8 bits, 65535 to 255."""
     image = picture(album, "row10/grey16.png")
     wanted = Image.fromarray((np.asarray(GREY16) / 257).round().astype(np.uint8))
     assert image.mode == "L"
@@ -258,6 +271,7 @@ def test_f10_16_bits_are_scaled_to_8(album):
 
 
 def test_f11_exif_rotation(album):
+    """JPEGs of EXIF orientation 1 to 8 -> a viewer shows the smaller ones just as turned."""
     for i in range(1, 9):
         image, wanted = picture(album, f"row11/{i}.jpg"), turned(i)[1]
         wanted = wanted.resize((48, 64) if i > 4 else (64, 48), Image.BILINEAR)
@@ -265,30 +279,40 @@ def test_f11_exif_rotation(album):
 
 
 def test_f12_corrupt_exif(album):
+    """A JPEG with a corrupt EXIF block -> the same pixels as without the block."""
     assert difference(picture(album, "row12/bad_exif.jpg"), picture(album, "plain.JPEG")) == 0
 
 
 def test_f13_900_megapixels(album):
+    """A header that claims 30000x30000 pixels, of a PNG named .png and .JPEG -> named on one line
+    with that size, and left out; exit 1."""
     check_refused(album, 13)
     assert "30000x30000" in album.run.stderr
 
 
 def test_f14_png_text_bomb(album):
+    """A PNG with a text of 100 MB in some 100 kB -> it is named on one line and left out; exit
+    1."""
     check_refused(album, 14)
 
 
 def test_f15_small_pictures_are_copied(album):
+    """Pictures whose smaller edge is at most --max-size, one turned by EXIF -> copied byte for
+    byte."""
     for name in ("small.JPEG", "smaller.png", "turned.JPEG"):
         assert album.files[f"row15/{name}"] == GOOD[f"row15/{name}"]
 
 
 def test_f16_thin_pictures(album):
+    """Pictures of 1000x66 and 1x5000 -> 727x48, and 1x5000 as it was."""
     assert picture(album, "row16/wide.jpg").size == (727, 48)  # 1000 * 48 / 66 = 727.3
     assert picture(album, "row16/line.png").size == (1, 5000)
 
 
 @pytest.mark.parametrize("size", ["0", "-5", "abc", "1.5", ""])
 def test_f17_max_size(tmp_path, size):
+    """--max-size 0, -5, abc, 1.5 or '', --quality 0 or 101, --workers 0 -> one line, exit 2,
+    nothing written."""
     write(tmp_path / "src", {"a.JPEG": JPEG})
     for options in ((), ("--quality", "0"), ("--quality", "101"), ("--workers", "0")):
         done = run(*words(tmp_path / "src", tmp_path / "dst", N if options else size, *options))
@@ -297,6 +321,8 @@ def test_f17_max_size(tmp_path, size):
 
 
 def test_f18_src_and_dst_apart(tmp_path):
+    """--src that is --dst, or one inside the other, also by a link or by .. -> one line, exit 2,
+    nothing written."""
     write(tmp_path / "src", {"a/b.JPEG": JPEG})
     (tmp_path / "link").symlink_to(tmp_path / "src")
     before = tree(tmp_path)
@@ -308,6 +334,8 @@ def test_f18_src_and_dst_apart(tmp_path):
 
 
 def test_f19_nothing_to_do(tmp_path):
+    """--src missing, empty, without a picture, or a text file -> an error names it, exit 2; --dst
+    is not made."""
     (tmp_path / "empty").mkdir()
     write(tmp_path / "texts", {"a/b.txt": b"text"})
     for src in ("missing", "empty", "texts", "texts/a/b.txt"):
@@ -317,6 +345,8 @@ def test_f19_nothing_to_do(tmp_path):
 
 
 def test_f20_dst_that_cannot_be_written(tmp_path):
+    """--dst a file, below a file, holding something else, or (unless root) closed -> one line names
+    it, exit 1 or 2; nothing there is changed."""
     write(tmp_path, {"src/a.JPEG": JPEG, "file": b"mine", "full/mine.txt": b"mine"})
     places = ["file", "file/in", "full"]
     if os.getuid():  # root may write anywhere
@@ -331,16 +361,22 @@ def test_f20_dst_that_cannot_be_written(tmp_path):
 
 
 def test_f21_f22_names(album):
+    """Names with spaces, quotes, a dash first, a newline, other letters, 255 bytes, or not UTF-8 ->
+    done, under the same names."""
     for name in (name for name in GOOD if name.startswith(("row21", "row22"))):
         assert picture(album, name).size == (64, 48)
 
 
 def test_f22_a_bad_picture_whose_name_is_not_utf_8_is_named_on_one_line(album):
+    """Text named .JPEG, in a name with a newline and not UTF-8 -> named on one line, those two
+    escaped."""
     line, = [line for line in album.run.stderr.splitlines() if "row22" in line]
     assert r"/row22/bad\n\udce9.JPEG: " in line
 
 
 def test_f24_links(album):
+    """Links to a file, to folders, in a loop, to nowhere and to itself -> it ends; the file is
+    done, no output is a link; the last two are named on a line each."""
     lines = [line for line in album.run.stderr.splitlines() if "/row24/" in line]
     assert len(lines) == 2
     assert all(any(name in line for line in lines) for name in ("dangling.JPEG", "itself"))
@@ -349,10 +385,14 @@ def test_f24_links(album):
 
 
 def test_f25_no_pictures_are_passed_over(album):
+    """A .txt, Thumbs.db, .DS_Store, ._plain.JPEG and a name without an ending -> passed over, not a
+    word."""
     assert not any(name in album.files or name in album.run.stderr for name in PASSED_OVER)
 
 
 def test_f26_endings(album):
+    """Pictures named .JPEG .jpg .JPG .png .WebP .bmp .ppm .tif -> resized, each in its own
+    format."""
     for name in (name for name in GOOD if name.startswith("row26")):
         image = Image.open(io.BytesIO(album.files[name]))
         assert image.size == (64, 48)
@@ -360,13 +400,18 @@ def test_f26_endings(album):
 
 
 def test_f28_every_source_has_its_own_output(album):
-    """Names never change, so two sources meet only where case is not told apart, as on macOS."""
+    """a.JPEG, a.png and A.JPEG in one folder -> each has an output of its own.
+
+    Names never change, so two sources meet only where case is not told apart, as on macOS.
+    """
     sizes = {name: picture(album, f"row28/{name}").size for name in ("a.JPEG", "a.png", "A.JPEG")}
     is_case_told = not (album.src / "PLAIN.jpeg").exists()
     assert len({album.files[f"row28/{name}"] for name in sizes}) == 3 - (not is_case_told)
 
 
-def test_real_faulty_files(album):
+def test_f02_f11_f12_f14_real_faulty_files(album):
+    """Pillow's own damaged files, an ImageNet picture turned by EXIF -> the six beyond rescue are
+    named and left out, the others done, that one upright."""
     if not SHARED.is_dir():
         pytest.skip("needs the pictures of ../shared/data/faulty")
     bad = {"truncated_jpeg.jpg", "broken.png", "truncated_image.png", "broken_data_stream.png",
@@ -439,6 +484,8 @@ def begun(many, dst, pictures=1, **options):
 
 
 def test_f30_killed_at_any_moment_then_run_again(many, tmp_path):
+    """Four times SIGKILL at a moment left to chance, then run to its end -> no half picture under a
+    final name, none done twice, no process left; the files of one clean run."""
     dst, rng, times = tmp_path / "dst", random.Random(), {}
     for pictures in (0, 1, 60, 120):
         process = begun(many, dst, pictures)
@@ -460,6 +507,8 @@ def test_f30_killed_at_any_moment_then_run_again(many, tmp_path):
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_f31_stopped(many, tmp_path, stop):
+    """Ctrl-C to all its processes, or SIGTERM to the first -> one line, exit 1, within 20 seconds;
+    no process, temporary file or half picture is left."""
     process = begun(many, tmp_path / "dst", start_new_session=True)
     if stop == signal.SIGINT:
         os.killpg(process.pid, stop)  # as a terminal does: to the workers too
@@ -486,6 +535,8 @@ def test_a_killed_worker_ends_the_run_in_one_line(many, tmp_path):
 
 
 def test_f32_other_settings_are_refused(album):
+    """Run again with another --max-size or --quality into the same --dst -> refused in one line,
+    exit 2; nothing is changed."""
     for size, options in ((N + 1, ()), (N, ("--quality", "80"))):
         done = run(*words(album.src, album.dst, size, *options))
         assert is_clean(done, 2) and len(done.stderr.splitlines()) == 1
@@ -494,6 +545,8 @@ def test_f32_other_settings_are_refused(album):
 
 
 def test_f33_a_changed_source_is_redone(tmp_path):
+    """Run again after two sources changed and one became text -> the two are redone, the third is
+    named and its old output removed, exit 1; the others stay."""
     files = {f"{i}.JPEG": encoded(draw(seed=i), "JPEG") for i in range(5)}
     src, dst = tmp_path / "src", tmp_path / "dst"
     write(src, files)
@@ -513,7 +566,11 @@ def test_f33_a_changed_source_is_redone(tmp_path):
 
 
 def test_f29_disk_full(many, tmp_path):
-    """A small tmpfs needs root; else no file may grow over 512 bytes, which fails alike."""
+    """A full disk (a tmpfs of 400 kB; without root, a limit on file sizes) -> one line, exit 1,
+    only whole pictures; with room again the same command completes.
+
+    A small tmpfs needs root; else no file may grow over 512 bytes, which fails alike.
+    """
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", disk]

@@ -25,8 +25,9 @@ def processes_in(folder):
     return found
 
 
-def test_twelve_cells_from_another_folder_through_a_link(project, digits, tmp_path):
-    """Also FAULTS 66, 69 and 47: spaces, results of an earlier run in the way, DALI missing."""
+def test_f47_f66_f69_twelve_cells_from_another_folder_through_a_link(project, digits, tmp_path):
+    """From another folder, through a link, spaces in the path, old results there, DALI's import
+    broken -> the rows of this run alone; DALI is SKIP with what to install; exit 0."""
     dali = project / "src" / "train_DALI.py"
     dali.write_text(dali.read_text().replace("from nvidia.dali", "from no_such_package"))
     results = project / "results"
@@ -92,7 +93,11 @@ def assert_staircase(baseline, steps):
 
 
 def test_f65_a_failing_variant_leaves_a_row_and_the_others_run(project):
-    """On the default digits, which it makes first."""
+    """train_amp.py raises an error -> FAIL in its rows, the error and the log's path in the table;
+    the others run; exit 1.
+
+    On the default digits, which it makes first.
+    """
     amp = project / "src" / "train_amp.py"
     amp.write_text(amp.read_text().replace("scaler.update()", "scaler.update(no_such_name)"))
     done = run(project / "running.sh", "1", "--part", "cells", *QUICK, cwd="/")
@@ -111,8 +116,12 @@ def test_f65_a_failing_variant_leaves_a_row_and_the_others_run(project):
 
 
 @pytest.mark.parametrize("number, whole_group", [(signal.SIGINT, True), (signal.SIGTERM, False)])
-def test_f67_ctrl_c_in_the_third_run(number, whole_group, project, digits):
-    """Ctrl-C reaches the whole group of a terminal; kill reaches the driver alone."""
+def test_f31_f67_ctrl_c_in_the_third_run(number, whole_group, project, digits):
+    """Ctrl-C, or SIGTERM to the driver alone, in the third run -> exit 130 within 30 seconds, no
+    process left, the table of the two runs before.
+
+    Ctrl-C reaches the whole group of a terminal; kill reaches the driver alone.
+    """
     process = start([project / "running.sh", "2", digits, *QUICK[:-4], "--workers", "2"],
                     cwd=project, start_new_session=True)
     log = project / "results" / "running" / "train_amp.log"
@@ -130,7 +139,8 @@ def test_f67_ctrl_c_in_the_third_run(number, whole_group, project, digits):
     assert "| single | " in out and "after 2 of 22 runs" in out and "Traceback" not in out + err
 
 
-def test_ctrl_c_while_torchrun_runs_leaves_no_worker(project, digits):
+def test_f67_ctrl_c_while_torchrun_runs_leaves_no_worker(project, digits):
+    """Ctrl-C while torchrun trains -> exit 130, no process left."""
     for name in ("ROWS = {\"single\": [], \"DP\": [\"DP\"], ",):
         text = (project / "report.py").read_text()
         assert name in text
@@ -151,6 +161,8 @@ def test_ctrl_c_while_torchrun_runs_leaves_no_worker(project, digits):
     [], ["0"], ["-1"], ["abc"], ["5; touch x"], ["a[$(touch x)]"], ["1.5"], ["٣"], ["1", "a", "b"],
     ["--epochs", "1"], [""]], ids=repr)
 def test_f64_wrong_use(words, project, tmp_path):
+    """EPOCHS missing, 0, -1, abc, 1.5, `5; touch x`, `a[$(touch x)]`, or words too many -> the
+    usage on one line, exit 2, nothing executed or written."""
     before = sorted(project.rglob("*"))
     done = run(project / "running.sh", *words, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == ""
@@ -164,14 +176,18 @@ def test_f64_wrong_use(words, project, tmp_path):
     (["1", "no/such/folder"], "--dataset"), (["1", "DIGITS", "--", "--model", "none"], "--model"),
     (["1", "DIGITS", "--", "--batch_size", "0"], "--batch_size"),
     (["1", "DIGITS", "--", "--no_such_option"], "--no_such_option")])
-def test_wrong_options_for_the_scripts_end_it_at_once(words, part, project, digits):
+def test_f19_f61_wrong_options_for_the_scripts_end_it_at_once(words, part, project, digits):
+    """A data set that is not there, an unknown model, --batch_size 0, an unknown option -> one line
+    names the option, exit 2."""
     done = run(project / "running.sh", *[str(digits) if word == "DIGITS" else word
                                          for word in words], cwd=project)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1 and part in done.stderr
 
 
-def test_two_at_once_in_one_folder_are_refused(project, digits):
+def test_f62_two_at_once_in_one_folder_are_refused(project, digits):
+    """A second run in the folder of the first -> refused in one line that names --result_dir, exit
+    1; the first goes on."""
     first = start([project / "running.sh", "50", digits, "--", "--batch_size", "40"], cwd=project,
                   start_new_session=True)
     while not (project / "results" / "running" / "train.log").exists():
@@ -184,7 +200,8 @@ def test_two_at_once_in_one_folder_are_refused(project, digits):
     assert first.returncode == 130
 
 
-def test_ctrl_c_before_the_first_run(project, digits):
+def test_f31_ctrl_c_before_the_first_run(project, digits):
+    """Ctrl-C before the first run -> exit 130, no traceback."""
     process = start([project / "running.sh", "1", digits], cwd=project, start_new_session=True)
     while not (project / "results" / "running" / ".lock").exists():
         time.sleep(0.01)

@@ -154,7 +154,12 @@ def test_a_model_with_auxiliary_outputs(digits, tmp_path):
           "--model", "googlenet", "--result_dir", tmp_path)
 
 
-def test_layout_of_mnist_png_and_what_is_no_picture(digits, tmp_path):
+def test_f25_layout_of_mnist_png_and_what_is_no_picture(digits, tmp_path):
+    """readme.txt, Thumbs.db, .DS_Store and ._0.png among the pictures -> passed over: it trains on
+    the pictures alone.
+
+    In folders named training and testing, as mnist_png has them.
+    """
     data = tmp_path / "mnist_like"
     shutil.copytree(digits / "train", data / "training")
     shutil.copytree(digits / "val", data / "testing")
@@ -278,8 +283,9 @@ PHOTOS = ["--epochs", 2, "--batch_size", 4, "--image_size", 32, "--val_size", 36
           "--workers", 2]
 
 
-def test_dali_feeds_the_baselines_pictures(photos, tmp_path):
-    """Same order, same labels; 99 % of the pixels within 2/255, as loader_DALI's."""
+def test_f08_f11_dali_feeds_the_baselines_pictures(photos, tmp_path):
+    """Grey JPEGs and some that EXIF turns, fed by DALI on the CPU -> the baseline's batches, order
+    and labels; 99% of the pixels within 2/255."""
     both = []
     for name in ("train", "train_DALI"):
         folder = tmp_path / name
@@ -299,7 +305,8 @@ def test_dali_feeds_the_baselines_pictures(photos, tmp_path):
 
 @pytest.mark.parametrize("name", ["DALI", "cache", "LMDB"])
 def test_f48_data_sources_under_ddp(name, photos, tmp_path):
-    """Each rank as many batches, its share of the baseline's batch; validation, each once."""
+    """26 pictures in batches of 4, 13 to validate, two ranks, DALI, LMDB or cache -> as many
+    batches on each rank, together the baseline's; validation has each picture once."""
     done = run(ROOT / "compose.sh", "DDP", name)
     (tmp_path / "joined.py").write_text(done.stdout)
     for script in (tmp_path / "joined.py", SRC / "train.py"):
@@ -435,6 +442,8 @@ def test_lmdb_is_built_once_and_serves_the_loader_too(digits, tmp_path):
 @pytest.mark.parametrize("kind", ["cut short", "garbage", "empty", "of another format",
                                   "killed in mid-build"])
 def test_f36_f37_f38_f44_lmdb_file_that_is_not_whole(kind, digits, tmp_path):
+    """An LMDB file cut short, empty, of garbage or of another format -> one line names it: remove
+    it; exit 1. A .part file of 11 bytes, for what a kill leaves, is built over."""
     options = ["--dataset", digits, *BARE, "--result_dir", tmp_path / "r", "--lmdb", tmp_path]
     path = tmp_path / f"{digits.name}_train.lmdb"
     if kind == "killed in mid-build":  # what was left is built over
@@ -455,8 +464,9 @@ def test_f36_f37_f38_f44_lmdb_file_that_is_not_whole(kind, digits, tmp_path):
     assert_one_line(run_forked(SRC / "train_LMDB.py", *options), 1, str(path), "remove it")
 
 
-def test_lmdb_builders_that_wait_for_one_that_fails(digits, tmp_path):
-    """Three at once: the first fails in mid-build, the next builds, the last finds it built."""
+def test_f62_lmdb_builders_that_wait_for_one_that_fails(digits, tmp_path):
+    """Three runs at once that build one LMDB file, the first fails in mid-build -> that one is an
+    error, exit 1; the others train; only whole files are there."""
     script = tmp_path / "train_LMDB.py"
     script.write_text((SRC / "train_LMDB.py").read_text().replace(
         "            content = Path(name).read_bytes()\n", f"""\
@@ -476,7 +486,9 @@ def test_lmdb_builders_that_wait_for_one_that_fails(digits, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["LMDB", "DALI", "cache"])
-def test_f1_f2_f46_damaged_picture_of_a_data_source(name, photos, tmp_path):
+def test_f02_f46_damaged_picture_of_a_data_source(name, photos, tmp_path):
+    """A JPEG cut in its header (300 bytes), read by LMDB, DALI or cache -> an error names it, exit
+    1, no traceback."""
     shutil.copytree(photos, tmp_path / "set")
     bad = tmp_path / "set/train/b/7.jpg"
     bad.write_bytes(bad.read_bytes()[:300])
@@ -501,8 +513,12 @@ def test_ddp_equals_the_baseline_on_the_same_global_batches(digits, tmp_path):
         assert f["val_top1"] == e["val_top1"] and f["val_top5"] == e["val_top5"]
 
 
-def test_validation_counts_each_picture_once(digits, tmp_path):
-    """With weights that stand still, the counts of 1, 2 and 3 processes over 70 are the same."""
+def test_f48_validation_counts_each_picture_once(digits, tmp_path):
+    """70 pictures to validate over 1, 2 and 3 processes -> each counts once: the same top-1 and
+    top-5.
+
+    With weights that stand still.
+    """
     options = ["--dataset", digits, "--epochs", 1, "--batch_size", 42, "--steps", 1, "--lr", 1e-30,
                "--width", 8, "--workers", 0, "--result_dir", tmp_path]
     counts = set()
@@ -551,7 +567,9 @@ def options_for_resuming(digits, folder, *more):
 
 @pytest.mark.parametrize("more", [["--augment"], ["--model", "squeezenet1_1"]],
                          ids=["augment", "dropout"])
-def test_killed_and_resumed_is_bit_for_bit_the_unbroken(more, digits, tmp_path):
+def test_f55_killed_and_resumed_is_bit_for_bit_the_unbroken(more, digits, tmp_path):
+    """SIGKILL once or twice at a moment left to chance after the first checkpoint, each time
+    --resume auto -> weights, loss and accuracy of an unbroken run, bit for bit, on the CPU."""
     script = SRC / "train.py"
     unbroken, _ = train(script, *options_for_resuming(digits, tmp_path / "a", *more))
     kills, seed = 0, random.Random(1)
@@ -593,7 +611,11 @@ def checkpoints(digits, tmp_path_factory):
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=ids)
 def test_f59_any_checkpoint_resumes_any_variant(script, checkpoints, digits, tmp_path):
-    """Each one's in the baseline and the baseline's in each: they are of one form."""
+    """Each variant's checkpoint in the baseline, the baseline's in each variant -> the run goes on
+    from its epoch.
+
+    They are of one form, so any resumes any.
+    """
     for source, to in {(script, SRC / "train.py"), (SRC / "train.py", script)}:
         checkpoint = checkpoints / f"{source.stem}.pt"
         record, output = train(to, "--dataset", digits, *BARE, "--result_dir", tmp_path, "--resume",
@@ -606,7 +628,10 @@ def test_f59_any_checkpoint_resumes_any_variant(script, checkpoints, digits, tmp
 
 
 def test_f59_a_checkpoint_does_not_turn_fused_off(checkpoints, digits, tmp_path):
-    """Under amp, with scaled gradients, an unfused step would be a wrong one."""
+    """The baseline's checkpoint in train_fused.py -> it goes on with the fused optimizer.
+
+    Under amp, with scaled gradients, an unfused step would be a wrong one.
+    """
     for name, fused in (("train", None), ("train_fused", True)):
         groups = load(checkpoints / f"{name}.pt")["parts"]["optimizer"]["param_groups"]
         assert [group["fused"] for group in groups] == [fused]
@@ -659,6 +684,8 @@ def damage(path, kind):
 
 @pytest.mark.parametrize("kind", ["missing", "zero bytes", "truncated", "a bit flipped", "text"])
 def test_f57_damaged_checkpoint(kind, checkpoints, digits, tmp_path):
+    """--resume of a file that is missing, empty, cut in half, text, or has one bit flipped -> one
+    line names it, exit 2."""
     checkpoint = tmp_path / "train.pt"
     shutil.copy(checkpoints / "train.pt", checkpoint)
     damage(checkpoint, kind)
@@ -669,12 +696,16 @@ def test_f57_damaged_checkpoint(kind, checkpoints, digits, tmp_path):
 
 
 def test_f57_checkpoint_of_another_model(checkpoints, digits, tmp_path):
+    """--resume of a checkpoint of another --width -> one line names it and says that it is of
+    another model, exit 2."""
     done = run_forked(SRC / "train.py", "--dataset", digits, *BARE, "--width", 8,
                "--result_dir", tmp_path, "--resume", checkpoints / "train.pt")
     assert_one_line(done, 2, str(checkpoints / "train.pt"), "another model")
 
 
 def test_f58_hostile_checkpoint(digits, tmp_path):
+    """--resume of a checkpoint whose pickle would run a command -> one line names it, exit 2;
+    nothing is executed."""
     class Hostile:
         def __reduce__(self):
             return os.system, (f"touch {tmp_path}/executed",)
@@ -746,13 +777,17 @@ def assert_one_line(done, status, *parts):
     ["--model", "fasterrcnn_resnet50_fpn"], ["--workers", "-1"], ["--steps", "0"],
     ["--image_size", "0"], ["--batch_size", "100000"], ["--nothing"], ["--lr", "x"]],
     ids=" ".join)
-def test_f61_wrong_use(options, digits, tmp_path):
+def test_f51_f61_wrong_use(options, digits, tmp_path):
+    """--batch_size 0, -1, abc or above the data set, an unknown model or option, other wrong values
+    -> one line names the option, exit 2, nothing written."""
     done = run_forked(SRC / "train.py", "--dataset", digits, *options, cwd=tmp_path)
     assert_one_line(done, 2, options[0].replace("-", "_").replace("__", "--"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_f61_batch_not_divisible_by_the_processes(digits, tmp_path):
+    """--batch_size 41 on two processes -> an error says that it does not divide by 2, no traceback
+    of the script, exit not 0."""
     done = run(*torchrun(SRC / "train_DDP.py", "--dataset", digits, "--batch_size", "41"),
                cwd=tmp_path)
     assert done.returncode != 0
@@ -761,6 +796,8 @@ def test_f61_batch_not_divisible_by_the_processes(digits, tmp_path):
 
 
 def test_f19_f27_datasets_that_are_none(digits, tmp_path):
+    """--dataset missing, empty, a file, without val, with classes that differ or one without
+    pictures -> one line names it or the class, exit 2."""
     def tried(folder):
         return run_forked(SRC / "train.py", "--dataset", folder, *BARE, cwd=tmp_path)
     assert_one_line(tried(tmp_path / "nothing"), 2, "--dataset", str(tmp_path / "nothing"))
@@ -784,6 +821,7 @@ def test_f19_f27_datasets_that_are_none(digits, tmp_path):
 
 
 def test_f19_the_default_dataset_is_missing(project):
+    """No --dataset, and the default one not made yet -> one line says how to make it, exit 2."""
     done = run(sys.executable, "train.py", cwd=project / "src")
     assert_one_line(done, 2, "make_dataset.py digits", "--dataset")
 
@@ -791,6 +829,8 @@ def test_f19_the_default_dataset_is_missing(project):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("content", [b"", b"<html></html>", None], ids=["empty", "html", "cut"])
 def test_f01_f02_f05_damaged_picture(content, workers, digits, tmp_path):
+    """A picture of zero bytes, cut short, or HTML, read with workers and without -> one line names
+    it, exit 1."""
     data = tmp_path / "digits"
     shutil.copytree(digits, data)
     picture = sorted((data / "train" / "4").iterdir())[5]
@@ -801,6 +841,8 @@ def test_f01_f02_f05_damaged_picture(content, workers, digits, tmp_path):
 
 
 def test_f63_loss_that_is_not_finite(digits, tmp_path):
+    """A loss that is not finite, by --lr 1e30 -> one line names epoch, step and --lr, exit 1; no
+    record is written."""
     done = run_forked(SRC / "train.py", "--dataset", digits, *BARE, "--lr", "1e30",
                "--result_dir", tmp_path)
     assert_one_line(done, 1, "epoch 1", "step 2", "--lr")
@@ -820,7 +862,8 @@ def test_workers_started_otherwise(method, digits, tmp_path):
 
 
 def test_f56_a_file_system_that_takes_no_more(digits, tmp_path):
-    """A limit on the size of files (RLIMIT_FSIZE) stands for a full disk."""
+    """A limit on file sizes (RLIMIT_FSIZE), for a full disk, while saving -> one line, exit 1; the
+    checkpoint before it stays as it was."""
     def limit():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
@@ -833,7 +876,8 @@ def test_f56_a_file_system_that_takes_no_more(digits, tmp_path):
     assert (tmp_path / "train.pt").read_bytes() == before
 
 
-def test_a_result_dir_that_cannot_be_is_told_before_training(digits, tmp_path):
+def test_f20_a_result_dir_that_cannot_be_is_told_before_training(digits, tmp_path):
+    """--result_dir that is a file -> one line names it, exit 1, before the first epoch."""
     (tmp_path / "file").write_text("")
     done = run_forked(SRC / "train.py", "--dataset", digits, *BARE, "--result_dir",
                tmp_path / "file")

@@ -1,0 +1,283 @@
+"""Training's faults by number: odd pictures and names, full disks, kills at any moment, ranks."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+from PIL import Image
+from conftest import (SRC, Forked, SmallDisk, processes_of, run, run_forked, start, torchrun,
+                      train, wait_until)
+from test_loader import ODD_NAMES, classes, edit, Hostile, photo, save, unusual
+from test_train import (BARE, assert_one_line, batches, load, module_of, photos, same_bits,
+                        weights, with_captured_batches)  # noqa: F401
+from torchvision.transforms import v2 as transforms
+
+SOURCES = ["train", "train_DALI", "train_LMDB", "train_cache"]
+each_source = pytest.mark.parametrize("name", SOURCES)
+
+
+# -------------------------------------------------------------------------------- bad inputs
+@pytest.fixture(scope="module")
+def odd_pictures(tmp_path_factory):
+    """A data set of pictures of each kind, one with a corrupt EXIF block; the same in both."""
+    folder = tmp_path_factory.mktemp("odd") / "set"
+    unusual(folder / "train/a")
+    exif = b"Exif\0\0" + b"II*\0\x08\0\0\0\xff\xff\x12\x01\x03\0\x01\0" + b"\xff" * 9
+    save(photo(5), folder / "train/b/corrupt exif.jpg", exif=exif)
+    shutil.copytree(folder / "train", folder / "val")
+    return folder
+
+
+@each_source
+def test_f06_f07_f08_f10_f11_f12_f26_odd_pictures(name, odd_pictures, tmp_path):
+    """PNG named JPEG, CMYK, grey, 16 bits, turned by EXIF, corrupt EXIF, any ending -> training
+    gets the pixels that loader.py gets, through DALI to 2/255, and no warning is printed."""
+    script = with_captured_batches(SRC / f"{name}.py", tmp_path)
+    done = run_forked(script, "--dataset", odd_pictures, *BARE, "--image_size", 40, "--epochs", 1,
+                      "--batch_size", 4, "--result_dir", tmp_path, *(
+                          ["--lmdb", tmp_path] if name == "train_LMDB" else []))
+    assert done.returncode == 0, done.stderr
+    assert not [line for line in done.stderr.splitlines() if "arn" in line], done.stderr
+    ((what, seen),) = [each for each in batches(tmp_path) if each[0] == "val"]
+    seen = torch.cat([images for images, _ in seen]).int()
+    paths = sorted((odd_pictures / "val").glob("*/*"))
+    reader = module_of(SRC / "loader.py")
+    cut = transforms.Compose([transforms.Resize(40), transforms.CenterCrop(40),
+                              transforms.PILToTensor()])
+    assert len(seen) == len(paths) == 22
+    for path, pixels in zip(paths, seen):
+        off = (pixels - cut(reader.load_image(path, path)).int()).abs()
+        close = (off <= (2 if name == "train_DALI" else 0)).float().mean().item()
+        assert close >= 0.99 if name == "train_DALI" else close == 1, f"{path}: {close:.2%}"
+
+
+@each_source
+def test_f21_f22_f23_f25_f26_odd_names(name, tmp_path):
+    """Spaces, quotes, a line feed, a dash, 255 bytes, no UTF-8 in the names, [ ] * in the path, and
+    files that are no pictures -> the pictures are trained on, the others passed over."""
+    data = tmp_path / "a [b] *c d"
+    for split in ("train", "val"):
+        for k, odd in enumerate([*ODD_NAMES, os.fsdecode(b"caf\xe9.jpg"), "b.JPEG", "c.PNG"]):
+            save(photo(k), data / split / "it's -1" / odd)
+            save(photo(k), data / split / "[x] Zoë" / odd)
+        for other in ("a.txt", "Thumbs.db", ".DS_Store", "._x.JPEG"):
+            (data / split / "it's -1" / other).write_bytes(b"none")
+    record, output = train(SRC / f"{name}.py", "--dataset", data, *BARE, "--batch_size", 4,
+                           "--result_dir", tmp_path / "r", forked=True)
+    assert f" {2 * (len(ODD_NAMES) + 3)} pictures, " in output and len(record["epochs"]) == 2
+
+
+@each_source
+def test_f51_fewer_pictures_than_a_batch(name, tmp_path):
+    """12 training pictures for a batch of 13, and of 12 -> one line names --batch_size and the 12;
+    the batch of 12 is trained on."""
+    data = classes(classes(tmp_path / "data"), "val")
+    options = ["--dataset", data, *BARE, "--result_dir", tmp_path / "r"]
+    done = run_forked(SRC / f"{name}.py", *options, "--batch_size", 13)
+    assert_one_line(done, 2, "--batch_size 13", "only 12 training pictures")
+    record, _ = train(SRC / f"{name}.py", *options, "--batch_size", 12, forked=True)
+    assert len(record["epochs"]) == 2
+
+
+# ------------------------------------------------------------------------------------- LMDB
+@pytest.fixture
+def one_file(digits, tmp_path):
+    """The options of a run of train_LMDB.py, and its file of the training pictures, built."""
+    options = ["--dataset", digits, *BARE, "--epochs", 1, "--steps", 6, "--result_dir",
+               tmp_path / "r", "--lmdb", tmp_path / "files"]
+    (tmp_path / "files").mkdir()
+    train(SRC / "train_LMDB.py", *options, forked=True)
+    return options, tmp_path / "files" / f"{digits.name}_train.lmdb"
+
+
+def test_f35_more_data_than_a_map_begins_with(tmp_path):
+    """Some megabytes of pictures for train_LMDB.py -> the file holds every one."""
+    data = tmp_path / "data"
+    for i in range(24):
+        for split in ("train", "val"):
+            save(photo(i, (300, 300)), data / split / "cat" / f"{i:02}.png")
+    train(SRC / "train_LMDB.py", "--dataset", data, *BARE, "--batch_size", 12, "--result_dir",
+          tmp_path / "r", forked=True)
+    assert (tmp_path / "data_train.lmdb").stat().st_size > 3e6
+    reader = module_of(SRC / "loader_LMDB.py").ImageFolderLMDB(tmp_path / "data_train.lmdb")
+    assert [reader[i][0].tobytes() for i in range(len(reader))] == [
+        Image.open(path).tobytes() for path in sorted((data / "train/cat").iterdir())]
+
+
+def test_f39_wrong_path(digits, tmp_path):
+    """train_LMDB.py with --lmdb in a folder that is none -> one line names it; nothing is left."""
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "no/such", tmp_path / "file"):
+        done = run_forked(SRC / "train_LMDB.py", "--dataset", digits, *BARE, "--lmdb", place,
+                          "--result_dir", tmp_path / "r")
+        assert done.returncode in (1, 2)
+        assert_one_line(done, done.returncode, str(place))
+    assert not list(tmp_path.rglob("*lmdb*"))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_f41_workers(method, one_file, tmp_path):
+    """train_LMDB.py's workers by fork, spawn and forkserver -> all read the file."""
+    options, _ = one_file
+    copy = tmp_path / "train_LMDB.py"
+    copy.write_text((SRC / "train_LMDB.py").read_text().replace(
+        "    try:\n        main()", "    import multiprocessing\n    multiprocessing."
+        f"set_start_method({method!r})\n    try:\n        main()"))
+    record, _ = train(copy, *options, "--workers", 2)
+    plain, _ = train(SRC / "train.py", *options[:-2], forked=True)
+    assert record["epochs"][0]["loss"] == pytest.approx(plain["epochs"][0]["loss"], abs=1e-6)
+
+
+def test_f42_read_only_folder(one_file, digits, tmp_path):
+    """train_LMDB.py's files in a folder, or on a disk, that cannot be written -> they are read."""
+    options, path = one_file
+    with SmallDisk(tmp_path / "fixed", 4096) as disk:
+        for file in path.parent.iterdir():
+            shutil.move(file, disk.folder)
+        before = sorted(disk.folder.iterdir())
+        disk.make_read_only()
+        done = run_forked(SRC / "train_LMDB.py", *options[:-1], disk.folder)
+        assert done.returncode == 0 and sorted(disk.folder.iterdir()) == before, done.stderr
+        disk.folder.chmod(0o755) if not disk.mounted else None
+
+
+@pytest.mark.parametrize("key", [b"3.0", b"index"])
+def test_f43_a_pickle_is_never_executed(key, one_file, tmp_path):
+    """A pickle for a record of train_LMDB.py's file -> one line names the file; it is not loaded."""
+    import pickle
+    options, path = one_file
+    trap = tmp_path / "trap"
+    edit(path, lambda transaction: transaction.put(key, pickle.dumps(Hostile(str(trap)))))
+    done = run_forked(SRC / "train_LMDB.py", *options)
+    assert_one_line(done, 1, str(path))
+    assert not trap.exists()
+
+
+def test_f44_a_record_is_missing(one_file):
+    """A key is gone from train_LMDB.py's file -> one line names file and key."""
+    options, path = one_file
+    edit(path, lambda transaction: transaction.delete(b"7.0"))
+    assert_one_line(run_forked(SRC / "train_LMDB.py", *options), 1, str(path), "7.0")
+
+
+# -------------------------------------------------------------------------------- full disks
+def test_f29_f56_disk_full_while_saving(digits, tmp_path):
+    """A full disk (a tmpfs; where none can be mounted, RLIMIT_FSIZE) while a checkpoint is saved ->
+    one line; the checkpoint before it still loads, and with room again --resume auto goes on."""
+    options = ["--dataset", digits, *BARE, "--resume", "auto", "--result_dir"]
+    train(SRC / "train.py", *options, tmp_path / "first", "--epochs", 1, forked=True)
+    before = (tmp_path / "first/train.pt").read_bytes()
+    size = len(before) // 1024
+    with SmallDisk(tmp_path / "small", size * 3 // 2, size // 2) as disk:
+        words = [sys.executable, SRC / "train.py", *options, disk.folder]
+        (disk.folder / "train.pt").write_bytes(before)
+        assert_one_line(run(*words, **disk.options), 1, "train.py: error: ", "train.pt")
+        assert (disk.folder / "train.pt").read_bytes() == before
+        disk.make_room()
+        assert run(*words).returncode == 0
+        assert len(load(disk.folder / "train.pt")["epochs"]) == 2
+
+
+def test_f29_disk_full_while_building(photos, tmp_path):
+    """A full disk (as there) while train_LMDB.py builds its file -> one line names it; nothing is
+    left of it, and with room again the same command goes through."""
+    with SmallDisk(tmp_path / "small", 40) as disk:
+        words = [sys.executable, SRC / "train_LMDB.py", "--dataset", photos, *BARE, "--batch_size",
+                 4, "--lmdb", disk.folder, "--result_dir", tmp_path / "r"]
+        assert_one_line(run(*words, **disk.options), 1, "set_train.lmdb", "disk full")
+        assert list(disk.folder.iterdir()) == []
+        disk.make_room()
+        assert run(*words).returncode == 0
+
+
+# ------------------------------------------------------------------------- kills at any moment
+LONG = ["--batch_size", 40, "--steps", 2, "--width", 16, "--image_size", 8, "--workers", 0,
+        "--augment"]  # short epochs with checkpoints of 4 MB
+KILLS = 20
+
+
+def test_f55_killed_20_times(digits, tmp_path):
+    """20 SIGKILLs at random moments of one run of train.py, 7 of them during a save, each followed
+    by --resume auto -> the weights in the end are those of an unbroken run, bit for bit."""
+    rng, part = random.Random(), tmp_path / "b/train.pt.part"
+    options = ["--dataset", digits, *LONG, "--epochs", 40, "--resume", "auto", "--result_dir"]
+    unbroken, _ = train(SRC / "train.py", *options, tmp_path / "a", forked=True)
+    begun = time.monotonic()
+    once, _ = train(SRC / "train.py", *options, tmp_path / "c", "--epochs", 1, forked=True)
+    life = time.monotonic() - begun + once["epochs"][0]["seconds"]
+    during_a_save = 0
+    for number in range(KILLS):
+        part.unlink(missing_ok=True)
+        process = Forked(SRC / "train.py", *options, tmp_path / "b")
+        if number % 3:
+            time.sleep(rng.uniform(0, 1.5 * life))
+        else:
+            while not part.exists():
+                pass
+        process.kill()
+        done = process.wait()
+        assert done.returncode == -signal.SIGKILL, (number, done)
+        during_a_save += part.exists()
+    assert during_a_save >= 5
+    resumed, _ = train(SRC / "train.py", *options, tmp_path / "b", forked=True)
+    assert same_bits(weights(tmp_path / "a", "train"), weights(tmp_path / "b", "train"))
+    for key in ("loss", "val_top1", "val_top5"):
+        assert [e[key] for e in resumed["epochs"]] == [e[key] for e in unbroken["epochs"]]
+
+
+# ------------------------------------------------------------------------------------ ranks
+def ranks_of(agent):
+    """The processes that a torchrun has started as ranks, without their workers."""
+    try:
+        return [child for child in psutil.Process(agent.pid).children()
+                if "train_DDP.py" in " ".join(child.cmdline())]
+    except psutil.Error:  # gone while it was looked at
+        return []
+
+
+def test_f55_ranks_killed_20_times(digits, tmp_path):
+    """20 SIGKILLs of a rank at random moments of one torchrun --max-restarts of train_DDP.py
+    --resume auto, 5 of them during a save -> the weights are those of an unbroken run, bit for
+    bit."""
+    rng, part = random.Random(), tmp_path / "b/train_DDP.pt.part"
+    saved = tmp_path / "b/train_DDP.pt"
+    options = ["--dataset", digits, *LONG, "--epochs", 100, "--resume", "auto", "--result_dir"]
+    unbroken, _ = train(SRC / "train_DDP.py", *options, tmp_path / "a", forked=True)
+    command = torchrun(SRC / "train_DDP.py", *options, tmp_path / "b")
+    with open(tmp_path / "log", "w") as log:
+        agent = subprocess.Popen([str(word) for word in [*command[:3], "--max-restarts=30",
+                                                         *command[3:]]], stdout=log, stderr=log)
+    seen, during_a_save = set(), 0
+
+    def stamp():
+        return saved.stat().st_mtime_ns if saved.exists() else 0
+    for number in range(KILLS):
+        ranks = wait_until(lambda: len(found := ranks_of(agent)) == 2 and not (
+            {rank.pid for rank in found} & seen) and found)
+        seen |= {rank.pid for rank in ranks}
+        part.unlink(missing_ok=True)
+        if number % 4 == 0:
+            while not part.exists() and agent.poll() is None:
+                pass
+        elif number % 4 == 1:  # while they start
+            time.sleep(rng.uniform(0, 2))
+        else:
+            before = stamp()
+            wait_until(lambda: stamp() != before)
+            time.sleep(rng.uniform(0, 0.1))
+        rng.choice(ranks).kill()
+        during_a_save += part.exists()
+    assert agent.wait(100) == 0, (tmp_path / "log").read_text()[-3000:]
+    assert during_a_save >= 3
+    assert same_bits(weights(tmp_path / "a", "train_DDP"), weights(tmp_path / "b", "train_DDP"))
+    resumed = load(tmp_path / "b/train_DDP.pt")["epochs"]
+    for key in ("loss", "val_top1", "val_top5"):
+        assert [e[key] for e in resumed] == [e[key] for e in unbroken["epochs"]]
