@@ -305,6 +305,8 @@ class DALILoader:
         self.parts = 1 if dataset.classes else 2
         self.labels = torch.tensor([k for _, k in dataset.samples] if dataset.classes else [])
         self.epoch, self.source, self.batches = 0, None, None
+        if odd := [name for name in dataset.files() if "\\udc" in ascii(name)]:
+            raise OSError(f"DALI reads no file whose name is not UTF-8: {odd[0]}")
     def order(self, epoch):
         self.generator.manual_seed(self.args.seed + epoch)
         return list(self.sampler)
@@ -342,7 +344,7 @@ class DALILoader:
                 self.check(number, torch.stack(ends), torch.stack(sizes))
                 pictures = [each.permute(0, 3, 1, 2) for each in pictures]
                 yield pictures[0], self.labels[number] if self.dataset.classes else pictures[1]
-        except RuntimeError as error:
+        except (RuntimeError, UnicodeDecodeError) as error:  # the latter of a name
             self.blame(str(error))
     def check(self, number, ends, sizes):
         """What DALI takes no offence at; the GPU's decoder, not even at half a JPEG."""

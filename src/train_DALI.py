@@ -184,7 +184,7 @@ class DALILoader:
         try:
             pictures, ends = self.pipeline.run(
                 torch.cuda.current_stream(self.device) if self.on_gpu else None)
-        except RuntimeError as error:
+        except (RuntimeError, UnicodeDecodeError) as error:  # the latter of a name
             for i in sum(self.fed, []):  # DALI does not always name the file
                 load_image(self.folder.samples[i][0])
             raise OSError(f"DALI: {str(error).strip().splitlines()[-1]}") from None

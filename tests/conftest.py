@@ -14,8 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
@@ -168,6 +170,7 @@ class SmallDisk:
             ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", folder],
             capture_output=True).returncode
         self.options = {} if self.mounted else {"preexec_fn": self.set_limit}
+        self.is_closed = bool(self.mounted or os.geteuid())  # once read-only; no right stops root
 
     def __enter__(self):
         return self
@@ -175,6 +178,8 @@ class SmallDisk:
     def __exit__(self, *_):
         if self.mounted:
             subprocess.run(["umount", self.folder], check=True)
+        else:
+            self.folder.chmod(0o755)
 
     def set_limit(self):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -218,6 +223,24 @@ def digits(tmp_path_factory):
                "--val", 7)
     assert made.returncode == 0, made.stderr
     return folder
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory):
+    """JPEGs of several shapes: colour, grey, turned by EXIF; 26 to train with, 13 to validate."""
+    folder = tmp_path_factory.mktemp("photos")
+    made = np.random.default_rng(0)
+    for split, count in (("train", 26), ("val", 13)):
+        for k in range(count):
+            size = [(60, 40), (41, 77), (50, 50)][k % 3]
+            coarse = made.integers(0, 256, (5, 6, 3), dtype=np.uint8)
+            picture = Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
+            exif = Image.Exif()
+            exif[0x0112] = 6 if k % 5 == 4 else 1
+            path = folder / "set" / split / "ab"[k % 2] / f"{k}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            (picture.convert("L") if k % 7 == 6 else picture).save(path, quality=92, exif=exif)
+    return folder / "set"
 
 
 @pytest.fixture

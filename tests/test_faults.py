@@ -1,6 +1,5 @@
 """Training's faults by number: odd pictures and names, full disks, kills at any moment, ranks."""
 
-import json
 import os
 import random
 import shutil
@@ -13,11 +12,11 @@ import psutil
 import pytest
 import torch
 from PIL import Image
-from conftest import (SRC, Forked, SmallDisk, processes_of, run, run_forked, start, torchrun,
-                      train, wait_until)
-from test_loader import ODD_NAMES, classes, edit, Hostile, photo, save, unusual
-from test_train import (BARE, assert_one_line, batches, load, module_of, photos, same_bits,
-                        weights, with_captured_batches)  # noqa: F401
+from conftest import (SRC, Forked, SmallDisk, free_port, processes_of, run, run_forked, start,
+                      torchrun, train, wait_until)
+from test_loader import ODD_NAMES, Hostile, classes, edit, photo, save, spoil, unusual
+from test_train import (BARE, assert_one_line, batches, load, module_of, same_bits, weights,
+                        with_captured_batches)
 from torchvision.transforms import v2 as transforms
 
 SOURCES = ["train", "train_DALI", "train_LMDB", "train_cache"]
@@ -76,6 +75,22 @@ def test_f21_f22_f23_f25_f26_odd_names(name, tmp_path):
 
 
 @each_source
+@pytest.mark.parametrize("kind", ["zero bytes", "half", "text"])
+def test_f01_f02_f05_f46_damaged_picture(name, kind, photos, tmp_path):
+    """A JPEG of zero bytes, cut in half, or HTML, for training by each source of data -> a line
+    names it, exit 1, no traceback; train.py says no more than that line."""
+    shutil.copytree(photos, tmp_path / "set")
+    bad = tmp_path / "set/train/b" / os.fsdecode(b"caf\xe9.jpg")
+    shutil.move(tmp_path / "set/train/b/7.jpg", bad)
+    spoil(bad, kind)
+    done = run_forked(SRC / f"{name}.py", "--dataset", tmp_path / "set", *BARE, "--steps", 6,
+                      "--batch_size", 4, "--result_dir", tmp_path / "r")
+    line, = [line for line in done.stderr.splitlines() if f"{name}.py: error: " in line]
+    assert done.returncode == 1 and str(bad.parent / "caf") in line
+    assert "Traceback" not in done.stderr and (name != "train" or done.stderr == f"{line}\n")
+
+
+@each_source
 def test_f51_fewer_pictures_than_a_batch(name, tmp_path):
     """12 training pictures for a batch of 13, and of 12 -> one line names --batch_size and the 12;
     the batch of 12 is trained on."""
@@ -85,6 +100,47 @@ def test_f51_fewer_pictures_than_a_batch(name, tmp_path):
     assert_one_line(done, 2, "--batch_size 13", "only 12 training pictures")
     record, _ = train(SRC / f"{name}.py", *options, "--batch_size", 12, forked=True)
     assert len(record["epochs"]) == 2
+
+
+def test_f51_fewer_pictures_than_a_batch_of_all_ranks(tmp_path):
+    """12 training pictures on two ranks, for a batch of 14, and of 12 -> the ranks end in lines that
+    name --batch_size and the 12; the batch of 12 is trained on."""
+    data = classes(classes(tmp_path / "data"), "val")
+    options = ["--dataset", data, *BARE, "--result_dir", tmp_path / "r"]
+    done = run_forked(SRC / "train_DDP.py", *options, "--batch_size", 14, ranks=2)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "--batch_size 14: only 12 training pictures" in done.stderr
+    record, _ = train(SRC / "train_DDP.py", *options, "--batch_size", 12, forked=True)
+    assert len(record["epochs"]) == 2
+
+
+@pytest.mark.parametrize("name", ["train_amp", "train_DDP"])
+def test_f63_loss_that_is_not_finite(name, digits, tmp_path):
+    """--lr 1e30 in amp and on two ranks -> a line names epoch, step and --lr; no record."""
+    done = run_forked(SRC / f"{name}.py", "--dataset", digits, *BARE, "--lr", "1e30",
+                      "--result_dir", tmp_path, ranks=2 if name == "train_DDP" else 0)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"{name}: error: the loss stops being finite at epoch 1, step 2" in done.stderr
+    assert not (tmp_path / f"{name}.json").exists()
+
+
+@pytest.mark.parametrize("name, option", [("train_DALI", "--dali_device"),
+                                          ("train_cache", "--cache_device")])
+def test_f61_unknown_device(name, option, digits, tmp_path):
+    """--dali_device tpu, --cache_device tpu -> one line names the option, exit 2."""
+    done = run_forked(SRC / f"{name}.py", "--dataset", digits, option, "tpu", cwd=tmp_path)
+    assert_one_line(done, 2, option, "tpu")
+
+
+@pytest.mark.parametrize("name, option", [("train_DALI", "--dali_device"),
+                                          ("train_cache", "--cache_device")])
+def test_f47_without_a_gpu(name, option, digits, tmp_path):
+    """--dali_device gpu, --cache_device gpu where no GPU is to be seen -> the CPU decodes; the cache
+    is in memory, as its first line says."""
+    done = run(sys.executable, SRC / f"{name}.py", "--dataset", digits, *BARE, option, "gpu",
+               cwd=tmp_path, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 0 and "epoch 2/2" in done.stdout, done.stderr
+    assert name == "train_DALI" or "MB of cpu's memory" in done.stdout
 
 
 # ------------------------------------------------------------------------------------- LMDB
@@ -146,7 +202,6 @@ def test_f42_read_only_folder(one_file, digits, tmp_path):
         disk.make_read_only()
         done = run_forked(SRC / "train_LMDB.py", *options[:-1], disk.folder)
         assert done.returncode == 0 and sorted(disk.folder.iterdir()) == before, done.stderr
-        disk.folder.chmod(0o755) if not disk.mounted else None
 
 
 @pytest.mark.parametrize("key", [b"3.0", b"index"])
@@ -243,18 +298,62 @@ def ranks_of(agent):
         return []
 
 
-def test_f55_ranks_killed_20_times(digits, tmp_path):
-    """20 SIGKILLs of a rank at random moments of one torchrun --max-restarts of train_DDP.py
-    --resume auto, 5 of them during a save -> the weights are those of an unbroken run, bit for
-    bit."""
+def begun(options, *, log, script=SRC / "train_DDP.py", restarts=0):
+    """A torchrun of two ranks, whose output goes to `log`."""
+    command = torchrun(script, *options)
+    with open(log, "w") as file:
+        return subprocess.Popen([str(word) for word in [
+            *command[:3], f"--max-restarts={restarts}", *command[3:]]], stdout=file, stderr=file)
+
+
+@pytest.mark.parametrize("fault", ["killed", "raising", "hanging"])
+def test_f54_a_rank(fault, digits, tmp_path):
+    """One of two ranks killed, raising or hanging (stopped; gloo's limit lowered to 5 s) -> torchrun
+    ends with its own report, exit 1, and no process of it is left, of the ranks' workers neither."""
+    data, script, log = tmp_path / "data", tmp_path / "train_DDP.py", tmp_path / "log"
+    shutil.copytree(digits, data)
+    text = (SRC / "train_DDP.py").read_text()
+    assert text.count("store=store,") == 1
+    script.write_text(text.replace("store=store,", "store=store, timeout=__import__("
+                                   "'datetime').timedelta(seconds=5),"))
+    agent = begun(["--dataset", data, *BARE, "--epochs", 9999, "--steps", 6, "--workers", 2,
+                   "--result_dir", tmp_path / "r"], log=log, script=script)
+    ranks = wait_until(lambda: "epoch 1/" in log.read_text() and ranks_of(agent))
+    assert len(ranks) == 2
+    if fault == "raising":  # a worker of the rank reads it
+        (data / "train/3/3_00005.png").write_bytes(b"")
+    else:
+        ranks[1].send_signal(signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+    assert agent.wait(100) == 1
+    wait_until(lambda: not processes_of(tmp_path), 20)
+    text = log.read_text()
+    assert {"killed": "exitcode  : -9", "raising": "3_00005.png: cannot identify image file",
+            "hanging": "exitcode"}[fault] in text
+
+
+def test_f62_two_torchruns_at_once(digits, tmp_path):
+    """Two torchruns of train_DDP.py on one host at once, and a third by torch.distributed.launch ->
+    no clash of ports: all end well."""
+    options = ["--dataset", digits, *BARE, "--result_dir"]
+    commands = [torchrun(SRC / "train_DDP.py", *options, tmp_path / str(k)) for k in range(2)]
+    commands.append([sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node=2",
+                     f"--master_port={free_port()}", SRC / "train_DDP.py", *options,
+                     tmp_path / "2"])
+    for process in [start(command) for command in commands]:
+        _, err = process.communicate(timeout=200)
+        assert process.returncode == 0, err[-3000:]
+    assert len(list(tmp_path.glob("?/train_DDP.json"))) == 3
+
+
+def test_f54_f55_ranks_killed_20_times(digits, tmp_path):
+    """20 SIGKILLs of one of two ranks at random moments of a torchrun --max-restarts=30 of
+    train_DDP.py --resume auto, 5 of them during a save -> the weights are those of an unbroken run,
+    bit for bit."""
     rng, part = random.Random(), tmp_path / "b/train_DDP.pt.part"
     saved = tmp_path / "b/train_DDP.pt"
     options = ["--dataset", digits, *LONG, "--epochs", 100, "--resume", "auto", "--result_dir"]
     unbroken, _ = train(SRC / "train_DDP.py", *options, tmp_path / "a", forked=True)
-    command = torchrun(SRC / "train_DDP.py", *options, tmp_path / "b")
-    with open(tmp_path / "log", "w") as log:
-        agent = subprocess.Popen([str(word) for word in [*command[:3], "--max-restarts=30",
-                                                         *command[3:]]], stdout=log, stderr=log)
+    agent = begun([*options, tmp_path / "b"], log=tmp_path / "log", restarts=30)
     seen, during_a_save = set(), 0
 
     def stamp():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import ROOT, SRC, run, torchrun, train
 from test_compose import PAIRS, SETS, WHOLE, compose
-from test_train import (PHOTOS, SCRIPTS, TINY, batches, photos, same_bits, weights,
+from test_train import (PHOTOS, SCRIPTS, TINY, batches, same_bits, weights,
                         with_captured_batches, without_batch_norm)
 
 GPUS = torch.cuda.device_count()

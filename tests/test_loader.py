@@ -3,10 +3,9 @@
 import json
 import os
 import pickle
-import resource
+import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import ROOT, SRC, run, run_forked, start
+from conftest import ROOT, SRC, Forked, SmallDisk, run, run_forked, start
 from PIL import Image
 
 LOADERS = sorted(path.stem for path in SRC.glob("loader*.py"))
@@ -431,14 +430,17 @@ def test_f21_f23_odd_names(load, tmp_path, loader, layout):
     assert done.record["samples"] == len(ODD_NAMES) * (2 if layout == "classes" else 1)
 
 
-@pytest.mark.parametrize("loader", ["loader", "loader_LMDB"])
+@each_loader
 def test_f22_name_that_is_not_utf8(load, tmp_path, loader):
-    """A name that is not UTF-8, for loader.py and loader_LMDB.py -> read; where the picture is
-    none, named with that byte escaped, exit 1."""
+    """A name that is not UTF-8 -> read, but not by DALI, nor where the picture is none: named with
+    that byte escaped, exit 1."""
     data = classes(tmp_path / "data", count=2)
     name = os.fsdecode(os.fsencode(data / "train/cat") + b"/caf\xe9.jpg")
     shutil.copy(data / "train/cat/0.jpg", name)
     done = load(loader, data, *SMALL)
+    if loader == "loader_DALI":
+        assert "not UTF-8" in error_of(done, loader) and "caf\\udce9.jpg" in done.stderr
+        return
     assert done.returncode == 0 and done.record["samples"] == 5, done.stderr
     Path(name).write_bytes(b"no picture")
     Path(f"{data}_train.lmdb").unlink(missing_ok=True)
@@ -480,11 +482,13 @@ def test_f49_pairs_that_do_not_match(load, tmp_path, loader):
 
 @each_loader
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_f50_picture_smaller_than_the_crop(load, tmp_path, loader, split):
-    """A picture lower than --crop under --resize 0 -> one line names it and its size, exit 1, in
-    each loader; under --resize 40 it is read."""
-    data = classes(tmp_path / "data", split)
-    save(photo(1, (120, 39)), data / split / "dog" / "low.jpg")
+@pytest.mark.parametrize("layout", ["classes", "pairs"])
+def test_f50_picture_smaller_than_the_crop(load, tmp_path, loader, split, layout):
+    """A picture, or a pair of them, lower than --crop under --resize 0 -> one line names it and its
+    size, exit 1, in each loader; under --resize 40 it is read."""
+    data = (classes if layout == "classes" else pairs)(tmp_path / "data", split)
+    for folder in ["dog"] if layout == "classes" else ["blurry", "sharp"]:
+        save(photo(1, (120, 39)), data / split / folder / "low.jpg")
     line = error_of(load(loader, data, "--split", split, "--resize", 0, "--crop", 40), loader)
     assert "low.jpg" in line and "(120, 39)" in line and "--crop" in line
     assert load(loader, data, "--split", split, "--resize", 40, "--crop", 40).returncode == 0
@@ -502,8 +506,10 @@ def test_f47_without_a_gpu_dali_runs_on_the_cpu(load, tmp_path):
 
     Where there is a GPU, it reads with that.
     """
-    done = load("loader_DALI", classes(tmp_path / "data"), *SMALL, "--dali_device", "gpu")
-    assert done.returncode == 0, done.stderr
+    words = [SRC / "loader_DALI.py", "--data_source", classes(tmp_path / "data"), *SMALL]
+    done = run(sys.executable, *words, "--dali_device", "gpu", cwd=tmp_path,
+               env={"CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 0 and "to cpu" in done.stdout, done.stderr
 
 
 # --------------------------------------------------------------------------------------- LMDB
@@ -570,35 +576,34 @@ def test_lmdb_of_other_pairs_is_refused(load, tmp_path):
 
 def test_f29_disk_full(load, tmp_path):
     """A full disk while building LMDB (a tmpfs of 1 MB; without root, RLIMIT_FSIZE) -> one line
-    says so, exit 1, no file left; with room again the same command builds.
-
-    A file system of 1 MB where root may mount one, else the limit that RLIMIT_FSIZE sets.
-    """
+    says so, exit 1, no file left; with room again the same command builds."""
     data = tmp_path / "data"
     for i in range(24):
         save(photo(i, (300, 300)), data / "train/cat" / f"{i}.png")
-    small = tmp_path / "small"
-    small.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small],
-                             capture_output=True).returncode == 0
-
-    def limit():
-        if not mounted:
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (2 ** 20, 2 ** 20))
-    words = [sys.executable, SRC / "loader_LMDB.py", "--data_source", data, "--lmdb",
-             small / "x.lmdb", "--result_dir", tmp_path, "--num_workers", "0", "--epochs", "1"]
-    try:
-        done = run(*words, preexec_fn=limit)
-        line = error_of(done, "loader_LMDB")
+    with SmallDisk(tmp_path / "small", 1024) as disk:
+        words = [sys.executable, SRC / "loader_LMDB.py", "--data_source", data, "--lmdb",
+                 disk.folder / "x.lmdb", "--result_dir", tmp_path, "--num_workers", "0",
+                 "--epochs", "1"]
+        line = error_of(run(*words, **disk.options), "loader_LMDB")
         assert "x.lmdb" in line and "disk full" in line, line
-        assert list(small.iterdir()) == []
-        if mounted:
-            subprocess.run(["mount", "-o", "remount,size=64m", small], check=True)
+        assert list(disk.folder.iterdir()) == []
+        disk.make_room()
         assert run(*words).returncode == 0
-    finally:
-        if mounted:
-            subprocess.run(["umount", small], check=True)
+
+
+@each_loader
+def test_f29_disk_full_for_the_record(loader, tmp_path):
+    """A full disk (a tmpfs; without root, RLIMIT_FSIZE) where the record goes -> one line names it,
+    exit 1, and there is no half record."""
+    data = classes(tmp_path / "data")
+    with SmallDisk(tmp_path / "small", 4, 1) as disk:
+        if disk.mounted:
+            (disk.folder / "other").write_bytes(bytes(4096))
+        done = run(sys.executable, SRC / f"{loader}.py", "--data_source", data, "--result_dir",
+                   disk.folder, "--num_workers", "0", *SMALL, **disk.options)
+        if disk.mounted or loader != "loader_LMDB":  # whose build meets the limit on files first
+            assert f"cannot write {disk.folder}/{loader}.json" in error_of(done, loader)
+        assert not list(disk.folder.glob("*.json*"))
 
 
 def test_f35_more_data_than_the_map(load, tmp_path):
@@ -636,6 +641,53 @@ def test_f36_killed_while_building(load, tmp_path):
     clean = tmp_path / "clean.lmdb"
     assert load("loader_LMDB", data, "--lmdb", clean).returncode == 0
     assert clean.read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("loader", ["loader_LMDB", "train_LMDB"])
+def test_f30_f36_killed_20_times_while_building(loader, tmp_path):
+    """20 SIGKILLs while loader_LMDB.py or train_LMDB.py builds its file, at moments left to chance,
+    then run to its end -> never a half file under the final name; then the bytes of one clean
+    build, and nothing temporary."""
+    data = tmp_path / "data"
+    for split in ("train", "test"):
+        for i in range(200):
+            save(photo(i, (200, 150)), data / split / "cat" / f"{i:03}.png")
+    options = ["--data_source", data, "--num_workers", 0] if loader == "loader_LMDB" else [
+        "--dataset", data, "--workers", 0, "--batch_size", 20, "--steps", 1, "--width", 2]
+
+    def begun(folder):
+        """A run, and the moment at which it began to build."""
+        folder.mkdir(exist_ok=True)
+        part = folder / f"{built}.part"
+        before = part.stat().st_mtime_ns if part.exists() else 0
+        process = Forked(SRC / f"{loader}.py", *options, "--epochs", 1, "--result_dir", tmp_path,
+                         "--lmdb", folder / (built if loader == "loader_LMDB" else ""))
+        while not (folder / built).exists():
+            if part.exists() and part.stat().st_mtime_ns != before:
+                break
+        return process, time.monotonic()
+    built, rng, killed = "data_train.lmdb", random.Random(), 0
+    process, since = begun(tmp_path / "clean")
+    while not (tmp_path / "clean" / built).exists():
+        pass
+    seconds = time.monotonic() - since
+    assert process.wait().returncode == 0
+    clean = {path.name: path.read_bytes() for path in (tmp_path / "clean").iterdir()}
+    final = tmp_path / "killed" / built
+    while killed < 20:
+        process, since = begun(tmp_path / "killed")
+        while time.monotonic() < since + rng.uniform(0, seconds):
+            pass
+        process.kill()
+        assert process.wait().returncode == -signal.SIGKILL
+        if final.exists():  # it had come so far
+            assert final.read_bytes() == clean[built]
+            final.unlink()
+        else:
+            assert Path(f"{final}.part").exists()
+            killed += 1
+    assert begun(tmp_path / "killed")[0].wait().returncode == 0
+    assert {path.name: path.read_bytes() for path in final.parent.iterdir()} == clean
 
 
 def test_f37_data_file_cut_short(load, built):
@@ -700,26 +752,16 @@ def test_f42_read_only_folder(load, built, tmp_path):
     """An LMDB file in a read-only folder (a mount; without root, no right to write) -> it is read,
     nothing is made beside it; to build one there is an error, exit 1."""
     data, path = built
-    folder = tmp_path / "fixed"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder],
-                             capture_output=True).returncode == 0
-    try:
-        shutil.move(path, folder / "x.lmdb")
-        if mounted:
-            subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
-        else:
-            folder.chmod(0o555)
-        done = load("loader_LMDB", data, *SMALL, "--lmdb", folder / "x.lmdb")
+    with SmallDisk(tmp_path / "fixed", 4096) as disk:
+        shutil.move(path, disk.folder / "x.lmdb")
+        disk.make_read_only()
+        done = load("loader_LMDB", data, *SMALL, "--lmdb", disk.folder / "x.lmdb")
         assert done.returncode == 0, done.stderr
-        assert [each.name for each in folder.iterdir()] == ["x.lmdb"]
-        line = error_of(load("loader_LMDB", data, *SMALL, "--lmdb", folder / "y.lmdb"),
-                        "loader_LMDB") if mounted or os.geteuid() else "y.lmdb"
-        assert "y.lmdb" in line
-    finally:
-        if mounted:
-            subprocess.run(["umount", folder], check=True)
-        folder.chmod(0o755)
+        assert [each.name for each in disk.folder.iterdir()] == ["x.lmdb"]
+        if disk.is_closed:
+            line = error_of(load("loader_LMDB", data, *SMALL, "--lmdb", disk.folder / "y.lmdb"),
+                            "loader_LMDB")
+            assert "y.lmdb" in line
 
 
 class Hostile:

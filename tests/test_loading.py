@@ -12,9 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
-import psutil
 import pytest
-from conftest import ROOT, SRC, run, start
+from conftest import ROOT, SRC, processes_of, run, start, wait_until
 from test_loader import classes, photo, save
 
 import loading
@@ -37,12 +36,15 @@ def rows_of(folder):
     return json.loads((folder / "loading.json").read_text())
 
 
-def test_f23_f66_table_records_and_bottleneck(project, data, tmp_path):
+def test_f23_f66_f69_table_records_and_bottleneck(project, data, tmp_path):
     """From another folder, through a link, with spaces, `[`, `]` and `*` in the paths -> four rows,
     the table, the records, and what holds each loader back."""
     link = tmp_path / "a link.sh"
     link.symlink_to(project / "loading.sh")
     results = tmp_path / "the results"
+    (results / "loading").mkdir(parents=True)
+    (results / "loading" / "old_cold.json").write_text("{}")
+    (results / "loading.json").write_text('[{"loader": "old"}]')
     done = run(link, "loader_LMDB.py", data, "--result_dir", results, *SMALL, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(results)
@@ -117,23 +119,25 @@ def test_f47_without_dali_it_is_skipped(data, tmp_path):
     assert "SKIP" in done.stdout and "pip install nvidia-dali-cuda120" in done.stdout
 
 
-def test_f31_f67_ctrl_c(data, tmp_path):
-    """SIGINT to the driver in its first run -> exit 130 within 30 seconds, no traceback, none of
-    its processes left."""
-    process = start([ROOT / "loading.sh", "loader.py", data, "--result_dir", tmp_path, *SMALL[:-4],
-                     "--epochs", "9999"], start_new_session=True)
-    tree, until = [], time.monotonic() + 90
-    log = tmp_path / "loading" / "loader_cold.log"
-    while time.monotonic() < until and not (log.exists() and "epoch 2/" in log.read_text()):
-        time.sleep(0.05)
-    tree = psutil.Process(process.pid).children(recursive=True)
-    assert tree
-    os.kill(process.pid, signal.SIGINT)
+@pytest.mark.parametrize("number, whole_group", [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_f31_f67_ctrl_c(number, whole_group, data, tmp_path):
+    """Ctrl-C to the whole group, or SIGTERM to the driver alone, in the third run -> exit 130 within
+    30 seconds, no process or temporary file left, the table of the two runs before."""
+    slow = tmp_path / "slow.py"
+    slow.write_text((SRC / "loader.py").read_text().replace(
+        "    epochs = []\n", "    epochs = []\n    time.sleep(999)\n", 1))
+    process = start([ROOT / "loading.sh", slow, data, "--result_dir", tmp_path / "r", *SMALL],
+                    start_new_session=True)
+    log = tmp_path / "r" / "loading" / "slow_cold.log"
+    wait_until(lambda: log.exists() and "40 samples" in log.read_text(), 90)
+    (os.killpg if whole_group else os.kill)(process.pid, number)
     out, err = process.communicate(timeout=30)
-    assert process.returncode == 130 and "Stopped by SIGINT" in err and "Traceback" not in err
-    psutil.wait_procs(tree, 5)
-    assert not [child for child in tree if child.is_running()
-                and child.status() != psutil.STATUS_ZOMBIE]
+    assert process.returncode == 130 and "Traceback" not in err
+    assert f"Stopped by {number.name}" in err
+    assert [(row["loader"], row["cache"]) for row in rows_of(tmp_path / "r")] == [
+        ("loader", "cold"), ("loader", "warm")]
+    assert "| loader | warm |" in out
+    assert not processes_of(tmp_path) and not list(tmp_path.rglob("*.part"))
 
 
 # --------------------------------------------------------------------------------- bottleneck

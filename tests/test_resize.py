@@ -5,15 +5,13 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import zlib
 
 import numpy as np
-import psutil
 import pytest
-from conftest import ROOT, run, start
+from conftest import ROOT, SmallDisk, processes_of, run, start, wait_until
 from PIL import Image, ImageCms, ImageOps
 
 SCRIPT = ROOT / "resize_imagenet.py"
@@ -345,19 +343,18 @@ def test_f19_nothing_to_do(tmp_path):
 
 
 def test_f20_dst_that_cannot_be_written(tmp_path):
-    """--dst a file, below a file, holding something else, or (unless root) closed -> one line names
-    it, exit 1 or 2; nothing there is changed."""
+    """--dst a file, below a file, holding something else, or read-only -> one line names it, exit 1
+    or 2; nothing there is changed."""
     write(tmp_path, {"src/a.JPEG": JPEG, "file": b"mine", "full/mine.txt": b"mine"})
-    places = ["file", "file/in", "full"]
-    if os.getuid():  # root may write anywhere
-        (tmp_path / "closed").mkdir(mode=0o500)
-        places += ["closed", "closed/in"]
-    before = tree(tmp_path)
-    for dst in places:
-        done = run(*words(tmp_path / "src", tmp_path / dst))
-        assert done.returncode in (1, 2) and is_clean(done, done.returncode), done.stderr
-        assert len(done.stderr.splitlines()) == 1 and str(tmp_path / dst) in done.stderr
-    assert tree(tmp_path) == before
+    with SmallDisk(tmp_path / "closed", 1024) as disk:
+        disk.make_read_only()
+        places = ["file", "file/in", "full"] + disk.is_closed * ["closed", "closed/in"]
+        before = tree(tmp_path)
+        for dst in places:
+            done = run(*words(tmp_path / "src", tmp_path / dst))
+            assert done.returncode in (1, 2) and is_clean(done, done.returncode), done.stderr
+            assert len(done.stderr.splitlines()) == 1 and str(tmp_path / dst) in done.stderr
+        assert tree(tmp_path) == before
 
 
 def test_f21_f22_names(album):
@@ -460,21 +457,6 @@ def many(tmp_path_factory):
     return many
 
 
-def processes_of(dst):
-    """The processes whose command line names `dst`: a run, and the workers that it forked."""
-    return [process.pid for process in psutil.process_iter(["cmdline"])
-            if str(dst) in (process.info["cmdline"] or ())]
-
-
-def wait_until(condition, seconds=60):
-    """Waits until `condition()` is true; fails after so long."""
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.005)
-    return value
-
-
 def begun(many, dst, pictures=1, **options):
     """A run that has written so many pictures and goes on."""
     process = start(words(many.src, dst), **options)
@@ -483,13 +465,17 @@ def begun(many, dst, pictures=1, **options):
     return process
 
 
-def test_f30_killed_at_any_moment_then_run_again(many, tmp_path):
-    """Four times SIGKILL at a moment left to chance, then run to its end -> no half picture under a
-    final name, none done twice, no process left; the files of one clean run."""
+def test_f30_killed_20_times_then_run_again(many, tmp_path):
+    """20 SIGKILLs, each at a moment left to chance, then run to its end -> no half picture under a
+    final name, none done twice, no process or temporary file left; the files of one clean run."""
     dst, rng, times = tmp_path / "dst", random.Random(), {}
-    for pictures in (0, 1, 60, 120):
-        process = begun(many, dst, pictures)
-        time.sleep(rng.uniform(0, 0.1 if pictures else 1.5))
+    for number in range(20):
+        process = start(words(many.src, dst))
+        if number % 4:  # else as it starts, or a little later
+            wait_until(lambda: not times.keys() >= {
+                os.path.relpath(path, dst) for path in dst.glob("class*/*")})
+        time.sleep(rng.uniform(0, 0.05 if number % 4 else 1))
+        assert process.poll() is None
         process.kill()
         process.communicate()
         wait_until(lambda: not processes_of(dst), 20)  # no orphans
@@ -502,7 +488,7 @@ def test_f30_killed_at_any_moment_then_run_again(many, tmp_path):
         times = now
     done = run(*words(many.src, dst))
     assert is_clean(done, 0) and f"{len(times):,} were there" in done.stdout
-    assert tree(dst) == many.tree
+    assert tree(dst) == many.tree and len(times) < len(many.tree)
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
@@ -526,8 +512,8 @@ def test_f31_stopped(many, tmp_path, stop):
 
 def test_a_killed_worker_ends_the_run_in_one_line(many, tmp_path):
     process = begun(many, tmp_path / "dst")
-    worker = next(pid for pid in processes_of(tmp_path / "dst") if pid != process.pid)
-    os.kill(worker, signal.SIGKILL)
+    worker = next(each for each in processes_of(tmp_path / "dst") if each.pid != process.pid)
+    worker.kill()
     out, err = process.communicate(timeout=30)
     assert process.returncode == 1 and len(err.splitlines()) == 1 and "worker was killed" in err
     assert not processes_of(tmp_path / "dst")
@@ -567,30 +553,18 @@ def test_f33_a_changed_source_is_redone(tmp_path):
 
 def test_f29_disk_full(many, tmp_path):
     """A full disk (a tmpfs of 400 kB; without root, a limit on file sizes) -> one line, exit 1,
-    only whole pictures; with room again the same command completes.
-
-    A small tmpfs needs root; else no file may grow over 512 bytes, which fails alike.
-    """
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", disk]
-    is_mounted = not os.getuid() and not subprocess.run(mount, capture_output=True).returncode
-    command = words(many.src, disk / "dst")
-    try:
-        done = run(*command if is_mounted else
-                   ("sh", "-c", 'ulimit -f 1; exec "$@"', "sh", *command))
+    only whole pictures; with room again the same command completes."""
+    with SmallDisk(tmp_path / "disk", 400, 1) as disk:
+        command = words(many.src, disk.folder / "dst")
+        done = run(*command, **disk.options)
         assert is_clean(done, 1) and len(done.stderr.splitlines()) == 1, done.stderr
         assert "cannot write" in done.stderr and "run it again" in done.stderr
-        assert tree(disk).keys() <= {f"dst/{name}" for name in many.tree}
+        assert tree(disk.folder).keys() <= {f"dst/{name}" for name in many.tree}
         assert all(many.tree[name.removeprefix("dst/")] == content
-                   for name, content in tree(disk).items())
-        if is_mounted:
-            subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+                   for name, content in tree(disk.folder).items())
+        disk.make_room()
         assert is_clean(run(*command), 0)
-        assert tree(disk / "dst") == many.tree
-    finally:
-        if is_mounted:
-            subprocess.run(["umount", disk], check=True)
+        assert tree(disk.folder / "dst") == many.tree
 
 
 def test_memory_does_not_grow_with_the_pictures(tmp_path):

@@ -2,12 +2,13 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import time
 
-import psutil
 import pytest
-from conftest import TECHNIQUES, run, start
+from conftest import TECHNIQUES, processes_of, run, start
 
 CELLS = [(row, column) for row in ("single", "DP", "DDP")
          for column in ("plain", "+cudnn", "+amp", "+cudnn +amp")]
@@ -15,17 +16,7 @@ QUICK = ["--", "--steps", "1", "--batch_size", "40", "--width", "4", "--workers"
          "--image_size", "16"]
 
 
-def processes_in(folder):
-    """The command lines of living processes that name the folder."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        words = " ".join(process.info["cmdline"] or [])
-        if str(folder) in words and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(words)
-    return found
-
-
-def test_f47_f66_f69_twelve_cells_from_another_folder_through_a_link(project, digits, tmp_path):
+def test_f23_f47_f66_f69_twelve_cells_from_another_folder_through_a_link(project, digits, tmp_path):
     """From another folder, through a link, spaces in the path, old results there, DALI's import
     broken -> the rows of this run alone; DALI is SKIP with what to install; exit 0."""
     dali = project / "src" / "train_DALI.py"
@@ -34,9 +25,11 @@ def test_f47_f66_f69_twelve_cells_from_another_folder_through_a_link(project, di
     (results / "running").mkdir(parents=True)
     (results / "running" / "train_old.json").write_text("{}")
     (results / "running.md").write_text("old")
+    data = tmp_path / "a [set] of *"
+    shutil.copytree(digits, data)
     link = tmp_path / "link.sh"
     link.symlink_to(project / "running.sh")
-    done = run(link, "2", os.path.relpath(digits, tmp_path), *QUICK, cwd=tmp_path)
+    done = run(link, "2", data.name, *QUICK, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((results / "running.json").read_text())
     assert [(row["row"], row["column"]) for row in rows[:12]] == CELLS
@@ -92,26 +85,28 @@ def assert_staircase(baseline, steps):
         best = top if pays else best
 
 
-def test_f65_a_failing_variant_leaves_a_row_and_the_others_run(project):
-    """train_amp.py raises an error -> FAIL in its rows, the error and the log's path in the table;
-    the others run; exit 1.
+def test_f63_f65_failing_variants_leave_rows_and_the_others_run(project):
+    """train_amp.py raises an error, train_cudnn.py's loss is infinite -> FAIL in their rows, the
+    error and the log's path in the table; the others run; exit 1.
 
     On the default digits, which it makes first.
     """
-    amp = project / "src" / "train_amp.py"
+    amp, cudnn = project / "src" / "train_amp.py", project / "src" / "train_cudnn.py"
     amp.write_text(amp.read_text().replace("scaler.update()", "scaler.update(no_such_name)"))
+    cudnn.write_text(cudnn.read_text().replace("= loss.detach()", "= loss.detach() / 0"))
     done = run(project / "running.sh", "1", "--part", "cells", *QUICK, cwd="/")
     assert done.returncode == 1
     assert (project / "data" / "digits" / "train" / "0").is_dir()
     rows = json.loads((project / "results" / "running.json").read_text())
-    assert [row["status"] for row in rows] == ["ok", "ok", "fail", "fail"] * 3
+    assert [row["status"] for row in rows] == ["ok", "fail", "fail", "fail"] * 3
     table = (project / "results" / "running.md").read_text()
     for row in rows:
         if row["status"] == "fail":
-            assert "no_such_name" in row["error"] and row["log"] in table
+            word = "no_such_name" if "amp" in row["techniques"] else "finite at epoch 1, step 1;"
+            assert word in row["error"] and row["log"] in table
             with open(row["log"]) as log:
-                assert "no_such_name" in log.read()
-    assert table.splitlines()[2].count("FAIL") == 2
+                assert word in log.read()
+    assert table.splitlines()[2].count("FAIL") == 3
     assert done.stdout.count("FAIL: NameError") >= 6
 
 
@@ -133,7 +128,7 @@ def test_f31_f67_ctrl_c_in_the_third_run(number, whole_group, project, digits):
     out, err = process.communicate(timeout=60)
     assert time.monotonic() - sent < 30
     assert process.returncode == 130
-    assert processes_in(project) == []
+    assert processes_of(project) == []
     rows = json.loads((project / "results" / "running.json").read_text())
     assert [row["column"] for row in rows] == ["plain", "+cudnn"]
     assert "| single | " in out and "after 2 of 22 runs" in out and "Traceback" not in out + err
@@ -151,10 +146,11 @@ def test_f67_ctrl_c_while_torchrun_runs_leaves_no_worker(project, digits):
     while not (log.exists() and "epoch 1/100" in log.read_text()):
         assert process.poll() is None
         time.sleep(0.05)
-    assert len([words for words in processes_in(project) if "train_DDP.py" in words]) >= 3
+    assert len([process for process in processes_of(project)
+                if "train_DDP.py" in " ".join(process.cmdline())]) >= 3
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=60)
-    assert process.returncode == 130 and processes_in(project) == []
+    assert process.returncode == 130 and processes_of(project) == []
 
 
 @pytest.mark.parametrize("words", [
@@ -200,6 +196,23 @@ def test_f62_two_at_once_in_one_folder_are_refused(project, digits):
     assert first.returncode == 130
 
 
+def test_f62_two_at_once_in_folders_of_their_own(project, digits, tmp_path):
+    """Two runs at once, each with torchrun among its rows and a --result_dir of its own -> no clash
+    of ports: all rows are there."""
+    text = (project / "report.py").read_text()
+    one, many = 'ROWS = {"single": [], "DP": ["DP"], ', 'COLUMNS = {"plain": [], '
+    assert one in text and many in text
+    text = re.sub(r"COLUMNS = \{.*?\}", 'COLUMNS = {"plain": []}', text, flags=re.DOTALL)
+    (project / "report.py").write_text(text.replace(one, "ROWS = {"))
+    both = [start([project / "running.sh", "2", digits, "--part", "cells", "--result_dir",
+                   tmp_path / str(k), *QUICK], cwd=project) for k in range(2)]
+    for k, process in enumerate(both):
+        out, err = process.communicate(timeout=200)
+        assert process.returncode == 0, out + err
+        (row,) = json.loads((tmp_path / str(k) / "running.json").read_text())
+        assert row["script"] == "train_DDP" and row["status"] == "ok"
+
+
 def test_f31_ctrl_c_before_the_first_run(project, digits):
     """Ctrl-C before the first run -> exit 130, no traceback."""
     process = start([project / "running.sh", "1", digits], cwd=project, start_new_session=True)
@@ -226,7 +239,7 @@ def test_the_staircase_alone_gives_up_on_what_takes_too_long(project, digits):
     assert [row["status"] for row in rows] == ["ok", "skip", "skip"]
     assert "the decoded pictures take" in rows[1]["error"] and "given up after" in rows[2]["error"]
     assert "training seconds |" not in done.stdout and "| staircase |" in done.stdout
-    assert processes_in(project) == []
+    assert processes_of(project) == []
 
 
 def test_digits_of_another_making_are_left_alone(project):
