@@ -263,7 +263,10 @@ def pictures_pipeline(args, on_gpu, samples, numbers, source):
             files=[samples[i][0] for i in numbers], labels=numbers, name="reader",
             pad_last_batch=True, shuffle_after_epoch=args.split == "train")
         encoded = [encoded]
-    shapes = [fn.peek_image_shape(each, dtype=types.INT32)[:2] for each in encoded]
+    sizes = [fn.peek_image_shape(each, dtype=types.INT64)[:2] for each in encoded]
+    # of one that claims more pixels than Pillow allows, or fewer than none, no more than one
+    shapes = [fn.cast(math.max(1, size * (size[0] > 0) * (size[1] > 0) * (
+        size[0] * size[1] <= 2 * Image.MAX_IMAGE_PIXELS)), dtype=types.INT32) for size in sizes]
     # torchvision's sizes: the larger edge rounded down, the centre rounded to even
     size = shapes[0]
     if args.resize:
@@ -289,7 +292,15 @@ def pictures_pipeline(args, on_gpu, samples, numbers, source):
     cut = [fn.resize(each, size=[args.crop, args.crop], roi_start=start, roi_end=end,
                      interp_type=types.INTERP_LINEAR, antialias=True) for each in decoded]
     ends = [fn.cat(each[:2], each[-2:]) for each in encoded]
-    return *cut, *ends, *shapes, number
+    return *cut, *ends, *sizes, number
+
+# new #
+# what finds the file that DALI has not named, as it does not where it cannot even tell the size
+@pipeline_def
+def one_by_one(files, has_to_decode):
+    """The pictures or sizes of files, in order."""
+    encoded, _ = fn.readers.file(files=files)
+    return fn.decoders.image(encoded) if has_to_decode else fn.peek_image_shape(encoded)
 
 # new #
 # a JPEG that was cut short lacks the last two of these, and the GPU's decoder does not mind
@@ -352,6 +363,9 @@ class DALILoader:
         for i in odd.any(1).nonzero().flatten().tolist():
             shapes = [(width, height) for height, width in sizes[:, i].tolist()]
             self.dataset.check_sizes(self.dataset.samples[number[i]], shapes)
+        for k, i in (sizes.prod(2) > 2 * Image.MAX_IMAGE_PIXELS).nonzero().tolist():
+            name = self.dataset.samples[number[i]][k]
+            load_image(name, name)
         jpeg, whole = ends[..., :2] == JPEG[:2], ends[..., 2:] == JPEG[2:]
         for k, i in (jpeg.all(2) & ~whole.all(2)).nonzero().tolist():  # or more behind it
             name = self.dataset.samples[number[i]][k]
@@ -368,6 +382,16 @@ class DALILoader:
                         load_image(name, name)
             except Exception:
                 load_image(name, name)
+        if not named:  # Pillow can read it; so which is it?
+            alone = one_by_one(files, bool(self.source), batch_size=1, num_threads=1,
+                               device_id=None, prefetch_queue_depth=1)
+            for name in files:
+                try:
+                    alone.run()
+                except RuntimeError as error:
+                    load_image(name, name)
+                    named, text = [name], str(error)
+                    break
         said = [line for line in text.splitlines() if line and "no longer valid" not in line]
         raise OSError(f"DALI cannot read {named or 'one of the pictures'}: {said[-1]}")
 

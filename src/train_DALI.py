@@ -185,9 +185,7 @@ class DALILoader:
             pictures, ends = self.pipeline.run(
                 torch.cuda.current_stream(self.device) if self.on_gpu else None)
         except (RuntimeError, UnicodeDecodeError) as error:  # the latter of a name
-            for i in sum(self.fed, []):  # DALI does not always name the file
-                load_image(self.folder.samples[i][0])
-            raise OSError(f"DALI: {str(error).strip().splitlines()[-1]}") from None
+            self.blame([self.folder.samples[i][0] for i in sum(self.fed, [])], str(error))
         number, ends = self.fed.pop(0), torch.from_dlpack(ends.as_tensor())
         is_jpeg, is_whole = (ends.view(-1, 2, 2) == self.jpeg).all(2).unbind(1)
         odd = [number[i] for i in (is_jpeg & ~is_whole).nonzero().flatten().tolist()]
@@ -196,6 +194,21 @@ class DALILoader:
             self.looked_at.add(i)
         pictures = torch.from_dlpack(pictures.as_tensor()).permute(0, 3, 1, 2).contiguous()
         return pictures, self.labels[number]
+    def blame(self, names, said):
+        """Raises OSError with the name of what cannot be read, which DALI does not always tell."""
+        for name in names:
+            load_image(name)
+        paths = ([np.frombuffer(os.fsencode(name), np.uint8)] for name in names)
+        alone = pictures_pipeline(
+            paths, **self.details | dict(batch_size=1, prefetch_queue_depth=1))
+        for name in names:  # Pillow can read them all
+            try:
+                alone.run()
+            except RuntimeError as error:
+                names, said = name, str(error)
+                break
+        said = [line for line in said.splitlines() if line and "no longer valid" not in line]
+        raise OSError(f"DALI cannot read {names}: {said[-1]}")
 
 def class_folders(parser, dataset, names, transform):
     """ImageFolder over the first of DATASET/<names> that exists; where it cannot, exit 2."""

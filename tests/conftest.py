@@ -95,6 +95,7 @@ def as_main(words, out, err, cwd, variables):
     if variables:
         import torch
         torch.set_num_threads(1)  # as torchrun does
+    multiprocessing.set_start_method(None, force=True)  # workers start as `python` starts them
     sys.argv = words
     sys.path[0] = os.path.dirname(words[0])
     runpy.run_path(words[0], run_name="__main__")

@@ -336,3 +336,11 @@ def test_shell_scripts_are_executable():
     for script in [*ROOT.glob("*.sh"), ROOT / ".ci" / "run"]:
         assert os.access(script, os.X_OK), script
         assert script.read_text().startswith("#!/usr/bin/env bash")
+
+
+def test_shell_scripts_pass_shellcheck():
+    shellcheck = shutil.which("shellcheck") or Path(sys.executable).with_name("shellcheck")
+    if not Path(shellcheck).exists():
+        pytest.skip("shellcheck is not installed")
+    done = run(shellcheck, "--external-sources", *ROOT.glob("*.sh"), ROOT / ".ci" / "run")
+    assert done.returncode == 0, done.stdout

@@ -15,6 +15,7 @@ from PIL import Image
 from conftest import (SRC, Forked, SmallDisk, free_port, processes_of, run, run_forked, start,
                       torchrun, train, wait_until)
 from test_loader import ODD_NAMES, Hostile, classes, edit, photo, save, spoil, unusual
+from test_resize import claims
 from test_train import (BARE, assert_one_line, batches, load, module_of, same_bits, weights,
                         with_captured_batches)
 from torchvision.transforms import v2 as transforms
@@ -74,6 +75,23 @@ def test_f21_f22_f23_f25_f26_odd_names(name, tmp_path):
     assert f" {2 * (len(ODD_NAMES) + 3)} pictures, " in output and len(record["epochs"]) == 2
 
 
+@pytest.mark.parametrize("script", ["loader", "loader_DALI", *SOURCES])
+@pytest.mark.parametrize("width, height", [(30_000, 30_000), (2 ** 31 + 28, 28)])
+def test_f13_a_header_that_claims_too_much(script, width, height, photos, tmp_path):
+    """A PNG whose header claims 900 megapixels, or more columns than 31 bits count, tried four
+    times in loading and training -> a line names it, exit 1, no traceback, no crash."""
+    shutil.copytree(photos, tmp_path / "set")
+    bad = tmp_path / "set/train/b/bad.png"
+    bad.write_bytes(claims(width, height))
+    options = ["--data_source", tmp_path / "set"] if "loader" in script else [
+        "--dataset", tmp_path / "set", *BARE, "--steps", 6, "--batch_size", 4]
+    for _ in range(4):  # what crashes is a thread, now and then
+        done = run_forked(SRC / f"{script}.py", *options, "--result_dir", tmp_path / "r")
+        assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+        assert [line for line in done.stderr.splitlines()
+                if line.startswith(f"{script}.py: error: ") and str(bad) in line], done.stderr
+
+
 @each_source
 @pytest.mark.parametrize("kind", ["zero bytes", "half", "text"])
 def test_f01_f02_f05_f46_damaged_picture(name, kind, photos, tmp_path):
@@ -103,8 +121,8 @@ def test_f51_fewer_pictures_than_a_batch(name, tmp_path):
 
 
 def test_f51_fewer_pictures_than_a_batch_of_all_ranks(tmp_path):
-    """12 training pictures on two ranks, for a batch of 14, and of 12 -> the ranks end in lines that
-    name --batch_size and the 12; the batch of 12 is trained on."""
+    """12 training pictures on two ranks, for a batch of 14, and of 12 -> the ranks end in lines
+    that name --batch_size and the 12; the batch of 12 is trained on."""
     data = classes(classes(tmp_path / "data"), "val")
     options = ["--dataset", data, *BARE, "--result_dir", tmp_path / "r"]
     done = run_forked(SRC / "train_DDP.py", *options, "--batch_size", 14, ranks=2)
@@ -135,8 +153,8 @@ def test_f61_unknown_device(name, option, digits, tmp_path):
 @pytest.mark.parametrize("name, option", [("train_DALI", "--dali_device"),
                                           ("train_cache", "--cache_device")])
 def test_f47_without_a_gpu(name, option, digits, tmp_path):
-    """--dali_device gpu, --cache_device gpu where no GPU is to be seen -> the CPU decodes; the cache
-    is in memory, as its first line says."""
+    """--dali_device gpu, --cache_device gpu where no GPU is to be seen -> the CPU decodes; the
+    cache is in memory, as its first line says."""
     done = run(sys.executable, SRC / f"{name}.py", "--dataset", digits, *BARE, option, "gpu",
                cwd=tmp_path, env={"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 0 and "epoch 2/2" in done.stdout, done.stderr
@@ -206,7 +224,8 @@ def test_f42_read_only_folder(one_file, digits, tmp_path):
 
 @pytest.mark.parametrize("key", [b"3.0", b"index"])
 def test_f43_a_pickle_is_never_executed(key, one_file, tmp_path):
-    """A pickle for a record of train_LMDB.py's file -> one line names the file; it is not loaded."""
+    """A pickle for a record of train_LMDB.py's file -> one line names the file; it is not
+    loaded."""
     import pickle
     options, path = one_file
     trap = tmp_path / "trap"
@@ -308,8 +327,9 @@ def begun(options, *, log, script=SRC / "train_DDP.py", restarts=0):
 
 @pytest.mark.parametrize("fault", ["killed", "raising", "hanging"])
 def test_f54_a_rank(fault, digits, tmp_path):
-    """One of two ranks killed, raising or hanging (stopped; gloo's limit lowered to 5 s) -> torchrun
-    ends with its own report, exit 1, and no process of it is left, of the ranks' workers neither."""
+    """One of two ranks killed, raising or hanging (stopped; gloo's limit lowered to 5 s) ->
+    torchrun ends with its own report, exit 1, and no process is left, no worker of a rank's
+    either."""
     data, script, log = tmp_path / "data", tmp_path / "train_DDP.py", tmp_path / "log"
     shutil.copytree(digits, data)
     text = (SRC / "train_DDP.py").read_text()

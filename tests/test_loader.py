@@ -412,8 +412,8 @@ def test_f19_source_missing_empty_or_without_classes(load, tmp_path, loader):
     assert not list(tmp_path.glob("*.lmdb*"))
 
 
-ODD_NAMES = ["with space.jpg", "it's.jpg", 'say "x".jpg', "-dash.jpg", "new\nline.jpg", "Zoë☃.jpg",
-             "x" * 251 + ".jpg", "[a]*?.jpg", "%s%d.jpg"]
+ODD_NAMES = ["with space.jpg", "it's.jpg", 'say "x".jpg', "-dash.jpg", "new\nline.jpg",
+             "Zoë☃.jpg", "x" * 251 + ".jpg", "[a]*?.jpg", "%s%d.jpg"]
 
 
 @each_loader

@@ -121,8 +121,8 @@ def test_f47_without_dali_it_is_skipped(data, tmp_path):
 
 @pytest.mark.parametrize("number, whole_group", [(signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_f31_f67_ctrl_c(number, whole_group, data, tmp_path):
-    """Ctrl-C to the whole group, or SIGTERM to the driver alone, in the third run -> exit 130 within
-    30 seconds, no process or temporary file left, the table of the two runs before."""
+    """Ctrl-C to the whole group, or SIGTERM to the driver alone, in the third run -> exit 130
+    within 30 seconds, no process or temporary file left, the table of the two runs before."""
     slow = tmp_path / "slow.py"
     slow.write_text((SRC / "loader.py").read_text().replace(
         "    epochs = []\n", "    epochs = []\n    time.sleep(999)\n", 1))
