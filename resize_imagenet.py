@@ -228,11 +228,12 @@ def do_pictures(src, dst, max_size, quality, names):
     return counts, failures
 
 
-def find_pictures(src, dst, failed):
+def find_pictures(src, dst, failed, is_case_told=True):
     """Yields the paths within `src` of its pictures, through links too, and holds none of them.
 
     No folder is entered again below itself, nor is `dst`. Links to nowhere and folders that cannot
-    be read go to failed(name, reason).
+    be read go to failed(name, reason), and so does, where `dst` takes a and A for one name, what
+    would share its name with another.
     """
     folders = [("", {str(src), str(dst)})]
     while folders:
@@ -242,8 +243,14 @@ def find_pictures(src, dst, failed):
         except OSError as error:
             failed(folder, error.strerror)
             continue
+        taken = set()
         for entry in entries:
             name = os.path.join(folder, entry.name)
+            if not is_case_told:
+                if entry.name.casefold() in taken:
+                    failed(name, "another has its name in --dst, which does not tell A from a")
+                    continue
+                taken.add(entry.name.casefold())
             if entry.is_symlink() and not os.path.exists(entry.path):
                 failed(name, "a link to nowhere")
             elif entry.is_dir():
@@ -340,7 +347,8 @@ def main():
         if not total:
             parser.error(f"--src {src}: no pictures there (names that end in {' '.join(FORMATS)})")
         note = claim(dst, dict(src=str(src), max_size=args.max_size, quality=args.quality))
-        names = find_pictures(src, dst, lambda *failure: failures.append(failure))
+        names = find_pictures(src, dst, lambda *failure: failures.append(failure),
+                              not (dst / NOTE.upper()).exists())
         job = functools.partial(do_pictures, str(src), str(dst), args.max_size, args.quality)
         batch = max(1, min(16, total // (8 * args.workers)))
         with (tqdm(total=total, unit="image", disable=None) as bar,

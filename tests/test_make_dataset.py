@@ -1,6 +1,7 @@
 """make_dataset.py: the same bytes every time, whatever interrupts it."""
 
 import hashlib
+import os
 import random
 import signal
 import sys
@@ -53,10 +54,14 @@ def test_interrupted_and_run_again(number, tmp_path):
     make("digits", "--dst", tmp_path / "whole", "--train", 40, "--val", 9)
     words = [sys.executable, SCRIPT, "digits", "--dst", tmp_path / "cut", "--train", 40, "--val", 9]
     cut, wait = 0, random.Random(0)
+
+    def drawn():
+        return sum(name.endswith(".png") for _, _, names in os.walk(tmp_path / "cut.part")
+                   for name in names)
     for _ in range(6):
+        enough = drawn() + wait.randrange(1, 120)  # not before it has begun
         process = start(words)
-        enough = wait.randrange(1, 400)
-        while process.poll() is None and len(list((tmp_path / "cut.part").rglob("*.png"))) < enough:
+        while process.poll() is None and drawn() < enough:
             time.sleep(0.001)
         if process.poll() is None:
             process.send_signal(number)

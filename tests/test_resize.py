@@ -406,6 +406,18 @@ def test_f28_every_source_has_its_own_output(album):
     assert len({album.files[f"row28/{name}"] for name in sizes}) == 3 - (not is_case_told)
 
 
+def test_f28_sources_that_would_share_an_output(tmp_path):
+    """a.JPEG and A.JPEG, d/ and D/ for a --dst that does not tell A from a (a file named as the
+    script's note, in capitals, stands for one) -> one of each is named and left out; exit 1."""
+    src, dst = tmp_path / "src", tmp_path / "dst"
+    write(src, dict.fromkeys(["a.JPEG", "A.JPEG", "b.JPEG", "d/c.JPEG", "D/c.JPEG"], JPEG))
+    write(dst, {".RESIZE_IMAGENET.JSON": b""})
+    done = run(*words(src, dst))
+    assert is_clean(done, 1) and done.stderr.count("does not tell A from a") == 2
+    made = [name.lower() for name in tree(dst) if name.endswith("JPEG")]
+    assert sorted(made) == ["a.jpeg", "b.jpeg", "d/c.jpeg"]
+
+
 def test_f02_f11_f12_f14_real_faulty_files(album):
     """Pillow's own damaged files, an ImageNet picture turned by EXIF -> the six beyond rescue are
     named and left out, the others done, that one upright."""
