@@ -164,8 +164,8 @@ class SmallDisk:
     stands for it: start processes with `options`.
     """
 
-    def __init__(self, folder, kilobytes, kilobytes_a_file=None):
-        self.folder, self.limit = folder, 1024 * (kilobytes_a_file or kilobytes)
+    def __init__(self, folder, kilobytes, bytes_a_file=None):
+        self.folder, self.limit = folder, bytes_a_file or 1024 * kilobytes
         folder.mkdir()
         self.mounted = not subprocess.run(
             ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", folder],

@@ -249,8 +249,7 @@ def test_f29_f56_disk_full_while_saving(digits, tmp_path):
     options = ["--dataset", digits, *BARE, "--resume", "auto", "--result_dir"]
     train(SRC / "train.py", *options, tmp_path / "first", "--epochs", 1, forked=True)
     before = (tmp_path / "first/train.pt").read_bytes()
-    size = len(before) // 1024
-    with SmallDisk(tmp_path / "small", size * 3 // 2, size // 2) as disk:
+    with SmallDisk(tmp_path / "small", len(before) * 3 // 2048, len(before) // 2) as disk:
         words = [sys.executable, SRC / "train.py", *options, disk.folder]
         (disk.folder / "train.pt").write_bytes(before)
         assert_one_line(run(*words, **disk.options), 1, "train.py: error: ", "train.pt")

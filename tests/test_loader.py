@@ -596,7 +596,7 @@ def test_f29_disk_full_for_the_record(loader, tmp_path):
     """A full disk (a tmpfs; without root, RLIMIT_FSIZE) where the record goes -> one line names it,
     exit 1, and there is no half record."""
     data = classes(tmp_path / "data")
-    with SmallDisk(tmp_path / "small", 4, 1) as disk:
+    with SmallDisk(tmp_path / "small", 4, 512) as disk:
         if disk.mounted:
             (disk.folder / "other").write_bytes(bytes(4096))
         done = run(sys.executable, SRC / f"{loader}.py", "--data_source", data, "--result_dir",

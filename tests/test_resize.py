@@ -566,7 +566,7 @@ def test_f33_a_changed_source_is_redone(tmp_path):
 def test_f29_disk_full(many, tmp_path):
     """A full disk (a tmpfs of 400 kB; without root, a limit on file sizes) -> one line, exit 1,
     only whole pictures; with room again the same command completes."""
-    with SmallDisk(tmp_path / "disk", 400, 1) as disk:
+    with SmallDisk(tmp_path / "disk", 400, 512) as disk:
         command = words(many.src, disk.folder / "dst")
         done = run(*command, **disk.options)
         assert is_clean(done, 1) and len(done.stderr.splitlines()) == 1, done.stderr
