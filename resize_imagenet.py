@@ -244,21 +244,25 @@ def find_pictures(src, dst, failed, is_case_told=True):
             failed(folder, error.strerror)
             continue
         taken = set()
-        for entry in entries:
+
+        def is_free(name):
+            """Whether no other has this name in `dst`."""
+            if is_case_told or name.casefold() not in taken:
+                taken.update([] if is_case_told else [name.casefold()])
+                return True
+            failed(name, "another has this name in --dst, which does not tell A from a")
+            return False
+        for entry in entries if is_case_told else sorted(entries, key=lambda entry: entry.name):
             name = os.path.join(folder, entry.name)
-            if not is_case_told:
-                if entry.name.casefold() in taken:
-                    failed(name, "another has its name in --dst, which does not tell A from a")
-                    continue
-                taken.add(entry.name.casefold())
             if entry.is_symlink() and not os.path.exists(entry.path):
                 failed(name, "a link to nowhere")
             elif entry.is_dir():
                 real = os.path.realpath(entry.path)
-                if real not in above and entry.name != PARTS:
+                if real not in above and entry.name != PARTS and is_free(name):
                     folders.append((name, above | {real}))
             elif (os.path.splitext(name)[1].lower() in FORMATS
-                  and not entry.name.startswith("._")):  # a file system's notes
+                  and not entry.name.startswith("._")  # a file system's notes
+                  and is_free(name)):
                 yield name
 
 

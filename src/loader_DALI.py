@@ -316,7 +316,8 @@ class DALILoader:
         self.parts = 1 if dataset.classes else 2
         self.labels = torch.tensor([k for _, k in dataset.samples] if dataset.classes else [])
         self.epoch, self.source, self.batches = 0, None, None
-        if odd := [name for name in dataset.files() if "\\udc" in ascii(name)]:
+        if odd := [name for name in dataset.files()
+                   if name.encode(errors="ignore") != os.fsencode(name)]:
             raise OSError(f"DALI reads no file whose name is not UTF-8: {odd[0]}")
     def order(self, epoch):
         self.generator.manual_seed(self.args.seed + epoch)

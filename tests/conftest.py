@@ -1,8 +1,10 @@
 """Fixtures: tiny data, the project copied to a folder whose name holds a space, processes."""
 
+import contextlib
 import json
 import multiprocessing
 import os
+import random
 import resource
 import runpy
 import shutil
@@ -47,13 +49,39 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason=f"needs {least} NVIDIA GPU, has {gpus}"))
 
 
+STARTED = []  # what a test has begun, and has to be over when it ends
+
+
 def start(command, **options):
     """A process of a user's: no PYTHON or launcher's variables from the test's own environment."""
     environment = {key: value for key, value in os.environ.items()
                    if key not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")}
     environment |= {"PYTHON": sys.executable, **options.pop("env", {})}
-    return subprocess.Popen([str(word) for word in command], text=True, env=environment,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    STARTED.append(subprocess.Popen([str(word) for word in command], text=True, env=environment,
+                                    **{**pipes, **options}))
+    return STARTED[-1]
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_on():
+    """Ends what a test that failed has left behind."""
+    STARTED.clear()
+    yield
+    for process in STARTED:
+        if isinstance(process, subprocess.Popen) and process.poll() is None:
+            with contextlib.suppress(psutil.Error):
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    child.kill()
+        process.kill()
+
+
+@pytest.fixture
+def rng():
+    """A random.Random of another seed each time; a test that fails shows it."""
+    seed = int.from_bytes(os.urandom(4), "big")
+    print(f"rng's seed: {seed}")
+    return random.Random(seed)
 
 
 def run(*command, timeout=300, **options):
@@ -115,6 +143,7 @@ class Forked:
             self.processes.append(SERVER.Process(target=as_main, args=(
                 [str(word) for word in words], *files, cwd, variables)))
             self.processes[-1].start()
+        STARTED.append(self)
 
     def kill(self):
         for process in self.processes:
@@ -138,13 +167,20 @@ def run_forked(*words, timeout=120, **options):
     return Forked(*words, **options).wait(timeout)
 
 
-def wait_until(condition, seconds=60):
+def wait_until(condition, seconds=60, pause=0.005):
     """Waits until `condition()` is true and returns what it is; fails after so long."""
     end = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.005)
+        time.sleep(pause)
     return value
+
+
+def wait_awhile(seconds, is_enough):
+    """Waits so many seconds, or until `is_enough()`, whichever comes first."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not is_enough():
+        time.sleep(0.0005)
 
 
 def processes_of(word):
@@ -171,7 +207,6 @@ class SmallDisk:
             ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", folder],
             capture_output=True).returncode
         self.options = {} if self.mounted else {"preexec_fn": self.set_limit}
-        self.is_closed = bool(self.mounted or os.geteuid())  # once read-only; no right stops root
 
     def __enter__(self):
         return self
@@ -192,6 +227,9 @@ class SmallDisk:
             subprocess.run(["mount", "-o", "remount,size=64m", self.folder], check=True)
 
     def make_read_only(self):
+        """Skips the test where nothing can be closed to it."""
+        if not self.mounted and not os.geteuid():
+            pytest.skip("root may write anywhere, and no tmpfs can be mounted")
         if self.mounted:
             subprocess.run(["mount", "-o", "remount,ro", self.folder], check=True)
         else:

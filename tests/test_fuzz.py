@@ -3,6 +3,7 @@
 FUZZ is their number, 2,000 where it is not set. `pytest -s` shows how many each script decoded.
 """
 
+import importlib.metadata
 import itertools
 import json
 import os
@@ -16,7 +17,7 @@ from types import SimpleNamespace
 
 import lmdb
 import pytest
-from conftest import SRC, run, run_forked
+from conftest import ROOT, SRC, run, run_forked
 from PIL import Image
 from test_loader import SHARED, error_of, photo
 from test_resize import encoded, is_clean, words
@@ -148,6 +149,11 @@ def count(script, decoded, named):
     """Shows the counts; they have to add up."""
     print(f"\n{script}: {COUNT:,} files, {len(decoded):,} decoded, {len(named):,} named", end=" ")
     assert len(decoded) + len(named) == COUNT and not {*decoded} & {*named}
+    readme = (ROOT / "README.md").read_text()
+    versions = [f"{name} {importlib.metadata.version(package)}" for name, package in (
+        ("Pillow", "pillow"), ("torchvision", "torchvision"), ("DALI", "nvidia-dali-cuda120"))]
+    if COUNT == 2000 and SHARED.exists() and all(version in readme for version in versions):
+        assert f"| {len(decoded):,} | {len(named):,} |" in readme, "the README's counts are old"
 
 
 def read_each(fuzz, loader, *options):

@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import random
 import shutil
 import signal
 import sys
@@ -13,7 +12,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import ROOT, SRC, Forked, SmallDisk, run, run_forked, start
+from conftest import (ROOT, SRC, Forked, SmallDisk, run, run_forked, start, wait_awhile,
+                      wait_until)
 from PIL import Image
 
 LOADERS = sorted(path.stem for path in SRC.glob("loader*.py"))
@@ -601,8 +601,9 @@ def test_f29_disk_full_for_the_record(loader, tmp_path):
             (disk.folder / "other").write_bytes(bytes(4096))
         done = run(sys.executable, SRC / f"{loader}.py", "--data_source", data, "--result_dir",
                    disk.folder, "--num_workers", "0", *SMALL, **disk.options)
-        if disk.mounted or loader != "loader_LMDB":  # whose build meets the limit on files first
-            assert f"cannot write {disk.folder}/{loader}.json" in error_of(done, loader)
+        if not disk.mounted and loader == "loader_LMDB":
+            pytest.skip("no tmpfs can be mounted, and a limit on files stops the build first")
+        assert f"cannot write {disk.folder}/{loader}.json" in error_of(done, loader)
         assert not list(disk.folder.glob("*.json*"))
 
 
@@ -644,7 +645,7 @@ def test_f36_killed_while_building(load, tmp_path):
 
 
 @pytest.mark.parametrize("loader", ["loader_LMDB", "train_LMDB"])
-def test_f30_f36_killed_20_times_while_building(loader, tmp_path):
+def test_f30_f36_killed_20_times_while_building(loader, rng, tmp_path):
     """20 SIGKILLs while loader_LMDB.py or train_LMDB.py builds its file, at moments left to chance,
     then run to its end -> never a half file under the final name; then the bytes of one clean
     build, and nothing temporary."""
@@ -662,30 +663,29 @@ def test_f30_f36_killed_20_times_while_building(loader, tmp_path):
         before = part.stat().st_mtime_ns if part.exists() else 0
         process = Forked(SRC / f"{loader}.py", *options, "--epochs", 1, "--result_dir", tmp_path,
                          "--lmdb", folder / (built if loader == "loader_LMDB" else ""))
-        while not (folder / built).exists():
-            if part.exists() and part.stat().st_mtime_ns != before:
-                break
+        wait_until(lambda: (folder / built).exists() or (
+            part.exists() and part.stat().st_mtime_ns != before), pause=0)
         return process, time.monotonic()
-    built, rng, killed = "data_train.lmdb", random.Random(), 0
+    built, killed = "data_train.lmdb", 0
     process, since = begun(tmp_path / "clean")
-    while not (tmp_path / "clean" / built).exists():
-        pass
+    wait_until((tmp_path / "clean" / built).exists, pause=0)
     seconds = time.monotonic() - since
     assert process.wait().returncode == 0
     clean = {path.name: path.read_bytes() for path in (tmp_path / "clean").iterdir()}
     final = tmp_path / "killed" / built
+    sizes = set()
     while killed < 20:
         process, since = begun(tmp_path / "killed")
-        while time.monotonic() < since + rng.uniform(0, seconds):
-            pass
+        wait_awhile(rng.uniform(0, seconds), final.exists)
         process.kill()
-        assert process.wait().returncode == -signal.SIGKILL
+        assert process.wait().returncode in (0, -signal.SIGKILL)
         if final.exists():  # it had come so far
             assert final.read_bytes() == clean[built]
             final.unlink()
         else:
-            assert Path(f"{final}.part").exists()
+            sizes.add(Path(f"{final}.part").stat().st_blocks)
             killed += 1
+    assert len(sizes) > 5
     assert begun(tmp_path / "killed")[0].wait().returncode == 0
     assert {path.name: path.read_bytes() for path in final.parent.iterdir()} == clean
 
@@ -749,8 +749,8 @@ if __name__ == "__main__":
 
 
 def test_f42_read_only_folder(load, built, tmp_path):
-    """An LMDB file in a read-only folder (a mount; without root, no right to write) -> it is read,
-    nothing is made beside it; to build one there is an error, exit 1."""
+    """An LMDB file on a read-only disk (where none can be mounted, in a folder without the right to
+    write) -> it is read, nothing is made beside it; to build one there is an error, exit 1."""
     data, path = built
     with SmallDisk(tmp_path / "fixed", 4096) as disk:
         shutil.move(path, disk.folder / "x.lmdb")
@@ -758,10 +758,9 @@ def test_f42_read_only_folder(load, built, tmp_path):
         done = load("loader_LMDB", data, *SMALL, "--lmdb", disk.folder / "x.lmdb")
         assert done.returncode == 0, done.stderr
         assert [each.name for each in disk.folder.iterdir()] == ["x.lmdb"]
-        if disk.is_closed:
-            line = error_of(load("loader_LMDB", data, *SMALL, "--lmdb", disk.folder / "y.lmdb"),
-                            "loader_LMDB")
-            assert "y.lmdb" in line
+        line = error_of(load("loader_LMDB", data, *SMALL, "--lmdb", disk.folder / "y.lmdb"),
+                        "loader_LMDB")
+        assert "y.lmdb" in line
 
 
 class Hostile:

@@ -2,16 +2,14 @@
 
 import io
 import os
-import random
 import shutil
 import signal
 import sys
-import time
 import zlib
 
 import numpy as np
 import pytest
-from conftest import ROOT, SmallDisk, processes_of, run, start, wait_until
+from conftest import ROOT, SmallDisk, processes_of, run, start, wait_awhile, wait_until
 from PIL import Image, ImageCms, ImageOps
 
 SCRIPT = ROOT / "resize_imagenet.py"
@@ -342,19 +340,30 @@ def test_f19_nothing_to_do(tmp_path):
     assert not (tmp_path / "dst").exists()
 
 
-def test_f20_dst_that_cannot_be_written(tmp_path):
-    """--dst a file, below a file, holding something else, or read-only -> one line names it, exit 1
-    or 2; nothing there is changed."""
+def check_refused_as_dst(folder, places):
+    """Each of the places within `folder` is refused in one line that names it; nothing changes."""
+    before = tree(folder)
+    for dst in places:
+        done = run(*words(folder / "src", folder / dst))
+        assert done.returncode in (1, 2) and is_clean(done, done.returncode), done.stderr
+        assert len(done.stderr.splitlines()) == 1 and str(folder / dst) in done.stderr
+    assert tree(folder) == before
+
+
+def test_f20_dst_that_holds_something_else(tmp_path):
+    """--dst a file, below a file, or holding something else -> one line names it, exit 1 or 2;
+    nothing there is changed."""
     write(tmp_path, {"src/a.JPEG": JPEG, "file": b"mine", "full/mine.txt": b"mine"})
+    check_refused_as_dst(tmp_path, ["file", "file/in", "full"])
+
+
+def test_f20_dst_that_is_read_only(tmp_path):
+    """--dst on a read-only disk (where none can be mounted, in a folder without the right to write)
+    -> one line names it, exit 1 or 2; nothing is made."""
+    write(tmp_path, {"src/a.JPEG": JPEG})
     with SmallDisk(tmp_path / "closed", 1024) as disk:
         disk.make_read_only()
-        places = ["file", "file/in", "full"] + disk.is_closed * ["closed", "closed/in"]
-        before = tree(tmp_path)
-        for dst in places:
-            done = run(*words(tmp_path / "src", tmp_path / dst))
-            assert done.returncode in (1, 2) and is_clean(done, done.returncode), done.stderr
-            assert len(done.stderr.splitlines()) == 1 and str(tmp_path / dst) in done.stderr
-        assert tree(tmp_path) == before
+        check_refused_as_dst(tmp_path, ["closed", "closed/in"])
 
 
 def test_f21_f22_names(album):
@@ -408,14 +417,16 @@ def test_f28_every_source_has_its_own_output(album):
 
 def test_f28_sources_that_would_share_an_output(tmp_path):
     """a.JPEG and A.JPEG, d/ and D/ for a --dst that does not tell A from a (a file named as the
-    script's note, in capitals, stands for one) -> one of each is named and left out; exit 1."""
+    script's note, in capitals, stands for one) -> one of each is named and left out, no more than
+    those; exit 1."""
     src, dst = tmp_path / "src", tmp_path / "dst"
-    write(src, dict.fromkeys(["a.JPEG", "A.JPEG", "b.JPEG", "d/c.JPEG", "D/c.JPEG"], JPEG))
+    write(src, dict.fromkeys(["a.JPEG", "A.JPEG", "b.JPEG", "d/c.JPEG", "D/c.JPEG", "B.txt",
+                              "e.txt", "E.txt", "f.JPEG", "F/f.JPEG"], JPEG))
     write(dst, {".RESIZE_IMAGENET.JSON": b""})
     done = run(*words(src, dst))
     assert is_clean(done, 1) and done.stderr.count("does not tell A from a") == 2
-    made = [name.lower() for name in tree(dst) if name.endswith("JPEG")]
-    assert sorted(made) == ["a.jpeg", "b.jpeg", "d/c.jpeg"]
+    made = [name for name in tree(dst) if name.endswith("JPEG")]
+    assert sorted(made) == ["A.JPEG", "D/c.JPEG", "F/f.JPEG", "b.JPEG", "f.JPEG"]
 
 
 def test_f02_f11_f12_f14_real_faulty_files(album):
@@ -477,16 +488,18 @@ def begun(many, dst, pictures=1, **options):
     return process
 
 
-def test_f30_killed_20_times_then_run_again(many, tmp_path):
+def test_f30_killed_20_times_then_run_again(many, rng, tmp_path):
     """20 SIGKILLs, each at a moment left to chance, then run to its end -> no half picture under a
     final name, none done twice, no process or temporary file left; the files of one clean run."""
-    dst, rng, times = tmp_path / "dst", random.Random(), {}
+    dst, times = tmp_path / "dst", {}
+
+    def made():
+        return {os.path.relpath(path, dst) for path in dst.glob("class*/*")}
     for number in range(20):
         process = start(words(many.src, dst))
-        if number % 4:  # else as it starts, or a little later
-            wait_until(lambda: not times.keys() >= {
-                os.path.relpath(path, dst) for path in dst.glob("class*/*")})
-        time.sleep(rng.uniform(0, 0.05 if number % 4 else 1))
+        if number % 4:  # else as it starts
+            wait_until(lambda: len(made()) > len(times))
+        wait_awhile(rng.uniform(0, 0.05 if number % 4 else 1), lambda: len(made()) > len(times) + 5)
         assert process.poll() is None
         process.kill()
         process.communicate()

@@ -128,7 +128,7 @@ def test_f31_f67_ctrl_c_in_the_third_run(number, whole_group, project, digits):
     out, err = process.communicate(timeout=60)
     assert time.monotonic() - sent < 30
     assert process.returncode == 130
-    assert processes_of(project) == []
+    assert processes_of(project) == [] and not list(project.rglob("*.part"))
     rows = json.loads((project / "results" / "running.json").read_text())
     assert [row["column"] for row in rows] == ["plain", "+cudnn"]
     assert "| single | " in out and "after 2 of 22 runs" in out and "Traceback" not in out + err
