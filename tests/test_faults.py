@@ -13,7 +13,8 @@ import torch
 from PIL import Image
 from conftest import (SRC, Forked, SmallDisk, free_port, processes_of, run, run_forked, start,
                       torchrun, train, wait_awhile, wait_until)
-from test_loader import ODD_NAMES, Hostile, classes, edit, photo, save, spoil, unusual
+from test_loader import (ODD_NAMES, SHARED, Hostile, classes, edit, photo, save, spoil,
+                         unusual)
 from test_resize import claims
 from test_train import (BARE, assert_one_line, batches, load, module_of, same_bits, weights,
                         with_captured_batches)
@@ -89,6 +90,36 @@ def test_f13_a_header_that_claims_too_much(script, width, height, photos, tmp_pa
         assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
         assert [line for line in done.stderr.splitlines()
                 if line.startswith(f"{script}.py: error: ") and str(bad) in line], done.stderr
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="needs the pictures of ../shared/data/faulty")
+@pytest.mark.parametrize("script", ["loader", "loader_DALI", "train", "train_DALI"])
+def test_f02_f07_f09_f11_f12_f14_real_faulty_files(script, photos, tmp_path):
+    """Each of Pillow's own damaged and unusual files among good pictures, in loading and training
+    -> it is read, exit 0, or a line names it, exit 1, no traceback, no warning; the cut ones
+    are named, and so is a text bomb, but by DALI, which passes texts over."""
+    shutil.copytree(photos, tmp_path / "set")
+    options = ["--data_source", tmp_path / "set", "--resize", 48, "--crop", 40, "--epochs", 1]
+    if "train" in script:
+        options = ["--dataset", tmp_path / "set", *BARE, "--steps", 6, "--batch_size", 4]
+    named, read = set(), set()
+    for file in sorted((SHARED / "faulty").iterdir()):
+        if file.suffix not in (".png", ".jpg", ".JPEG"):
+            continue
+        odd = tmp_path / "set/train/b" / file.name
+        shutil.copy(file, odd)
+        done = run_forked(SRC / f"{script}.py", *options, "--result_dir", tmp_path / "r")
+        assert "Traceback" not in done.stderr and "Warning" not in done.stderr, done.stderr
+        if done.returncode:
+            assert [line for line in done.stderr.splitlines() if str(odd) in line
+                    and line.startswith(f"{script}.py: error: ")], (file, done)
+            assert done.returncode == 1
+        (named if done.returncode else read).add(file.name)
+        odd.unlink()
+    assert {"truncated_jpeg.jpg", "truncated_image.png", "broken.png"} <= named
+    assert ("png_decompression_dos.png" in named) == ("DALI" not in script)  # which skips texts
+    assert {"n02951585_can_opener.JPEG", "pil_sample_cmyk.jpg", "hopper_bad_exif.jpg",
+            "hopper_orientation_6.jpg", "pil123rgba.png"} <= read
 
 
 @each_source
