@@ -1,5 +1,6 @@
 """Training's faults by number: odd pictures and names, full disks, kills at any moment, ranks."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -307,28 +308,57 @@ LONG = ["--batch_size", 40, "--steps", 2, "--width", 16, "--image_size", 8, "--w
         "--augment"]  # short epochs with checkpoints of 4 MB
 
 
-def wait_for_a_moment(rng, number, part, start_seconds):
-    """Waits for the moment of the kill with this number, of a run that saves `part` first.
-
-    In turn during a save, while it starts, and twice some time after the next checkpoint; never
-    for more than three of those, so that the run is not over before the last kill.
+class Kills:
+    """The moments of the kills of a run that saves `saved`: in turn during a save, while it starts,
+    and twice some time after a checkpoint, of which it lets no more than three pass.
     """
-    saved = part.with_suffix("")
 
-    def stamp():
-        return saved.stat().st_mtime_ns if saved.exists() else 0
-    before, seen = stamp(), set()
+    def __init__(self, saved, rng):
+        self.saved, self.part, self.rng = saved, saved.with_name(f"{saved.name}.part"), rng
+        saved.parent.mkdir()
+        self.number, self.pipe = 0, None
+        self.prepare()
 
-    def checkpoints(most):
-        seen.update({stamp()} - {before})
-        return len(seen) >= most
-    if number % 4 == 0:
-        wait_until(part.exists, pause=0)
-    elif number % 4 == 1:
-        wait_awhile(rng.uniform(0, start_seconds), lambda: checkpoints(1))
-    else:
-        wait_until(lambda: checkpoints(1), pause=0.0005)
-        wait_awhile(rng.uniform(0, 0.2), lambda: checkpoints(3))
+    def prepare(self):
+        """For a kill during a save, lays a pipe where the run will write: it waits to be read."""
+        self.is_in_a_save = self.number % 4 == 0
+        if self.is_in_a_save:
+            self.part.unlink(missing_ok=True)
+            os.mkfifo(self.part)
+            self.pipe = os.open(self.part, os.O_RDONLY | os.O_NONBLOCK)
+
+    def stamp(self):
+        return self.saved.stat().st_mtime_ns if self.saved.exists() else 0
+
+    def wait(self, start_seconds):
+        """Waits for the moment."""
+        before, seen, self.read = self.stamp(), set(), b""
+
+        def checkpoints(most):
+            seen.update({self.stamp()} - {before})
+            return len(seen) >= most
+
+        def has_read(amount):
+            with contextlib.suppress(BlockingIOError):
+                self.read += os.read(self.pipe, 1 << 16)
+            return len(self.read) >= amount
+        if self.is_in_a_save:
+            amount = self.rng.randrange(1, 3_000_000)
+            wait_until(lambda: has_read(amount), pause=0.0005)
+        elif self.number % 4 == 1:
+            wait_awhile(self.rng.uniform(0, start_seconds), lambda: checkpoints(1))
+        else:
+            wait_until(lambda: checkpoints(1), pause=0.0005)
+            wait_awhile(self.rng.uniform(0, 0.2), lambda: checkpoints(3))
+
+    def done(self):
+        """Leaves what was written of a file, and prepares for the next."""
+        if self.is_in_a_save:
+            os.close(self.pipe)
+            self.part.unlink()
+            self.part.write_bytes(self.read)
+        self.number += 1
+        self.prepare()
 
 
 def assert_same_in_the_end(folder, other, name):
@@ -343,19 +373,19 @@ def test_f55_killed_20_times(digits, rng, tmp_path):
     """20 SIGKILLs at random moments of one run of train.py, five of them during a save, each
     followed by --resume auto -> the weights in the end are those of an unbroken run, bit for
     bit."""
-    part = tmp_path / "b/train.pt.part"
-    options = ["--dataset", digits, *LONG, "--epochs", 80, "--resume", "auto", "--result_dir"]
+    options = ["--dataset", digits, *LONG, "--epochs", 200, "--resume", "auto", "--result_dir"]
     begun = time.monotonic()
     train(SRC / "train.py", *options, tmp_path / "c", "--epochs", 1, forked=True)
     seconds = time.monotonic() - begun
     train(SRC / "train.py", *options, tmp_path / "a", forked=True)
-    for number in range(20):
-        part.unlink(missing_ok=True)
+    kills = Kills(tmp_path / "b/train.pt", rng)
+    while kills.number < 20:
         process = Forked(SRC / "train.py", *options, tmp_path / "b")
-        wait_for_a_moment(rng, number, part, seconds)
+        kills.wait(seconds)
         process.kill()
         assert process.wait().returncode == -signal.SIGKILL
-        assert part.exists() or number % 4
+        kills.done()
+    kills.part.unlink()  # the pipe of a 21st
     train(SRC / "train.py", *options, tmp_path / "b", forked=True)
     assert_same_in_the_end(tmp_path / "a", tmp_path / "b", "train")
 
@@ -444,18 +474,20 @@ def test_f54_f55_ranks_killed_20_times(digits, rng, tmp_path):
     """20 SIGKILLs of one of two ranks at random moments of a torchrun --max-restarts=30 of
     train_DDP.py --resume auto, five of them of the rank that saves, during a save -> the weights
     are those of an unbroken run, bit for bit."""
-    part, log, ranks = tmp_path / "b/train_DDP.pt.part", tmp_path / "log", []
-    options = ["--dataset", digits, *LONG, "--epochs", 100, "--resume", "auto", "--result_dir"]
+    log, ranks = tmp_path / "log", []
+    options = ["--dataset", digits, *LONG, "--epochs", 200, "--resume", "auto", "--result_dir"]
     train(SRC / "train_DDP.py", *options, tmp_path / "a", forked=True)
+    kills = Kills(tmp_path / "b/train_DDP.pt", rng)
     agent = begun([*options, tmp_path / "b"], log=log, restarts=30)
-    for number in range(20):
+    while kills.number < 20:
         ranks = new_ranks(agent, ranks)
-        part.unlink(missing_ok=True)
         victim = rng.choice(ranks)
-        if number % 4 == 0:
-            victim = next(rank for rank in ranks if rank.environ()["RANK"] == "0")
-        wait_for_a_moment(rng, number, part, 3)
+        if kills.is_in_a_save:
+            victim = next(rank for rank in ranks if rank.environ().get("RANK") == "0")
+        kills.wait(3)
         victim.kill()
-        assert part.exists() or number % 4
+        victim.wait(10)
+        kills.done()
+    kills.part.unlink()
     assert agent.wait(400) == 0, log.read_text()[-3000:]
     assert_same_in_the_end(tmp_path / "a", tmp_path / "b", "train_DDP")
