@@ -281,8 +281,7 @@ TESTED = {"test_resize": "resize_imagenet.py", "test_loader": "loaders",
           "test_train": "training scripts", "test_faults": "training scripts",
           "test_gpu": "training on a GPU", "test_running": "running.sh",
           "test_loading": "loading.sh", "test_compose": "compose.sh"}
-FUZZED = {"resize": "resize_imagenet.py", "loader": "loaders", "lmdb": "loaders",
-          "train": "training scripts"}
+FUZZED = {"resize": "resize_imagenet.py", "loader": "loaders", "lmdb": "loaders"}
 
 
 def fault_numbers(name):
@@ -302,7 +301,7 @@ def faults_table(folder=ROOT / "tests"):
             name = getattr(node, "name", "")
             numbers, about = fault_numbers(name), TESTED.get(path.stem)
             if path.stem == "test_fuzz" and name.startswith("test_fuzz_"):
-                about = FUZZED.get(name.split("_")[2], "fuzz")
+                about = FUZZED[name.split("_")[2]]
             elif not numbers:
                 continue
             text = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())

@@ -247,11 +247,13 @@ def find_pictures(src, dst, failed, is_case_told=True):
 
         def is_free(name):
             """Whether no other has this name in `dst`."""
-            if is_case_told or name.casefold() not in taken:
-                taken.update([] if is_case_told else [name.casefold()])
+            if is_case_told:
                 return True
-            failed(name, "another has this name in --dst, which does not tell A from a")
-            return False
+            if name.casefold() in taken:
+                failed(name, "another has this name in --dst, which does not tell A from a")
+                return False
+            taken.add(name.casefold())
+            return True
         for entry in entries if is_case_told else sorted(entries, key=lambda entry: entry.name):
             name = os.path.join(folder, entry.name)
             if entry.is_symlink() and not os.path.exists(entry.path):

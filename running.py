@@ -171,7 +171,7 @@ def run(techniques, options, folder, processes, limit=None):
     """
     script = folder / ("_".join(["train", *techniques]) + ".py")
     log = script.with_suffix(".log")
-    for ending in (".py", ".log", ".json", ".pt", ".pt.part"):  # of an earlier run
+    for ending in (".py", ".log", ".json", ".pt"):  # of an earlier run
         script.with_suffix(ending).unlink(missing_ok=True)
     try:
         compose(techniques, script)
@@ -195,8 +195,9 @@ def run(techniques, options, folder, processes, limit=None):
             return "skip", 0, {"error": f"given up after {limit:.0f} s", "log": str(log)}
         except BaseException:
             stop(process)
-            script.with_suffix(".pt.part").unlink(missing_ok=True)
             raise
+        finally:  # half a checkpoint of what was stopped
+            script.with_suffix(".pt.part").unlink(missing_ok=True)
     record = script.with_suffix(".json")
     if code or not record.exists():
         return failure(code, log)
