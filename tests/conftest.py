@@ -49,6 +49,24 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason=f"needs {least} NVIDIA GPU, has {gpus}"))
 
 
+VISIBLE = os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Hides the GPUs from what has no mark: on every machine it tests what it tests in CI."""
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    if not (item.get_closest_marker("gpu") or item.get_closest_marker("gpus")):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    elif VISIBLE is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = VISIBLE
+
+
+def on_gpu(name):
+    """A test's parameter, once more where a GPU is to be seen."""
+    return pytest.param(name, marks=pytest.mark.gpu, id=f"{name}-on_gpu")
+
+
 STARTED = []  # what a test has begun, and has to be over when it ends
 
 
@@ -119,8 +137,9 @@ def as_main(words, out, err, cwd, variables):
     for number, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.chdir(cwd)
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # the server's, which an earlier test has set
     os.environ.update(variables)
-    if variables:
+    if "RANK" in variables:
         import torch
         torch.set_num_threads(1)  # as torchrun does
     multiprocessing.set_start_method(None, force=True)  # workers start as `python` starts them
@@ -135,10 +154,12 @@ class Forked:
     def __init__(self, *words, cwd="/", ranks=0):
         self.words, self.made = words, tempfile.TemporaryDirectory()
         self.processes, port = [], str(free_port()) if ranks else None
+        seen = {key: os.environ[key] for key in ["CUDA_VISIBLE_DEVICES"] if key in os.environ}
         for rank in range(max(1, ranks)):
-            variables = {} if not ranks else {
+            variables = seen if not ranks else {
                 "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
-                "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+                "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": port,
+                **seen}
             files = [Path(self.made.name) / f"{name}{rank}" for name in ("out", "err")]
             self.processes.append(SERVER.Process(target=as_main, args=(
                 [str(word) for word in words], *files, cwd, variables)))

@@ -12,8 +12,8 @@ import psutil
 import pytest
 import torch
 from PIL import Image
-from conftest import (SRC, Forked, SmallDisk, free_port, processes_of, run, run_forked, start,
-                      torchrun, train, wait_awhile, wait_until)
+from conftest import (SRC, Forked, SmallDisk, free_port, on_gpu, processes_of, run, run_forked,
+                      start, torchrun, train, wait_awhile, wait_until)
 from test_loader import (ODD_NAMES, SHARED, Hostile, classes, edit, photo, save, spoil,
                          unusual)
 from test_resize import claims
@@ -76,7 +76,8 @@ def test_f21_f22_f23_f25_f26_odd_names(name, tmp_path):
     assert f" {2 * (len(ODD_NAMES) + 3)} pictures, " in output and len(record["epochs"]) == 2
 
 
-@pytest.mark.parametrize("script", ["loader", "loader_DALI", *SOURCES])
+@pytest.mark.parametrize("script", ["loader", "loader_DALI", *SOURCES, on_gpu("loader_DALI"),
+                                    on_gpu("train_DALI")])
 @pytest.mark.parametrize("width, height", [(30_000, 30_000), (2 ** 31 + 28, 28)])
 def test_f13_a_header_that_claims_too_much(script, width, height, photos, tmp_path):
     """A PNG whose header claims 900 megapixels, or more columns than 31 bits count, tried four
@@ -94,7 +95,8 @@ def test_f13_a_header_that_claims_too_much(script, width, height, photos, tmp_pa
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="needs the pictures of ../shared/data/faulty")
-@pytest.mark.parametrize("script", ["loader", "loader_DALI", "train", "train_DALI"])
+@pytest.mark.parametrize("script", ["loader", "loader_DALI", "train", "train_DALI",
+                                    on_gpu("loader_DALI"), on_gpu("train_DALI")])
 def test_f02_f07_f09_f11_f12_f14_real_faulty_files(script, photos, tmp_path):
     """Each of Pillow's own damaged and unusual files among good pictures, in loading and training
     -> it is read, exit 0, or a line names it, exit 1, no traceback, no warning; the cut ones
@@ -123,7 +125,7 @@ def test_f02_f07_f09_f11_f12_f14_real_faulty_files(script, photos, tmp_path):
             "hopper_orientation_6.jpg", "pil123rgba.png"} <= read
 
 
-@each_source
+@pytest.mark.parametrize("name", [*SOURCES, on_gpu("train_DALI"), on_gpu("train_cache")])
 @pytest.mark.parametrize("kind", ["zero bytes", "half", "text"])
 def test_f01_f02_f05_f46_damaged_picture(name, kind, photos, tmp_path):
     """A JPEG of zero bytes, cut in half, or HTML, for training by each source of data -> a line
@@ -415,13 +417,16 @@ def new_ranks(agent, old=()):
         {rank.pid for rank in found} & old) and found, 120)
 
 
-@pytest.mark.parametrize("first, second", [("killed", "raising"), ("raising", "killed"),
-                                           ("hanging", "raising")])
+TWICE = [("killed", "raising"), ("raising", "killed"), ("hanging", "raising")]
+
+
+@pytest.mark.parametrize("first, second", TWICE + [
+    pytest.param(*both, marks=pytest.mark.gpus, id="-".join(both) + "-by_nccl") for both in TWICE])
 def test_f54_a_rank(first, second, digits, tmp_path):
-    """One of two ranks killed, raising or hanging (stopped; gloo's limit lowered to 20 s), under
-    --max-restarts=1 --resume auto, and then one more -> the first time both are started again and
-    go on from the last checkpoint; the second time torchrun ends, exit 1, and no process is left,
-    no worker of a rank either."""
+    """One of two ranks killed, raising or hanging (stopped; the limit lowered to 20 s), by gloo and
+    by NCCL, under --max-restarts=1 --resume auto, and then one more -> the first time both are
+    started again and go on from the last checkpoint; the second time torchrun ends, exit 1, and no
+    process is left, no worker of a rank either."""
     data, script, log = tmp_path / "data", tmp_path / "train_DDP.py", tmp_path / "log"
     shutil.copytree(digits, data)
     picture = data / "train/3/3_00005.png"

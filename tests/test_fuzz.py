@@ -158,7 +158,8 @@ def count(script, decoded, named):
 
 def read_each(fuzz, loader, *options):
     """What a loader decodes and what it names, of all files, each read alone in one process."""
-    if loader not in fuzz.results:
+    key = (loader, *options)
+    if key not in fuzz.results:
         driver, log = fuzz.folder.parent / "driver.py", fuzz.folder.parent / f"{loader}.log"
         driver.write_text(DRIVER)
         done = run_forked(driver, log, SRC / f"{loader}.py", "--data_source", fuzz.folder, *CUT,
@@ -171,8 +172,8 @@ def read_each(fuzz, loader, *options):
         for name, outcome in outcomes.items():
             found.setdefault(outcome, []).append(name)
         assert len(found) == 2, {key: found[key] for key in [*found][2:]}
-        fuzz.results[loader] = found["decoded"], found["named"]
-    return fuzz.results[loader]
+        fuzz.results[key] = found["decoded"], found["named"]
+    return fuzz.results[key]
 
 
 def linked(folder, names):
@@ -251,3 +252,13 @@ def test_fuzz_loader_dali(fuzz, tmp_path):
     decoded, named = read_each(fuzz, "loader_DALI", "--dali_device", "cpu")
     count("loader_DALI.py", decoded, named)
     read_together(tmp_path, "loader_DALI", decoded, named, "--dali_device", "cpu")
+
+
+@pytest.mark.gpu
+def test_fuzz_loader_dali_on_gpu(fuzz, tmp_path):
+    """2,000 damaged pictures, DALI on a GPU -> each is decoded, or ends a run with a line that
+    names it."""
+    decoded, named = read_each(fuzz, "loader_DALI")
+    print(f"\nloader_DALI.py, GPU: {len(decoded):,} decoded, {len(named):,} named", end=" ")
+    assert sorted([*decoded, *named]) == fuzz.files
+    read_together(tmp_path, "loader_DALI", decoded, named)

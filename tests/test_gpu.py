@@ -78,20 +78,17 @@ def test_f59_checkpoints_resume_across_variants(digits, tmp_path):
 @pytest.mark.gpu
 def test_f08_f11_dali_decodes_the_baselines_pictures_on_the_gpu(photos, tmp_path):
     """Grey JPEGs and some that EXIF turns, decoded by DALI on the GPU -> the baseline's batches,
-    order and labels; a mean difference below 0.5/255."""
+    order and labels; each picture off by less than 1/255 in the mean."""
     both = []
     for name in ("train", "train_DALI"):
         (tmp_path / name).mkdir()
         train(with_captured_batches(SRC / f"{name}.py", tmp_path / name), "--dataset", photos,
               *PHOTOS, "--result_dir", tmp_path / name)
         both.append(batches(tmp_path / name))
-    off, count = 0.0, 0
     for (_, baseline), (_, dali) in zip(*both, strict=True):
         for (images, labels), (others, numbers) in zip(baseline, dali, strict=True):
             assert torch.equal(labels, numbers) and others.dtype == torch.uint8
-            off += (images.float() - others.float()).abs().sum().item()
-            count += images.numel()
-    assert off / count < 0.5
+            assert (images.float() - others.float()).abs().mean((1, 2, 3)).max() < 1
 
 
 @pytest.mark.gpu

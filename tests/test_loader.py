@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import (ROOT, SRC, Forked, SmallDisk, run, run_forked, start, wait_awhile,
-                      wait_until)
+from conftest import (ROOT, SRC, Forked, SmallDisk, on_gpu, run, run_forked, start,
+                      wait_awhile, wait_until)
 from PIL import Image
 
 LOADERS = sorted(path.stem for path in SRC.glob("loader*.py"))
@@ -363,7 +363,7 @@ def spoil(path, kind):
                       "text": b"<html>404</html>\n" * 90}[kind])
 
 
-@each_loader
+@pytest.mark.parametrize("loader", [*LOADERS, on_gpu("loader_DALI")])
 @pytest.mark.parametrize("kind", ["zero bytes", "half", "text"])
 @pytest.mark.parametrize("layout", ["classes", "pairs"])
 def test_f01_f02_f05_f46_damaged_picture(load, tmp_path, loader, kind, layout):
