@@ -270,8 +270,8 @@ def main():
     # what a checkpoint holds
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
 
-    # what a training step calls; it may wrap model
-    net = model
+    # what a training step calls on bytes; more may wrap it
+    net = nn.Sequential(normalize, model)
 
     # new #
     # averages the gradients, bucket by bucket, while the backward pass computes them
@@ -336,7 +336,7 @@ def main():
             labels = labels.to(device, non_blocking=True)
             images = images.to(device, non_blocking=True)
 
-            output = net(normalize(images))
+            output = net(images)
             loss = loss_function(output, labels)
 
             # one step down

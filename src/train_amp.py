@@ -256,8 +256,8 @@ def main():
     amp_dtype = getattr(torch, args.amp_dtype) if on_gpu else torch.bfloat16
     parts["scaler"] = scaler = torch.amp.GradScaler(enabled=amp_dtype == torch.float16)
 
-    # what a training step calls; it may wrap model
-    net = model
+    # what a training step calls on bytes; more may wrap it
+    net = nn.Sequential(normalize, model)
 
     # -------------------------------------------------------------------------------- training
     args.result_dir.mkdir(parents=True, exist_ok=True)
@@ -313,7 +313,7 @@ def main():
             # new #
             # convolutions and matrix products in half precision, the loss in float32
             with torch.autocast(device.type, amp_dtype):
-                output = net(normalize(images))
+                output = net(images)
                 loss = loss_function(output, labels)
 
             # one step down

@@ -252,10 +252,10 @@ def main():
     # what a checkpoint holds
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
 
-    # what a training step calls; it may wrap model
+    # what a training step calls on bytes; more may wrap it
     # new #
     # fuses the layers into few kernels, in the first step; validation is not compiled
-    net = torch.compile(model, mode=args.compile_mode)
+    net = torch.compile(nn.Sequential(normalize, model), mode=args.compile_mode)
 
     # -------------------------------------------------------------------------------- training
     args.result_dir.mkdir(parents=True, exist_ok=True)
@@ -308,7 +308,7 @@ def main():
             labels = labels.to(device, non_blocking=True)
             images = images.to(device, non_blocking=True)
 
-            output = net(normalize(images))
+            output = net(images)
             loss = loss_function(output, labels)
 
             # one step down
