@@ -259,6 +259,13 @@ def write(rows, stem, note=""):
 
 
 # ------------------------------------------------------------------------------------- README
+def own_options(variant, base):
+    """The options that `variant` has and its baseline, a text too, has not."""
+    changes = difflib.ndiff(base.splitlines(), variant.splitlines())
+    added = "\n".join(line[2:] for line in changes if line.startswith("+"))
+    return re.findall(r'add\("(--\w+)"(?!, help=argparse.SUPPRESS)', added)
+
+
 def variants_table(base):
     """A line for each variant of src/<base>.py: how much it differs, and its own options."""
     baseline = (ROOT / "src" / f"{base}.py").read_text().splitlines()
@@ -268,7 +275,7 @@ def variants_table(base):
         text = path.read_text().splitlines()
         changes = [line for line in difflib.ndiff(baseline, text) if line[2:].strip()]
         added = [line[2:] for line in changes if line.startswith("+")]
-        options = re.findall(r'add\("(--\w+)"(?!, help=argparse.SUPPRESS)', "\n".join(added))
+        options = own_options(path.read_text(), "\n".join(baseline))
         lines.append(f"| [{path.name}](src/{path.name}) | "
                      f"{sum(line.strip() == '# new #' for line in text)} | {len(added)} | "
                      f"{sum(line.startswith('-') for line in changes)} | "

@@ -164,6 +164,26 @@ def groups():
     return result
 
 
+def technique_options():
+    """{option: techniques that have it}, of those options that the baseline has not."""
+    base, owners = (ROOT / "src" / "train.py").read_text(), {}
+    for path in sorted((ROOT / "src").glob("train_*.py")):
+        for option in report.own_options(path.read_text(), base):
+            owners.setdefault(option, []).append(path.stem.removeprefix("train_"))
+    return owners
+
+
+def options_of(techniques, options, owners):
+    """`options` without those that belong to other techniques than these."""
+    kept, passed = [], True
+    for word in options:
+        if word.startswith("--"):
+            names = owners.get(word.split("=")[0].replace("-", "_").replace("__", "--", 1))
+            passed = names is None or not set(names).isdisjoint(techniques)
+        kept += [word] if passed else []
+    return kept
+
+
 def run(techniques, options, folder, processes, limit=None):
     """Runs one joined script, for at most `limit` seconds.
 
@@ -245,6 +265,7 @@ def main():
     common = {"date": datetime.date.today().isoformat(), "processes": processes,
               "command": shlex.join(["./running.sh", *sys.argv[1:]])}
     options = ["--dataset", str(dataset.resolve()), "--epochs", str(args.EPOCHS), *options]
+    owners = technique_options()
     rows, results, interrupted, started = [], {}, "", time.monotonic()
     # the table's cells; the staircase starts from the first
     cells = [(row, column, report.ROWS[row] + report.COLUMNS[column])
@@ -261,7 +282,8 @@ def main():
         key, begin = frozenset(techniques), time.monotonic()
         if key not in results:
             limit = 300 + 3 * results[frozenset()][1] if row == "staircase" else None
-            status, code, details = run(techniques, options, folder, processes, limit)
+            status, code, details = run(techniques, options_of(techniques, options, owners),
+                                        folder, processes, limit)
             if not rows and code == 2:  # wrong use is the same for every script
                 print()
                 print(details["error"], file=sys.stderr)

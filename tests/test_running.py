@@ -29,13 +29,16 @@ def test_f23_f47_f66_f69_twelve_cells_from_another_folder_through_a_link(project
     shutil.copytree(digits, data)
     link = tmp_path / "link.sh"
     link.symlink_to(project / "running.sh")
-    done = run(link, "2", data.name, *QUICK, cwd=tmp_path)
+    done = run(link, "2", data.name, *QUICK, "--compile-mode", "reduce-overhead",
+               "--amp_dtype=bfloat16", cwd=tmp_path)  # for those that have them
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((results / "running.json").read_text())
     assert [(row["row"], row["column"]) for row in rows[:12]] == CELLS
     assert_staircase(rows[0], rows[12:])
     table = (results / "running.md").read_text()
     assert "| +DALI | SKIP: train_DALI.py: error: " in table and "pip install" in table
+    assert {row["options"]["compile_mode"] for row in rows if "compile" in row["techniques"]
+            and row["status"] == "ok"} <= {"reduce-overhead"}
     best = [row for row in rows[12:] if row["kept"]]
     assert not best or f"`./compose.sh {' '.join(best[-1]['techniques'])} > my_train.py`" in table
     for row in rows[:12]:
@@ -43,6 +46,7 @@ def test_f23_f47_f66_f69_twelve_cells_from_another_folder_through_a_link(project
         name = "_".join(["train", *row["techniques"]])
         assert row["script"] == name and len(row["epochs"]) == 2
         assert row["options"]["epochs"] == 2 and row["options"]["steps"] == 1
+        assert row["options"].get("amp_dtype") == ("bfloat16" if "amp" in name else None)
         # the joined script, its record and its log are there to open
         text = (results / "running" / f"{name}.py").read_text()
         marks = ("GradScaler", "init_process_group", "nn.DataParallel(net)")
