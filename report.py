@@ -325,6 +325,48 @@ def faults_table(folder=ROOT / "tests"):
                       *(line for *_, line in sorted(rows))])
 
 
+def does_not_pay(name, readme):
+    """When, in the words of the technique's section of the README."""
+    section = readme.partition(f"### train_{name}.py: ")[2].partition("\n##")[0]
+    words = " ".join(section.partition("Does")[2].split())
+    return re.sub(r"[.:,]? \*\*.*|[.:]( .*)?$", "", words.removeprefix("not pay "))
+
+
+def pays_table(readme, folder=ROOT / "results"):
+    """A line for each technique: what it gained on top of what was kept before it, in each measured
+    staircase, and when it does not pay, which its section of the README says.
+    """
+    titles, columns = [], []
+    for path in sorted(folder.glob("*/running.json")):
+        rows = json.loads(path.read_text())
+        speeds = {script_name(row): images_per_second(row) for row in rows}
+        column = {}
+        for row in rows:
+            if row["row"] == "staircase" and "on" in row:  # tried again: the last counts
+                before = speeds["_".join(["train", *row["on"]])]
+                times = f"{images_per_second(row) / before:.2f}x" if before else ""
+                column[row["column"].removeprefix("+")] = (
+                    row["status"].upper() if row["status"] != "ok" else
+                    f"**{times}**" if row["kept"] else times)
+        if column:
+            env, options = rows[0]["environment"], rows[0]["options"]
+            gpu = (env["gpu"] or "no GPU").removeprefix("NVIDIA ")
+            titles.append(f"[{options['model']}, {options['image_size']} px, batch "
+                          f"{options['batch_size']:,}, {env['gpus']}x {gpu}]"
+                          f"(results/{path.parent.name}/running.md)")
+            columns.append(column)
+    names = sorted({name for column in columns for name in column}, key=lambda name: -max(
+        float(column.get(name, "0").strip("*x") or 0) if "x" in column.get(name, "") else 0
+        for column in columns))
+    lines = ["| " + " | ".join(["technique", *titles, "does not pay"]) + " |",
+             "|---|" + "---|" * (len(titles) + 1)]
+    for name in names:
+        lines.append("| " + " | ".join([
+            f"[{name}](src/train_{name}.py)", *(column.get(name, "") for column in columns),
+            does_not_pay(name, readme)]) + " |")
+    return "\n".join(lines) if names else "Not measured yet."
+
+
 def measured(name):
     """The table of one folder of results/, with its chart."""
     if (ROOT / "results" / name / "loading.json").exists():
@@ -339,7 +381,7 @@ def readme(text):
     for name in re.findall(r"<!-- ([\w-]+) -->", text):
         base = {"variants": "train", "loaders": "loader"}.get(name)
         part = (variants_table(base) if base else faults_table() if name == "faults" else
-                measured(name))
+                pays_table(text) if name == "pays" else measured(name))
         pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
         text = re.sub(pattern, lambda found, part=part: f"{found[1]}{part.strip()}\n{found[2]}",
                       text, flags=re.DOTALL)

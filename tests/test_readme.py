@@ -62,6 +62,38 @@ def test_results_of_loading_hold_together(path):
     assert len({row["samples"] for row in rows}) == len({row["bytes"] for row in rows}) == 1
 
 
+def staircase_rows():
+    """A baseline of 100 images/s, fused tried on it, amp kept, fused tried again and kept, and a
+    technique that is not to be had."""
+    common = dict(status="ok", environment=dict(gpu="NVIDIA X1", gpus=2), options=dict(
+        model="conv11", image_size=32, batch_size=512))
+    steps = [("fused", [], 90, False), ("amp", [], 200, True), ("fused", ["amp"], 230, True)]
+    rows = [dict(row="single", column="plain", techniques=[], images_per_second=100, **common)]
+    for name, on, speed, kept in steps:
+        rows.append(dict(row="staircase", column=f"+{name}", techniques=sorted([*on, name]), on=on,
+                         kept=kept, images_per_second=speed, **common))
+    return [*rows, dict(row="staircase", column="+DALI", techniques=["DALI"], on=[], kept=False,
+                        status="skip", error="no DALI")]
+
+
+def test_what_pays_is_the_last_step_of_each_technique(tmp_path):
+    (tmp_path / "x1").mkdir()
+    (tmp_path / "x1/running.json").write_text(json.dumps(staircase_rows()))
+    lines = report.pays_table(README, tmp_path).splitlines()
+    assert lines[0] == ("| technique | [conv11, 32 px, batch 512, 2x X1](results/x1/running.md) | "
+                        "does not pay |")
+    cells = [line.split(" | ")[:2] for line in lines[2:]]
+    assert cells == [["| [amp](src/train_amp.py)", "**2.00x**"],
+                     ["| [fused](src/train_fused.py)", "**1.15x**"],
+                     ["| [DALI](src/train_DALI.py)", "SKIP"]]
+    assert "small PNGs" in lines[4]
+
+
+def test_every_technique_says_when_it_does_not_pay():
+    for name in set(TECHNIQUES) - {"profile"}:
+        assert len(report.does_not_pay(name, README)) > 20, name
+
+
 def test_every_script_has_its_section_and_every_file_named_is_there():
     for name in TECHNIQUES:
         assert f"### train_{name}.py: " in README
