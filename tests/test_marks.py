@@ -25,7 +25,7 @@ BUDGETS = {"train_cudnn": 3, "train_DP": 5, "train_amp": 16, "train_compile": 6,
            # what is free, crops of a whole batch, shares of the decoding under DDP
            "train_cache": 95,
            # both layouts, the resize and crop of torchvision to the pixel, the names of bad files
-           "loader_DALI": 178,
+           "loader_DALI": 180,
            # the build that a kill does not harm, and an ImageFolder that damage does not crash
            "loader_LMDB": 188}
 # The baseline's, of text: blank lines are the room that merges need. The design's 220 does not
