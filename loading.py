@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 import report
-from running import (ROOT, Stopped, conclude, failure, folder_of_its_own, guarded, stop,
+from running import (ROOT, Stopped, conclude, cores, failure, folder_of_its_own, guarded, stop,
                      stop_on_signals)
 
 USAGE = "usage: ./loading.sh SCRIPT DATASET [--result_dir DIR] [OPTION ...]"
@@ -244,11 +244,6 @@ def run(script, words, folder, state):
                     disk_megabytes_per_second=(last[2] - first[2]) / 1e6 / seconds,
                     gpu_busy=gpu.busy(first[0], last[0]))
     return "ok", 0, details
-
-
-def cores():
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def bottleneck(cold, warm, storage, workers):

@@ -30,6 +30,11 @@ class Stopped(Exception):
     """Ctrl-C or a signal to end."""
 
 
+def cores():
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
 def stop(process):
     """Ends `process` and all that it started, whatever process groups those are in."""
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -201,7 +206,7 @@ def run(techniques, options, folder, processes, limit=None):
     command = [*command_of(script, processes), *options, "--result_dir", str(folder)]
     threads = {}
     if "torch.distributed.run" in command:  # the same cores as one process has
-        threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
+        threads = {"OMP_NUM_THREADS": str(max(1, cores() // processes))}
     with open(log, "wb") as output:
         output.write(f"$ {shlex.join(command)}\n".encode())
         output.flush()

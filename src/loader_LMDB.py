@@ -51,6 +51,9 @@ from tqdm import tqdm
 BACKGROUND = "white"  # what shows through a transparent picture
 warnings.filterwarnings("ignore", module="PIL")  # they name no file, and the pictures are whole
 
+# of the machine's cores, those that this process may use
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
 
 def at_least(least):
     """The type of an option that is a whole number, `least` or more."""
@@ -79,7 +82,7 @@ def build_parser():
 
     # work
     add("--batch_size", type=at_least(1), default=64, help="samples a step")
-    add("--num_workers", type=at_least(0), default=min(16, os.cpu_count()), help="that decode")
+    add("--num_workers", type=at_least(0), default=min(16, CORES), help="that decode")
     add("--resize", type=at_least(0), default=256, help="pixels of the smaller edge; 0: as it is")
     add("--crop", type=at_least(1), default=224, help="pixels a side of what is cut out then")
 
@@ -216,7 +219,7 @@ def environment(device):
     return dict(python=sys.version.split()[0], torch=torch.__version__, cuda=torch.version.cuda,
                 gpu=gpu, gpus=torch.cuda.device_count(),
                 driver=ask("nvidia-smi --query-gpu=driver_version --format=csv,noheader"),
-                cpu=ask("sed -n 's/^model name.*: //p' /proc/cpuinfo"), cores=os.cpu_count())
+                cpu=ask("sed -n 's/^model name.*: //p' /proc/cpuinfo"), cores=CORES)
 
 
 def replace(path, content):

@@ -37,6 +37,9 @@ from tqdm import tqdm
 
 warnings.filterwarnings("ignore", module="PIL")  # they name no file, and the pictures are whole
 
+# of the machine's cores, those that this process may use
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
 
 def at_least(least):
     """The type of an option that is a whole number, `least` or more."""
@@ -61,7 +64,7 @@ def build_parser():
     add("--image_size", type=at_least(1), default=32, help="pixels a side in training")
     add("--val_size", type=at_least(1), help="pixels a side in validation; None: as in training")
     add("--augment", action="store_true", help="random resized crop and flip")
-    add("--workers", type=at_least(0), default=min(16, os.cpu_count()), help="loaders in all")
+    add("--workers", type=at_least(0), default=min(16, CORES), help="loaders in all")
 
     # model
     add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
@@ -141,7 +144,7 @@ def environment(device):
     return dict(python=sys.version.split()[0], torch=torch.__version__, cuda=torch.version.cuda,
                 cudnn=torch.backends.cudnn.version(), gpu=gpu, gpus=torch.cuda.device_count(),
                 driver=ask("nvidia-smi --query-gpu=driver_version --format=csv,noheader"),
-                cpu=ask("sed -n 's/^model name.*: //p' /proc/cpuinfo"), cores=os.cpu_count())
+                cpu=ask("sed -n 's/^model name.*: //p' /proc/cpuinfo"), cores=CORES)
 
 
 def peak_memory(device):

@@ -31,7 +31,7 @@ BUDGETS = {"train_cudnn": 3, "train_DP": 5, "train_amp": 16, "train_compile": 6,
 # The baseline's, of text: blank lines are the room that merges need. The design's 220 does not
 # hold the records, checkpoints and error lines that it asks for, nor 16-bit pictures, the
 # file that a full disk does not take, and Pillow's warnings, which name none.
-BASELINE_BUDGETS = {"train": 308, "loader": 255}
+BASELINE_BUDGETS = {"train": 310, "loader": 257}
 # What no variant may lose: of each line a pattern, which every variant has.
 VITAL = {"train": (r"\.backward\(\)", r"(optimizer|scheduler)\.step\(|step\(optimizer\)",
                    "# one step down", '"""Train'),

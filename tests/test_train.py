@@ -94,6 +94,14 @@ def test_docstring_and_help_are_the_baselines(script):
     assert done.returncode == 0 and "default: 120" in done.stdout
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no way to take cores away here")
+@pytest.mark.parametrize("name", ["train", "loader"])
+def test_as_many_workers_as_cores_that_it_may_use(name):
+    done = run(sys.executable, SRC / f"{name}.py", "--help",
+               preexec_fn=lambda: os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]))
+    assert re.search(r"--(num_)?workers.*?\(default: 1\)", done.stdout, re.DOTALL)
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=ids)
 def test_each_variant_writes_its_record(script, digits, tmp_path):
     record, output = train(script, "--dataset", digits, *TINY, "--result_dir", tmp_path)
