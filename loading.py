@@ -5,7 +5,6 @@ import datetime
 import json
 import os
 import random
-import runpy
 import shlex
 import statistics
 import subprocess
@@ -18,8 +17,8 @@ from pathlib import Path
 import psutil
 
 import report
-from running import (ROOT, Stopped, conclude, cores, failure, folder_of_its_own, guarded, stop,
-                     stop_on_signals)
+from running import (ROOT, Stopped, check_options, conclude, cores, failure, folder_of_its_own,
+                     guarded, stop, stop_on_signals)
 
 USAGE = "usage: ./loading.sh SCRIPT DATASET [--result_dir DIR] [OPTION ...]"
 MOST_SAMPLES = 10_000  # of a larger data set so many are read, unless --samples says otherwise
@@ -276,16 +275,6 @@ def bottleneck(cold, warm, storage, workers):
     return ("GPU" if (gpu or 0) > busy / of else "CPU"), f"{engines}; {same}"
 
 
-def check_options(script, words):
-    """Has the script's own parser look at its options, before minutes go by; exit 2 if it minds."""
-    try:
-        parser = runpy.run_path(str(script))["build_parser"]()
-    except (Exception, SystemExit):
-        return  # a package is missing, or the script is the user's: running it will tell
-    parser.prog = "loading.sh"
-    parser.parse_args(words)
-
-
 def main():
     stop_on_signals()
     script, loader, args, pictures, common, own = parse(sys.argv[1:])
@@ -297,7 +286,7 @@ def main():
     scripts = {baseline: common}
     if script != baseline:
         scripts[script] = common + own
-    check_options(script, common + own)
+    check_options(script, common + own, "loading.sh")
     rows, interrupted = [], ""
     try:
         storage = measure_storage(loader, pictures.files(), args.num_workers)

@@ -26,6 +26,8 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent
+# of the machine's cores, those that this process may use
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def draw_digit(digit, rng):
@@ -206,7 +208,7 @@ def main():
     parser.add_argument("--train", type=int, help="drawn sets: training pictures a class")
     parser.add_argument("--val", type=int, help="drawn sets: held-out pictures a class")
     parser.add_argument("--seed", type=int, default=0, help="drawn sets: which pictures (0)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes that draw")
+    parser.add_argument("--workers", type=int, default=CORES, help="processes that draw")
     args = parser.parse_args()
     drawn = args.name in DRAWN
     dst = (args.dst or ROOT / "data" / args.name).resolve()

@@ -328,8 +328,8 @@ def faults_table(folder=ROOT / "tests"):
 def does_not_pay(name, readme):
     """When, in the words of the technique's section of the README."""
     section = readme.partition(f"### train_{name}.py: ")[2].partition("\n##")[0]
-    words = " ".join(section.partition("Does")[2].split())
-    return re.sub(r"[.:,]? \*\*.*|[.:]( .*)?$", "", words.removeprefix("not pay "))
+    words = " ".join(section.split()).partition("Does not pay ")[2]
+    return re.sub(r"[.:,]? \*\*.*|[.:]( .*)?$", "", words)
 
 
 def pays_table(readme, folder=ROOT / "results"):
@@ -344,12 +344,13 @@ def pays_table(readme, folder=ROOT / "results"):
         for row in rows:
             if row["row"] == "staircase" and "on" in row:  # tried again: the last counts
                 before = speeds["_".join(["train", *row["on"]])]
-                times = f"{images_per_second(row) / before:.2f}x" if before else ""
+                times = f"{images_per_second(row) / before:.2f}x" if before else "faster"
                 column[row["column"].removeprefix("+")] = (
                     row["status"].upper() if row["status"] != "ok" else
                     f"**{times}**" if row["kept"] else times)
-        if column:
-            env, options = rows[0]["environment"], rows[0]["options"]
+        good = next((row for row in rows if row["status"] == "ok"), None)
+        if column and good:
+            env, options = good["environment"], good["options"]
             gpu = (env["gpu"] or "no GPU").removeprefix("NVIDIA ")
             titles.append(f"[{options['model']}, {options['image_size']} px, batch "
                           f"{options['batch_size']:,}, {env['gpus']}x {gpu}]"

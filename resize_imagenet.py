@@ -55,6 +55,8 @@ NOTE, PARTS = ".resize_imagenet.json", ".resize_imagenet.part"
 TURNS = {2: (False, [2]), 3: (False, [1, 2]), 4: (False, [1]), 5: (True, []), 6: (True, [2]),
          7: (True, [1, 2]), 8: (True, [1])}
 STOPS = {signal.SIGINT, signal.SIGTERM}
+# of the machine's cores, those that this process may use
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 warnings.filterwarnings("ignore", module="PIL")  # they name no file, and the pictures are whole
 
 
@@ -334,7 +336,7 @@ def main():
     parser.add_argument("--dst", type=Path, required=True, help="where the smaller ones go")
     parser.add_argument("--max-size", type=int, required=True, help="pixels of the smaller edge")
     parser.add_argument("--quality", type=int, default=90, help="of JPEG and WebP, 1 to 100 (90)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (all cores)")
+    parser.add_argument("--workers", type=int, default=CORES, help="processes (all cores)")
     args = parser.parse_args()
     if min(args.max_size, args.workers) < 1 or not 1 <= args.quality <= 100:
         parser.error("--max-size and --workers are 1 or more, --quality 1 to 100")

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import signal
@@ -96,6 +97,16 @@ def folder_of_its_own(folder, driver):
         sys.exit(f"{driver}: error: {error}")
 
 
+def check_options(script, words, driver):
+    """Has the script's own parser look at its options, before minutes go by; exit 2 if it minds."""
+    try:
+        parser = runpy.run_path(str(script))["build_parser"]()
+    except (Exception, SystemExit):
+        return  # a package is missing, or the script is the user's: running it will tell
+    parser.prog = driver
+    parser.parse_args(words)
+
+
 def compose(techniques, path):
     """Writes the script that has just these techniques to `path`. Raises RuntimeError."""
     if techniques:
@@ -127,8 +138,8 @@ def error_line(log):
 def failure(code, log):
     """(status, exit code, details) of a run that did not end well.
 
-    It is a skip where a package is missing, and where a script refuses by wrong use: the baseline
-    took the same options, so this machine or data set cannot have the technique.
+    It is a skip where a package is missing, and where a script refuses by wrong use: the options
+    are good, so this machine or data set cannot have the technique.
     """
     error = error_line(log)
     refused = code == 2 or re.search(r"exitcode *: 2 ", log.read_text(errors="replace"))  # torchrun
@@ -178,12 +189,17 @@ def technique_options():
     return owners
 
 
+def option_of(word):
+    """'--compile_mode' of '--compile-mode=default'."""
+    return "--" + word.split("=")[0][2:].replace("-", "_")
+
+
 def options_of(techniques, options, owners):
     """`options` without those that belong to other techniques than these."""
     kept, passed = [], True
     for word in options:
         if word.startswith("--"):
-            names = owners.get(word.split("=")[0].replace("-", "_").replace("__", "--", 1))
+            names = owners.get(option_of(word))
             passed = names is None or not set(names).isdisjoint(techniques)
         kept += [word] if passed else []
     return kept
@@ -233,8 +249,8 @@ def parse(arguments):
     """(options of the driver, options for the scripts), which come behind a --."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser("running.sh", usage=(
-        "./running.sh EPOCHS [DATASET] [--part cells|staircase|all] [--result_dir DIR] "
-        "[-- OPTION ...]"))
+        "./running.sh EPOCHS [DATASET] [--part cells|staircase|all] [--without TECHNIQUE] ... "
+        "[--result_dir DIR] [-- OPTION ...]"))
     parser.error = lambda message: parser.exit(2, f"{parser.usage}: {message}\n")
 
     def epochs(text):
@@ -244,6 +260,8 @@ def parse(arguments):
     parser.add_argument("EPOCHS", type=epochs, help="passes over the training pictures")
     parser.add_argument("DATASET", type=Path, nargs="?", help="folder of train/ and val/<class>/*")
     parser.add_argument("--part", choices=["cells", "staircase", "all"], default="all")
+    parser.add_argument("--without", action="append", default=[], metavar="TECHNIQUE", choices=[
+        path.stem.removeprefix("train_") for path in sorted((ROOT / "src").glob("train_*.py"))])
     parser.add_argument("--result_dir", "--result-dir", type=Path, default=ROOT / "results")
     args = parser.parse_args(arguments[:split])
     if args.part == "staircase" and args.EPOCHS == 1:
@@ -255,6 +273,10 @@ def main():
     args, options = parse(sys.argv[1:])
 
     stop_on_signals()
+    owners = technique_options()
+    for name in sorted({name for word in options for name in owners.get(option_of(word), [])}):
+        check_options(ROOT / "src" / f"train_{name}.py", options_of([name], options, owners),
+                      "running.sh")
     dataset = args.DATASET
     if dataset is None:
         dataset = ROOT / "data" / "digits"
@@ -270,15 +292,17 @@ def main():
     common = {"date": datetime.date.today().isoformat(), "processes": processes,
               "command": shlex.join(["./running.sh", *sys.argv[1:]])}
     options = ["--dataset", str(dataset.resolve()), "--epochs", str(args.EPOCHS), *options]
-    owners = technique_options()
     rows, results, interrupted, started = [], {}, "", time.monotonic()
     # the table's cells; the staircase starts from the first
     cells = [(row, column, report.ROWS[row] + report.COLUMNS[column])
              for row in report.ROWS for column in report.COLUMNS]
+    cells = [cell for cell in cells if not set(cell[2]) & set(args.without)]
     cells = cells[:1] if args.part == "staircase" else cells
     stairs = []
     if args.part != "cells" and args.EPOCHS > 1:
-        stairs = [choice for group in groups().values() for choice in group]
+        stairs = [[name for name in choice if name not in args.without]
+                  for group in groups().values() for choice in group]
+        stairs = [choice for choice in stairs if choice]
     count = len(cells) + sum(map(len, stairs))
 
     def attempt(row, column, techniques):

@@ -50,16 +50,21 @@ def pytest_collection_modifyitems(items):
 
 
 VISIBLE = os.environ.get("CUDA_VISIBLE_DEVICES")
+SEEN = {}  # what a forked run is told of that
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     """Hides the GPUs from what has no mark: on every machine it tests what it tests in CI."""
+    needed = bool(item.get_closest_marker("gpu") or item.get_closest_marker("gpus"))
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    if not (item.get_closest_marker("gpu") or item.get_closest_marker("gpus")):
+    if not needed:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     elif VISIBLE is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = VISIBLE
+    SEEN.clear()
+    SEEN.update({key: os.environ[key] for key in ["CUDA_VISIBLE_DEVICES"] if key in os.environ},
+                NEEDS_GPU=str(needed))
 
 
 def on_gpu(name):
@@ -139,6 +144,9 @@ def as_main(words, out, err, cwd, variables):
     os.chdir(cwd)
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # the server's, which an earlier test has set
     os.environ.update(variables)
+    if variables["NEEDS_GPU"] == "True":
+        import torch
+        assert torch.cuda.is_available(), "the GPU is hidden from what tests it"
     if "RANK" in variables:
         import torch
         torch.set_num_threads(1)  # as torchrun does
@@ -154,12 +162,11 @@ class Forked:
     def __init__(self, *words, cwd="/", ranks=0):
         self.words, self.made = words, tempfile.TemporaryDirectory()
         self.processes, port = [], str(free_port()) if ranks else None
-        seen = {key: os.environ[key] for key in ["CUDA_VISIBLE_DEVICES"] if key in os.environ}
         for rank in range(max(1, ranks)):
-            variables = seen if not ranks else {
+            variables = dict(SEEN) if not ranks else {
                 "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
                 "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": port,
-                **seen}
+                **SEEN}
             files = [Path(self.made.name) / f"{name}{rank}" for name in ("out", "err")]
             self.processes.append(SERVER.Process(target=as_main, args=(
                 [str(word) for word in words], *files, cwd, variables)))

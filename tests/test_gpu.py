@@ -37,7 +37,7 @@ def test_each_set_runs(chosen, digits, tmp_path):
     assert re.fullmatch(r"[\d.]+", record["environment"]["driver"])
     assert len(record["epochs"]) == 2 and 0 < record["epochs"][1]["loss"] < 10
     assert 0 < record["peak_memory_bytes"] < 4e9
-    state = torch.load(tmp_path / f"{script.stem}.pt", weights_only=True)
+    state = torch.load(tmp_path / f"{script.stem}.pt", map_location="cpu", weights_only=True)
     assert ("scale" in state["parts"].get("scaler", {})) == ("amp" in chosen)
     assert len(state["rng"]) == 2
 
@@ -46,7 +46,7 @@ def test_each_set_runs(chosen, digits, tmp_path):
 def test_bfloat16_has_no_scaler(digits, tmp_path):
     train(SRC / "train_amp.py", "--dataset", digits, *TINY, "--amp_dtype", "bfloat16",
           "--result_dir", tmp_path)
-    state = torch.load(tmp_path / "train_amp.pt", weights_only=True)
+    state = torch.load(tmp_path / "train_amp.pt", map_location="cpu", weights_only=True)
     assert state["parts"]["scaler"] == {}
     record, _ = train(SRC / "train_amp.py", "--dataset", digits, *TINY, "--epochs", 3, "--resume",
                       tmp_path / "train_amp.pt", "--result_dir", tmp_path / "float16")

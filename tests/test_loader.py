@@ -45,7 +45,7 @@ def load(tmp_path):
         return SimpleNamespace(
             returncode=done.returncode, stdout=done.stdout, stderr=done.stderr,
             record=json.loads(record.read_text()) if record.exists() else None,
-            batches=torch.load(batches) if batches.exists() else None)
+            batches=torch.load(batches, map_location="cpu") if batches.exists() else None)
     return run_loader
 
 

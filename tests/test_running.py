@@ -37,8 +37,9 @@ def test_f23_f47_f66_f69_twelve_cells_from_another_folder_through_a_link(project
     assert_staircase(rows[0], rows[12:])
     table = (results / "running.md").read_text()
     assert "| +DALI | SKIP: train_DALI.py: error: " in table and "pip install" in table
-    assert {row["options"]["compile_mode"] for row in rows if "compile" in row["techniques"]
-            and row["status"] == "ok"} <= {"reduce-overhead"}
+    compiled = [(results / "running" / f"{name}.log").read_text().splitlines()[0] for name in {
+        "_".join(["train", *row["techniques"]]) for row in rows if "compile" in row["techniques"]}]
+    assert compiled and all("--compile-mode reduce-overhead" in line for line in compiled)
     best = [row for row in rows[12:] if row["kept"]]
     assert not best or f"`./compose.sh {' '.join(best[-1]['techniques'])} > my_train.py`" in table
     for row in rows[:12]:
@@ -159,7 +160,7 @@ def test_f67_ctrl_c_while_torchrun_runs_leaves_no_worker(project, digits):
 
 @pytest.mark.parametrize("words", [
     [], ["0"], ["-1"], ["abc"], ["5; touch x"], ["a[$(touch x)]"], ["1.5"], ["٣"], ["1", "a", "b"],
-    ["--epochs", "1"], [""]], ids=repr)
+    ["--epochs", "1"], ["1", "--without", "nothing"], [""]], ids=repr)
 def test_f64_wrong_use(words, project, tmp_path):
     """EPOCHS missing, 0, -1, abc, 1.5, `5; touch x`, `a[$(touch x)]`, or words too many -> the
     usage on one line, exit 2, nothing executed or written."""
@@ -175,10 +176,12 @@ def test_f64_wrong_use(words, project, tmp_path):
 @pytest.mark.parametrize("words, part", [
     (["1", "no/such/folder"], "--dataset"), (["1", "DIGITS", "--", "--model", "none"], "--model"),
     (["1", "DIGITS", "--", "--batch_size", "0"], "--batch_size"),
-    (["1", "DIGITS", "--", "--no_such_option"], "--no_such_option")])
+    (["1", "DIGITS", "--", "--no_such_option"], "--no_such_option"),
+    (["1", "DIGITS", "--", "--amp-dtype", "float61"], "--amp_dtype"),
+    (["1", "DIGITS", "--part", "cells", "--", "--dali_device=tpu"], "--dali_device")])
 def test_f19_f61_wrong_options_for_the_scripts_end_it_at_once(words, part, project, digits):
-    """A data set that is not there, an unknown model, --batch_size 0, an unknown option -> one line
-    names the option, exit 2."""
+    """A data set that is not there, an unknown model, --batch_size 0, an unknown option, a wrong
+    value for an option of one technique -> one line names the option, exit 2."""
     done = run(project / "running.sh", *[str(digits) if word == "DIGITS" else word
                                          for word in words], cwd=project)
     assert done.returncode == 2
@@ -244,6 +247,16 @@ def test_the_staircase_alone_gives_up_on_what_takes_too_long(project, digits):
     assert "the decoded pictures take" in rows[1]["error"] and "given up after" in rows[2]["error"]
     assert "training seconds |" not in done.stdout and "| staircase |" in done.stdout
     assert processes_of(project) == []
+
+
+def test_without_techniques(project, digits):
+    words = [word for name in TECHNIQUES if name != "amp" for word in ("--without", name)]
+    done = run(project / "running.sh", "2", digits, *words, *QUICK, cwd=project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((project / "results" / "running.json").read_text())
+    assert [(row["row"], row["column"]) for row in rows] == [
+        ("single", "plain"), ("single", "+amp"), ("staircase", "+amp")]
+    assert "| DP |" not in done.stdout and "| DDP |" not in done.stdout
 
 
 def test_digits_of_another_making_are_left_alone(project):
