@@ -368,12 +368,32 @@ def pays_table(readme, folder=ROOT / "results"):
     return "\n".join(lines) if names else "Not measured yet."
 
 
+def training_seconds(record):
+    """Of all epochs, at the pace of those that count: the first one's warm-up stands apart."""
+    return len(record["epochs"]) * statistics.median(each["seconds"] for each in steady(record))
+
+
+def runs_markdown(records):
+    """A line for each record of a script that was run several times, as with other seeds."""
+    lines = ["| run | top-1 | seconds of training | images/s: median (least to most) | warm-up |",
+             "|---|---|---|---|---|"]
+    for record in records:
+        lines.append(f"| seed {record['options']['seed']}, {len(record['epochs'])} epochs | "
+                     f"{record['val_top1']:.2%} | {training_seconds(record):.2f} s | "
+                     f"{record['images_per_second']:,.0f} ({min(speeds(record)):,.0f} to "
+                     f"{max(speeds(record)):,.0f}) | {record['warmup_seconds']:.1f} s |")
+    return "\n".join([*lines, "", "Seconds of training are the median epoch after the first times "
+                      "the number of epochs; the warm-up is start and first epoch.", "",
+                      machine(records[0])]) + "\n"
+
+
 def measured(name):
     """The table of one folder of results/, with its chart."""
-    if (ROOT / "results" / name / "loading.json").exists():
-        return loading_markdown(json.loads(
-            (ROOT / "results" / name / "loading.json").read_text()))
-    rows = json.loads((ROOT / "results" / name / "running.json").read_text())
+    folder = ROOT / "results" / name
+    for file, table in (("loading", loading_markdown), ("runs", runs_markdown)):
+        if (folder / f"{file}.json").exists():
+            return table(json.loads((folder / f"{file}.json").read_text()))
+    rows = json.loads((folder / "running.json").read_text())
     return f"{markdown(rows)}\n![bars of images/s](results/{name}/running.png)"
 
 
