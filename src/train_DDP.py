@@ -280,6 +280,7 @@ def main():
     # averages the gradients, bucket by bucket, while the backward pass computes them
     net = nn.SyncBatchNorm.convert_sync_batchnorm(net) if args.sync_bn else net
     net = nn.parallel.DistributedDataParallel(net, device_ids=[device] if on_gpu else None)
+    net.broadcast_buffers = False  # not each step: nothing reads them before the epoch's end
 
     # -------------------------------------------------------------------------------- training
     args.result_dir.mkdir(parents=True, exist_ok=True)
