@@ -136,14 +136,17 @@ class Conv11(nn.Module):
 def print_profile(profiler, on_gpu, waited):
     """Prints what takes the time, and what a step waits for; `waited` is data's share of it."""
     cuda = torch.autograd.DeviceType.CUDA
-    times = {}
-    for event in profiler.key_averages():
-        if not event.key.startswith(("ProfilerStep", "Optimizer.", "enumerate(")) and (
-                event.device_type != cuda):
+    no_work = ("ProfilerStep", "Optimizer.", "enumerate(", "## ", "Command Buffer", "Buffer Flush",
+               "Activity Buffer", "Lazy Function", "Runtime Triggered")  # the last: its own upkeep
+    times, averages = {}, profiler.key_averages()
+    # a compiled graph is one operator: so of its kernels
+    compiled = on_gpu and any("CompiledFxGraph" in event.key for event in averages)
+    for event in averages:
+        if not event.key.startswith(no_work) and compiled == (event.device_type == cuda):
             times[event.key] = (event.self_device_time_total if on_gpu else
                                 event.self_cpu_time_total), event.count
     total = sum(spent for spent, _ in times.values()) or 1
-    print(f"{'operator':<44}{'share':>7}{'ms':>10}{'calls':>8}")
+    print(f"{'kernel' if compiled else 'operator':<44}{'share':>7}{'ms':>10}{'calls':>8}")
     for name, (spent, count) in sorted(times.items(), key=lambda item: -item[1][0])[:8]:
         print(f"{name:<44.44}{spent / total:>7.1%}{spent / 1000:>10.1f}{count:>8}")
     kernels = sorted((event.time_range.start, event.time_range.end) for event in profiler.events()
@@ -326,7 +329,8 @@ def main():
     marks = []
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # its own messages
     profiler = torch.profiler.profile(on_trace_ready=report, schedule=torch.profiler.schedule(
-        wait=max(0, skipped - 1), warmup=min(1, skipped), active=watched, repeat=1))
+        wait=max(0, skipped - 1), warmup=min(1, skipped), active=watched, repeat=1),
+        acc_events=True)  # else it warns that it forgets them
     if len(epochs) < args.epochs:
         profiler.start()
 

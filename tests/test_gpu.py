@@ -114,6 +114,15 @@ def test_profile_of_a_gpu(digits, tmp_path):
 
 
 @pytest.mark.gpu
+def test_profile_of_a_compiled_model_shows_kernels(digits, tmp_path):
+    script = tmp_path / "train_compile_profile.py"
+    script.write_text(compose("compile", "profile").stdout)
+    _, output = train(script, "--dataset", digits, *TINY, "--result_dir", tmp_path)
+    table = output.partition("kernel ")[2].partition("of each step")[0]
+    assert "triton_" in table and "## Call" not in table and "Command Buffer" not in table
+
+
+@pytest.mark.gpu
 def test_more_processes_than_gpus_get_one_line(digits, tmp_path):
     done = run(*torchrun(SRC / "train_DDP.py", "--dataset", digits, "--batch_size",
                          12 * (GPUS + 1), processes=GPUS + 1), cwd=tmp_path)
