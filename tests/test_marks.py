@@ -15,7 +15,7 @@ BUDGETS = {"train_cudnn": 3, "train_DP": 5, "train_amp": 16, "train_compile": 6,
            "train_DDP": 44,
            # kept on when a checkpoint says off, and momentum that a first overflow leaves whole
            "train_fused": 12,
-           # the share of kernels, data and host, and the table, of kernels where a graph is compiled
+           # the share of kernels, data and host; the table, of kernels where a graph is compiled
            "train_profile": 54,
            # the baseline's order and sizes to the pixel, early ends of epochs, the names of bad
            # files that DALI does not tell
