@@ -157,16 +157,21 @@ def as_main(words, out, err, cwd, variables):
 
 
 class Forked:
-    """`python words...` in a fork, or in `ranks` of them as torchrun would start them."""
+    """`python words...` in a fork, or in `ranks` of them as torchrun would start them: with the
+    store in a process that outlives them."""
 
     def __init__(self, *words, cwd="/", ranks=0):
         self.words, self.made = words, tempfile.TemporaryDirectory()
-        self.processes, port = [], str(free_port()) if ranks else None
+        self.processes, common = [], dict(SEEN)
+        if ranks:
+            from torch.distributed import TCPStore
+            self.store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+            common |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+                       "MASTER_ADDR": "localhost", "MASTER_PORT": str(self.store.port),
+                       "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0",
+                       "TORCHELASTIC_USE_AGENT_STORE": "True"}
         for rank in range(max(1, ranks)):
-            variables = dict(SEEN) if not ranks else {
-                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
-                "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": port,
-                **SEEN}
+            variables = common | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks else {})
             files = [Path(self.made.name) / f"{name}{rank}" for name in ("out", "err")]
             self.processes.append(SERVER.Process(target=as_main, args=(
                 [str(word) for word in words], *files, cwd, variables)))
