@@ -259,27 +259,29 @@ def write(rows, stem, note=""):
 
 
 # ------------------------------------------------------------------------------------- README
-def own_options(variant, base):
-    """The options that `variant` has and its baseline, a text too, has not."""
-    changes = difflib.ndiff(base.splitlines(), variant.splitlines())
-    added = "\n".join(line[2:] for line in changes if line.startswith("+"))
-    return re.findall(r'add\("(--\w+)"(?!, help=argparse.SUPPRESS)', added)
+def changes(variant, base):
+    """(lines added, lines replaced) of two scripts' texts: those with text on them."""
+    lines = [line for line in difflib.ndiff(base.splitlines(), variant.splitlines())
+             if line[2:].strip()]
+    return tuple([line[2:] for line in lines if line.startswith(sign)] for sign in "+-")
+
+
+def own_options(added):
+    """The options that are in these lines."""
+    return re.findall(r'add\("(--\w+)"(?!, help=argparse.SUPPRESS)', "\n".join(added))
 
 
 def variants_table(base):
     """A line for each variant of src/<base>.py: how much it differs, and its own options."""
-    baseline = (ROOT / "src" / f"{base}.py").read_text().splitlines()
+    baseline = (ROOT / "src" / f"{base}.py").read_text()
     lines = ["| script | blocks | lines it adds | lines it replaces | options it adds |",
              "|---|---|---|---|---|"]
     for path in sorted((ROOT / "src").glob(f"{base}_*.py")):
-        text = path.read_text().splitlines()
-        changes = [line for line in difflib.ndiff(baseline, text) if line[2:].strip()]
-        added = [line[2:] for line in changes if line.startswith("+")]
-        options = own_options(path.read_text(), "\n".join(baseline))
+        added, replaced = changes(path.read_text(), baseline)
         lines.append(f"| [{path.name}](src/{path.name}) | "
-                     f"{sum(line.strip() == '# new #' for line in text)} | {len(added)} | "
-                     f"{sum(line.startswith('-') for line in changes)} | "
-                     f"{', '.join(f'`{option}`' for option in options)} |")
+                     f"{sum(line.strip() == '# new #' for line in added)} | {len(added)} | "
+                     f"{len(replaced)} | "
+                     f"{', '.join(f'`{option}`' for option in own_options(added))} |")
     return "\n".join(lines)
 
 
@@ -336,18 +338,20 @@ def pays_table(readme, folder=ROOT / "results"):
     """A line for each technique: what it gained on top of what was kept before it, in each measured
     staircase, and when it does not pay, which its section of the README says.
     """
-    titles, columns = [], []
+    titles, columns, most = [], [], {}
     for path in sorted(folder.glob("*/running.json")):
         rows = json.loads(path.read_text())
         speeds = {script_name(row): images_per_second(row) for row in rows}
         column = {}
         for row in rows:
             if row["row"] == "staircase" and "on" in row:  # tried again: the last counts
+                name = row["column"].removeprefix("+")
                 before = speeds["_".join(["train", *row["on"]])]
-                times = f"{images_per_second(row) / before:.2f}x" if before else "faster"
-                column[row["column"].removeprefix("+")] = (
-                    row["status"].upper() if row["status"] != "ok" else
-                    f"**{times}**" if row["kept"] else times)
+                times = images_per_second(row) / before if before else 0
+                most[name] = max(times, most.get(name, 0))
+                text = f"{times:.2f}x" if before else "faster"
+                column[name] = (row["status"].upper() if row["status"] != "ok" else
+                                f"**{text}**" if row["kept"] else text)
         good = next((row for row in rows if row["status"] == "ok"), None)
         if column and good:
             env, options = good["environment"], good["options"]
@@ -356,16 +360,13 @@ def pays_table(readme, folder=ROOT / "results"):
                           f"{options['batch_size']:,}, {env['gpus']}x {gpu}]"
                           f"(results/{path.parent.name}/running.md)")
             columns.append(column)
-    names = sorted({name for column in columns for name in column}, key=lambda name: -max(
-        float(column.get(name, "0").strip("*x") or 0) if "x" in column.get(name, "") else 0
-        for column in columns))
     lines = ["| " + " | ".join(["technique", *titles, "does not pay"]) + " |",
              "|---|" + "---|" * (len(titles) + 1)]
-    for name in names:
+    for name in sorted(most, key=most.get, reverse=True):
         lines.append("| " + " | ".join([
             f"[{name}](src/train_{name}.py)", *(column.get(name, "") for column in columns),
             does_not_pay(name, readme)]) + " |")
-    return "\n".join(lines) if names else "Not measured yet."
+    return "\n".join(lines) if most else "Not measured yet."
 
 
 def training_seconds(record):

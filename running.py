@@ -153,6 +153,12 @@ def section(text, name):
     return parts[parts.index(name) + 1]
 
 
+def scripts():
+    """{technique: its script's text}, by name."""
+    return {path.stem.removeprefix("train_"): path.read_text()
+            for path in sorted((ROOT / "src").glob("train_*.py"))}
+
+
 def groups():
     """{"data": [[technique, ...], ...], "compute": ..., "parallel": ...}: lists to choose one of.
 
@@ -160,8 +166,7 @@ def groups():
     choices one is of data if each of it changes the data section, else of parallel. A script that
     profiles is no technique.
     """
-    texts = {path.stem.removeprefix("train_"): path.read_text()
-             for path in sorted((ROOT / "src").glob("train_*.py"))}
+    texts = scripts()
     names = [name for name, text in texts.items() if "torch.profiler" not in text]
     pairs = list(itertools.combinations(names, 2))
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -183,9 +188,9 @@ def groups():
 def technique_options():
     """{option: techniques that have it}, of those options that the baseline has not."""
     base, owners = (ROOT / "src" / "train.py").read_text(), {}
-    for path in sorted((ROOT / "src").glob("train_*.py")):
-        for option in report.own_options(path.read_text(), base):
-            owners.setdefault(option, []).append(path.stem.removeprefix("train_"))
+    for name, text in scripts().items():
+        for option in report.own_options(report.changes(text, base)[0]):
+            owners.setdefault(option, []).append(name)
     return owners
 
 
@@ -260,8 +265,8 @@ def parse(arguments):
     parser.add_argument("EPOCHS", type=epochs, help="passes over the training pictures")
     parser.add_argument("DATASET", type=Path, nargs="?", help="folder of train/ and val/<class>/*")
     parser.add_argument("--part", choices=["cells", "staircase", "all"], default="all")
-    parser.add_argument("--without", action="append", default=[], metavar="TECHNIQUE", choices=[
-        path.stem.removeprefix("train_") for path in sorted((ROOT / "src").glob("train_*.py"))])
+    parser.add_argument("--without", action="append", default=[], metavar="TECHNIQUE",
+                        choices=list(scripts()))
     parser.add_argument("--result_dir", "--result-dir", type=Path, default=ROOT / "results")
     args = parser.parse_args(arguments[:split])
     if args.part == "staircase" and args.EPOCHS == 1:

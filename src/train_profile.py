@@ -137,9 +137,9 @@ def print_profile(profiler, on_gpu, waited):
     """Prints what takes the time, and what a step waits for; `waited` is data's share of it."""
     cuda = torch.autograd.DeviceType.CUDA
     no_work = ("ProfilerStep", "Optimizer.", "enumerate(", "## ", "Command Buffer", "Buffer Flush",
-               "Activity Buffer", "Lazy Function", "Runtime Triggered")  # the last: its own upkeep
+               "Activity Buffer", "Lazy Function", "Runtime Triggered")  # steps, upkeep
     times, averages = {}, profiler.key_averages()
-    # a compiled graph is one operator: so of its kernels
+    # a compiled graph is one operator, so its kernels are shown
     compiled = on_gpu and any("CompiledFxGraph" in event.key for event in averages)
     for event in averages:
         if not event.key.startswith(no_work) and compiled == (event.device_type == cuda):
