@@ -18,7 +18,7 @@ import psutil
 
 import report
 from running import (ROOT, Stopped, check_options, conclude, cores, failure, folder_of_its_own,
-                     guarded, stop, stop_on_signals)
+                     guarded, packages, stop, stop_on_signals)
 
 USAGE = "usage: ./loading.sh SCRIPT DATASET [--result_dir DIR] [OPTION ...]"
 MOST_SAMPLES = 10_000  # of a larger data set so many are read, unless --samples says otherwise
@@ -280,7 +280,7 @@ def main():
     script, loader, args, pictures, common, own = parse(sys.argv[1:])
     folder = args.result_dir.resolve() / "loading"
     lock = folder_of_its_own(folder, "loading.sh")  # held until the process ends
-    shared = dict(date=datetime.date.today().isoformat(),
+    shared = dict(date=datetime.date.today().isoformat(), packages=packages(),
                   command=shlex.join(["./loading.sh", *sys.argv[1:]]))
     baseline = ROOT / "src" / "loader.py"
     scripts = {baseline: common}

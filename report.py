@@ -49,7 +49,9 @@ def machine(row):
     if env["gpu"]:
         gpu = f"{env['gpus']}x {env['gpu']}, driver {env['driver']}, CUDA {env['cuda']}"
         gpu += f", cuDNN {env['cudnn']}; " if "cudnn" in env else "; "
-    return (f"{gpu}{env['cores']} cores of {env['cpu']}; torch {env['torch']}, Python "
+    packages = "".join(f"{name} {version}, " for name, version in sorted(
+        row.get("packages", {}).items()))
+    return (f"{gpu}{env['cores']} cores of {env['cpu']}; torch {env['torch']}, {packages}Python "
             f"{env['python']}; {row['date']}; `{row['command']}`")
 
 
@@ -375,17 +377,28 @@ def training_seconds(record):
 
 
 def runs_markdown(records):
-    """A line for each record of a script that was run several times, as with other seeds."""
-    lines = ["| run | top-1 | seconds of training | images/s: median (least to most) | warm-up |",
-             "|---|---|---|---|---|"]
+    """A line for each record of scripts run one by one, named by what differs between them."""
+    def differ(get):
+        return len({str(get(record)) for record in records}) > 1
+    options = dict.fromkeys(option for record in records for option in record["options"])
+    options = [option for option in options if option not in ("result_dir", "resume")
+               and differ(lambda record: record["options"].get(option))]
+    lines = ["| run | top-1 | seconds of training | images/s: median (least to most) | data wait | "
+             "warm-up |", "|---|---|---|---|---|---|"]
     for record in records:
-        lines.append(f"| seed {record['options']['seed']}, {len(record['epochs'])} epochs | "
-                     f"{record['val_top1']:.2%} | {training_seconds(record):.2f} s | "
-                     f"{record['images_per_second']:,.0f} ({min(speeds(record)):,.0f} to "
-                     f"{max(speeds(record)):,.0f}) | {record['warmup_seconds']:.1f} s |")
-    return "\n".join([*lines, "", "Seconds of training are the median epoch after the first times "
-                      "the number of epochs; the warm-up is start and first epoch.", "",
-                      machine(records[0])]) + "\n"
+        name = [record["script"]] if differ(lambda record: record["script"]) else []
+        name += [f"`--{option} {record['options'].get(option)}`" for option in options]
+        name += [f"{len(record['epochs'])} epochs"]
+        wait = statistics.median(epoch["data_wait"] for epoch in steady(record))
+        lines.append("| " + " | ".join([
+            ", ".join(name), f"{record['val_top1']:.2%}", f"{training_seconds(record):.2f} s",
+            f"{record['images_per_second']:,.0f} ({min(speeds(record)):,.0f} to "
+            f"{max(speeds(record)):,.0f})", f"{wait:.0%}", f"{record['warmup_seconds']:.1f} s"])
+            + " |")
+    commands = list(dict.fromkeys(record["command"] for record in records))
+    lines += ["", "Seconds of training are the median epoch after the first times the number of "
+              "epochs; the warm-up is start and first epoch.", "", machine(records[0])]
+    return "\n".join(lines + [f"`{command}`" for command in commands[1:]]) + "\n"
 
 
 def measured(name):

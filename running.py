@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import datetime
 import fcntl
+import importlib.metadata
 import itertools
 import json
 import os
@@ -34,6 +35,12 @@ class Stopped(Exception):
 def cores():
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def packages():
+    """{name: version} of what the scripts may use besides torch, if it is installed."""
+    return {each.name: each.version for each in importlib.metadata.distributions()
+            if re.fullmatch(r"torchvision|lmdb|nvidia-dali-cuda\d+", each.name or "")}
 
 
 def stop(process):
@@ -295,7 +302,7 @@ def main():
     gpus = torch.cuda.device_count()
     processes = gpus or 2
     common = {"date": datetime.date.today().isoformat(), "processes": processes,
-              "command": shlex.join(["./running.sh", *sys.argv[1:]])}
+              "packages": packages(), "command": shlex.join(["./running.sh", *sys.argv[1:]])}
     options = ["--dataset", str(dataset.resolve()), "--epochs", str(args.EPOCHS), *options]
     rows, results, interrupted, started = [], {}, "", time.monotonic()
     # the table's cells; the staircase starts from the first

@@ -283,8 +283,11 @@ def pictures_pipeline(args, on_gpu, samples, numbers, source):
     scale = shapes[0] / fn.cast(size, dtype=types.FLOAT)
     start, end = (corner + across) * scale, (corner + args.crop - across) * scale
     if on_gpu:  # most on its JPEG engine, all with libjpeg's smooth colours
+        # the same bytes once their size is known: beside a peek that fails, decoding can crash
+        known = [fn.reinterpret(each, shape=fn.cast(0 * size[:1] - 1, dtype=types.INT32))
+                 for each, size in zip(encoded, sizes)]
         decoded = [fn.decoders.image(each, device="mixed", hw_decoder_load=0.8,
-                                     jpeg_fancy_upsampling=True) for each in encoded]
+                                     jpeg_fancy_upsampling=True) for each in known]
     else:  # decodes that part alone, and what the resize needs around it
         low = fn.cast(math.max(math.floor(math.min(start, end) - scale - 1), 0), dtype=types.INT32)
         high = math.ceil(math.max(start, end) + scale + 1)

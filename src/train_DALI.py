@@ -125,15 +125,18 @@ def load_image(path, file=None):
 def pictures_pipeline(paths, size, augment, on_gpu):
     """Batches of pictures (size, size, 3), and of the ends of their files."""
     encoded = fn.io.file.read(fn.external_source(paths, dtype=types.UINT8, ndim=1))
-    options = {}
+    known, options = encoded, {}
+    if not augment:
+        shape = fn.peek_image_shape(encoded, dtype=types.INT32)[:2]
+        # the same bytes once their size is known: beside a peek that fails, decoding can crash
+        known = fn.reinterpret(encoded, shape=0 * shape[:1] - 1)
     if on_gpu:  # most on its JPEG engine, all with libjpeg's smooth colours
-        options = dict(device="mixed", hw_decoder_load=0.75, jpeg_fancy_upsampling=True)
-    pictures = fn.decoders.image(encoded, **options)
+        options = dict(device="mixed", hw_decoder_load=0.9, jpeg_fancy_upsampling=True)
+    pictures = fn.decoders.image(known, **options)
     if augment:
         pictures = fn.random_resized_crop(pictures, size=size, antialias=True)
         pictures = fn.flip(pictures, horizontal=fn.random.coin_flip())
     else:  # torchvision's sizes: the larger edge rounded down, the centre rounded to even
-        shape = fn.peek_image_shape(encoded, dtype=types.INT32)[:2]
         resized = size * shape // math.min(shape[0], shape[1])
         room = resized - size
         corner = (room + (room // 2 & 1)) // 2

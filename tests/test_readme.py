@@ -40,11 +40,12 @@ def test_a_test_of_a_fault_says_what_it_tries_and_what_happens(tmp_path):
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.parent.name)
 def test_results_hold_together(path):
     rows = json.loads(path.read_text())
-    assert len(rows) >= 10 and path.with_suffix(".png").exists()
+    assert len(rows) >= 6 and path.with_suffix(".png").exists()
     assert path.with_suffix(".md").read_text() == report.markdown(rows)
     for row in rows:
-        assert row["environment"]["gpu"] and row["environment"]["driver"] and row["date"]
-        assert row["command"].startswith("./running.sh")
+        assert row["command"].startswith("./running.sh") and row["date"]
+    rows = [row for row in rows if row["status"] == "ok"]
+    assert all(row["environment"]["gpu"] and row["environment"]["driver"] for row in rows)
     # one run's options hold for all, and the global batch with them
     options = [{key: value for key, value in row["options"].items()
                 if key in rows[0]["options"]} for row in rows]
@@ -91,14 +92,19 @@ def test_what_pays_is_the_last_step_of_each_technique(tmp_path):
 
 def test_seconds_of_training_leave_the_warm_up_out():
     environment = dict(gpu=None, cores=2, cpu="x", torch="2", python="3")
-    record = dict(options=dict(seed=7), val_top1=0.991, warmup_seconds=20, images_per_second=240,
-                  epochs=[dict(seconds=seconds, images_per_second=100 / seconds)
-                          for seconds in (9, 0.5, 0.25, 0.4)],
-                  environment=environment, date="2026-01-01", command="./x")
+    record = dict(script="train_amp", options=dict(seed=7, width=8), val_top1=0.991,
+                  epochs=[dict(seconds=seconds, images_per_second=100 / seconds, data_wait=0.05)
+                          for seconds in (9, 0.5, 0.25, 0.4)], images_per_second=240,
+                  warmup_seconds=20, environment=environment, date="2026-01-01", command="./x",
+                  packages={"lmdb": "3"})
     assert report.training_seconds(record) == 4 * 0.4
-    lines = report.runs_markdown([record]).splitlines()
-    assert lines[2] == "| seed 7, 4 epochs | 99.10% | 1.60 s | 240 (200 to 400) | 20.0 s |"
-    assert lines[-1].endswith("2026-01-01; `./x`")
+    other = record | dict(script="train", options=dict(seed=8, width=8), command="./y")
+    lines = report.runs_markdown([record, other]).splitlines()
+    assert lines[2:4] == [f"| {name}, 4 epochs | 99.10% | 1.60 s | 240 (200 to 400) | 5% | 20.0 s |"
+                          for name in ("train_amp, `--seed 7`", "train, `--seed 8`")]
+    assert lines[-2].endswith("torch 2, lmdb 3, Python 3; 2026-01-01; `./x`")
+    assert lines[-1] == "`./y`"
+    assert report.runs_markdown([record]).splitlines()[2].startswith("| 4 epochs | 99.10% | ")
 
 
 def test_every_technique_says_when_it_does_not_pay():

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import time
+from importlib.metadata import version
 
 import pytest
 from conftest import TECHNIQUES, processes_of, run, start
@@ -37,6 +38,7 @@ def test_f23_f47_f66_f69_twelve_cells_from_another_folder_through_a_link(project
     assert_staircase(rows[0], rows[12:])
     table = (results / "running.md").read_text()
     assert "| +DALI | SKIP: train_DALI.py: error: " in table and "pip install" in table
+    assert f"torchvision {version('torchvision')}, Python " in table
     compiled = [(results / "running" / f"{name}.log").read_text().splitlines()[0] for name in {
         "_".join(["train", *row["techniques"]]) for row in rows if "compile" in row["techniques"]}]
     assert compiled and all("--compile-mode reduce-overhead" in line for line in compiled)
