@@ -86,12 +86,11 @@ def markdown(rows, note=""):
         if row["status"] != "ok":
             lines.append(f"| {name} | {row['status'].upper()}: {row['error']} | | | | |")
             continue
-        wait = statistics.median(epoch["data_wait"] for epoch in steady(row))
         memory = row["peak_memory_bytes"]
         memory = "not known" if memory is None else f"{memory / 2 ** 20:,.0f} MB"
         lines.append(f"| {name} | {row['images_per_second']:,.0f} ({min(speeds(row)):,.0f} to "
                      f"{max(speeds(row)):,.0f}) | {row['val_top1']:.2%} | "
-                     f"{memory} | {wait:.0%} | {row['warmup_seconds']:.1f} s |")
+                     f"{memory} | {data_wait(row):.0%} | {row['warmup_seconds']:.1f} s |")
     logs = [f"- {name} failed; its log: {log}" for name, log in dict.fromkeys(
         (script_name(row), row["log"]) for row in rows if row["status"] == "fail")]
     good = next((row for row in rows if row["status"] == "ok"), None)
@@ -152,6 +151,11 @@ def which_epochs(row):
 def speeds(row):
     """images/s of each epoch that counts."""
     return [epoch["images_per_second"] for epoch in steady(row)]
+
+
+def data_wait(row):
+    """The share of its time that a step waits for data: the median of the epochs that count."""
+    return statistics.median(epoch["data_wait"] for epoch in steady(row))
 
 
 def storage_line(storage):
@@ -389,12 +393,11 @@ def runs_markdown(records):
         name = [record["script"]] if differ(lambda record: record["script"]) else []
         name += [f"`--{option} {record['options'].get(option)}`" for option in options]
         name += [f"{len(record['epochs'])} epochs"]
-        wait = statistics.median(epoch["data_wait"] for epoch in steady(record))
         lines.append("| " + " | ".join([
             ", ".join(name), f"{record['val_top1']:.2%}", f"{training_seconds(record):.2f} s",
             f"{record['images_per_second']:,.0f} ({min(speeds(record)):,.0f} to "
-            f"{max(speeds(record)):,.0f})", f"{wait:.0%}", f"{record['warmup_seconds']:.1f} s"])
-            + " |")
+            f"{max(speeds(record)):,.0f})", f"{data_wait(record):.0%}",
+            f"{record['warmup_seconds']:.1f} s"]) + " |")
     commands = list(dict.fromkeys(record["command"] for record in records))
     lines += ["", "Seconds of training are the median epoch after the first times the number of "
               "epochs; the warm-up is start and first epoch.", "", machine(records[0])]

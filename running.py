@@ -26,6 +26,7 @@ import report
 ROOT = Path(__file__).resolve().parent
 GRACE_SECONDS = 10
 PAYS = 1.01  # a step of the staircase stays if it is so many times as fast as without it
+WAITS = 0.2  # share of its time above which a step's wait for data hides what else may pay
 
 
 class Stopped(Exception):
@@ -257,6 +258,23 @@ def run(techniques, options, folder, processes, limit=None):
     return "ok", 0, json.loads(record.read_text())
 
 
+def due(stairs, tries, best):
+    """The choices of the staircase to be tried on top of the row `best`, the next one first.
+
+    `stairs` is {(technique, ...): group}, `tries` {(technique, ...): what its last try was on top
+    of, whether any could be run}. A choice is due until one of it is kept, and again when others
+    have been kept since: what did not pay may do so now. While steps wait for data, nothing that
+    makes them shorter can show what it buys: then loading comes first.
+    """
+    found = []
+    for names in stairs:
+        on, could_run = tries.get(names, (None, True))
+        if could_run and on != best["techniques"] and not set(names) & set(best["techniques"]):
+            found.append(names)
+    waits = best["status"] == "ok" and report.data_wait(best) > WAITS
+    return sorted(found, key=lambda names: (not waits or stairs[names] != "data", names in tries))
+
+
 def parse(arguments):
     """(options of the driver, options for the scripts), which come behind a --."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
@@ -310,11 +328,11 @@ def main():
              for row in report.ROWS for column in report.COLUMNS]
     cells = [cell for cell in cells if not set(cell[2]) & set(args.without)]
     cells = cells[:1] if args.part == "staircase" else cells
-    stairs = []
+    stairs = {}
     if args.part != "cells" and args.EPOCHS > 1:
-        stairs = [[name for name in choice if name not in args.without]
-                  for group in groups().values() for choice in group]
-        stairs = [choice for choice in stairs if choice]
+        stairs = {tuple(name for name in choice if name not in args.without): group
+                  for group, choices in groups().items() for choice in choices}
+        stairs.pop((), None)
     count = len(cells) + sum(map(len, stairs))
 
     def attempt(row, column, techniques):
@@ -339,24 +357,18 @@ def main():
     try:
         for row, column, techniques in cells:
             attempt(row, column, techniques)
-        best, last = rows[0], {}
-        while stairs:
-            for choice in stairs:  # each technique on top of what has paid so far
-                tried = [attempt("staircase", f"+{name}", sorted([*best["techniques"], name]))
-                         for name in choice]
-                last[tuple(choice)] = best["techniques"]
-                top = max(tried, key=report.images_per_second)
-                for row in tried:
-                    row["on"] = best["techniques"]
-                    row["kept"] = row is top and row["status"] == "ok" and (
-                        report.images_per_second(row) >= PAYS * report.images_per_second(best))
-                best = top if top["kept"] else best
-            # what did not pay may do so now: loading, say, once computing is faster
-            stairs = [choice for choice in stairs if last[tuple(choice)] != best["techniques"]
-                      and not set(choice) & set(best["techniques"])
-                      and any(results[frozenset([*last[tuple(choice)], name])][0]["status"] == "ok"
-                              for name in choice)]
-            count += sum(map(len, stairs))
+        best, tries = rows[0], {}
+        while names := next(iter(due(stairs, tries, best)), None):
+            tried = [attempt("staircase", f"+{name}", sorted([*best["techniques"], name]))
+                     for name in names]
+            tries[names] = best["techniques"], any(row["status"] == "ok" for row in tried)
+            top = max(tried, key=report.images_per_second)
+            for row in tried:
+                row["on"] = best["techniques"]
+                row["kept"] = row is top and row["status"] == "ok" and (
+                    report.images_per_second(row) >= PAYS * report.images_per_second(best))
+            best = top if top["kept"] else best
+            count = len(rows) + sum(map(len, due(stairs, tries, best)))
     except Stopped as reason:
         interrupted = f"Stopped by {reason} after {len(rows)} of {count} runs."
         print(f"\n{interrupted}", file=sys.stderr)

@@ -11,6 +11,8 @@ from importlib.metadata import version
 import pytest
 from conftest import TECHNIQUES, processes_of, run, start
 
+import running
+
 CELLS = [(row, column) for row in ("single", "DP", "DDP")
          for column in ("plain", "+cudnn", "+amp", "+cudnn +amp")]
 QUICK = ["--", "--steps", "1", "--batch_size", "40", "--width", "4", "--workers", "0",
@@ -90,6 +92,23 @@ def assert_staircase(baseline, steps):
         pays = bool(top) and top["images_per_second"] >= 1.01 * best["images_per_second"]
         assert [row["kept"] for row in group] == [pays and row is top for row in group]
         best = top if pays else best
+
+
+def test_the_staircase_tries_again_and_loading_first_where_steps_wait():
+    def row(techniques, wait):
+        return dict(status="ok", techniques=techniques, epochs=[dict(data_wait=wait)] * 3)
+    data, amp, compiled, both = ("DALI", "cache"), ("amp",), ("compile",), ("DDP", "DP")
+    stairs = {data: "data", amp: "compute", compiled: "compute", both: "parallel"}
+    assert running.due(stairs, {}, row([], 0.9)) == list(stairs)
+    tries = {data: ([], True), amp: ([], True)}
+    assert running.due(stairs, tries, row(["amp"], 0.1)) == [compiled, both, data]
+    assert running.due(stairs, tries, row(["amp"], 0.3)) == [data, compiled, both]
+    # once loading is faster, what did not pay before is due again, but not what cannot be run
+    tries = {data: (["amp"], True), amp: ([], True), compiled: (["amp"], True),
+             both: (["amp"], False)}
+    assert running.due(stairs, tries, row(["DALI", "amp"], 0.3)) == [compiled]
+    assert running.due(stairs, tries, row(["amp"], 0.3)) == []
+    assert running.due(stairs, {}, dict(status="fail", techniques=[])) == list(stairs)
 
 
 def test_f63_f65_failing_variants_leave_rows_and_the_others_run(project):
