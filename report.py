@@ -55,27 +55,29 @@ def machine(row):
             f"{env['python']}; {row['date']}; `{row['command']}`")
 
 
-def caveat(row):
-    """What the figures do not say on this machine; '' on one with several GPUs."""
+def caveat(row, techniques):
+    """What the figures of `techniques` do not say on this machine; '' on one with several GPUs."""
     gpus = row["environment"]["gpus"]
     if gpus == 0:
         return (f"There is no GPU here: DP and cudnn then change nothing, DDP is "
                 f"{row['processes']} gloo processes on the same cores, and amp is bfloat16. These "
                 "figures show that the scripts work and how large this machine's noise is, not "
                 "what a GPU gains.")
-    if gpus == 1:
+    if gpus == 1 and techniques & {"DP", "DDP"}:
         return "With one GPU, DP and DDP show what they cost, not what they gain."
     return ""
 
 
-def markdown(rows, note=""):
+def markdown(rows):
     """The table of training seconds, and a line for each run."""
     baseline = rows[0]
-    lines = ["| training seconds | " + " | ".join(COLUMNS) + " |", "|---|" + "---|" * len(COLUMNS)]
+    columns = [name for name in COLUMNS
+               if any(row["row"] in ROWS and row["column"] == name for row in rows)]
+    lines = ["| training seconds | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
     for name in ROWS:
         cells = {row["column"]: cell(row, baseline) for row in rows if row["row"] == name}
         if cells:
-            lines.append(f"| {name} | " + " | ".join(cells.get(at, "") for at in COLUMNS) + " |")
+            lines.append(f"| {name} | " + " | ".join(cells.get(at, "") for at in columns) + " |")
     if [row["row"] for row in rows[1:2]] == ["staircase"]:
         lines = []  # there are no other cells
     lines += staircase(rows)
@@ -99,9 +101,10 @@ def markdown(rows, note=""):
         lines += ["", f"Seconds and images/s are of {which_epochs(good)}{alone}, in training "
                   "alone; the warm-up is start and first epoch. Each run was made once.", "",
                   machine(good)]
-        lines += ["", caveat(good)] if caveat(good) else []
+        said = caveat(good, {name for row in rows for name in row["techniques"]})
+        lines += ["", said] if said else []
     lines += ["", *logs] if logs else []
-    lines += ["", note] if note else []
+    lines += [line for row in rows if "stopped" in row for line in ("", row["stopped"])]
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
@@ -182,7 +185,7 @@ def loading_summary(row):
             f"  {row['seconds']:.2f} s an epoch")
 
 
-def loading_markdown(rows, note=""):
+def loading_markdown(rows):
     """The table of loaders, what holds each back, and on what machine."""
     lines = ["| loader | page cache | images/s: median (least to most) | to the baseline | MB/s | "
              "seconds an epoch | cores busy | GPU busy |", "|---|---|---|---|---|---|---|---|"]
@@ -214,14 +217,14 @@ def loading_markdown(rows, note=""):
         lines += ["", f"{good['samples']:,} samples, {good['bytes'] / 1e6:,.1f} MB an epoch; "
                   f"{which}. {storage_line(good['storage'])}", "",
                   machine(good)]
-    lines += ["", note] if note else []
+    lines += [line for row in rows if "stopped" in row for line in ("", row["stopped"])]
     return "\n".join(lines) + "\n"
 
 
-def write_loading(rows, stem, note=""):
+def write_loading(rows, stem):
     """Writes rows to <stem>.json and .md."""
     stem.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(loading_markdown(rows, note))
+    stem.with_suffix(".md").write_text(loading_markdown(rows))
 
 
 def chart(rows, path):
@@ -255,10 +258,10 @@ def chart(rows, path):
     figure.savefig(path, dpi=120)
 
 
-def write(rows, stem, note=""):
+def write(rows, stem):
     """Writes rows to <stem>.json, .md and .png."""
     stem.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(markdown(rows, note))
+    stem.with_suffix(".md").write_text(markdown(rows))
     stem.with_suffix(".png").unlink(missing_ok=True)
     if any(row["status"] == "ok" for row in rows):
         chart(rows, stem.with_suffix(".png"))
@@ -340,38 +343,53 @@ def does_not_pay(name, readme):
     return re.sub(r"[.:,]? \*\*.*|[.:]( .*)?$", "", words)
 
 
-def pays_table(readme, folder=ROOT / "results"):
-    """A line for each technique: what it gained on top of what was kept before it, in each measured
-    staircase, and when it does not pay, which its section of the README says.
+def gains(rows):
+    """({technique: (times, cell)} on top of what the staircase had kept before it, the same on the
+    baseline alone) of one run of running.sh.
     """
-    titles, columns, most = [], [], {}
+    speeds = {script_name(row): images_per_second(row) for row in rows}
+    found = {}, {}
+    for row in rows:
+        tried = row["row"] == "staircase" and "on" in row  # tried again: the last counts
+        if tried or row["row"] in ROWS and len(row["techniques"]) == 1:
+            name = row["column"].removeprefix("+") if tried else row["techniques"][0]
+            before = speeds["_".join(["train", *(row["on"] if tried else [])])]
+            times = images_per_second(row) / before if before else 0
+            text = f"{times:.2f}x" if before else "faster"
+            text = text if row["status"] == "ok" else row["status"].upper()
+            found[not tried][name] = times, f"**{text}**" if tried and row["kept"] else text
+    return found
+
+
+def pays_table(readme, folder=ROOT / "results"):
+    """A line for each technique: what it gained in each measured staircase, or else alone on the
+    baseline, and when it does not pay, which its section of the README says.
+    """
+    columns = {}  # by title: the link, and the gains
     for path in sorted(folder.glob("*/running.json")):
         rows = json.loads(path.read_text())
-        speeds = {script_name(row): images_per_second(row) for row in rows}
-        column = {}
-        for row in rows:
-            if row["row"] == "staircase" and "on" in row:  # tried again: the last counts
-                name = row["column"].removeprefix("+")
-                before = speeds["_".join(["train", *row["on"]])]
-                times = images_per_second(row) / before if before else 0
-                most[name] = max(times, most.get(name, 0))
-                text = f"{times:.2f}x" if before else "faster"
-                column[name] = (row["status"].upper() if row["status"] != "ok" else
-                                f"**{text}**" if row["kept"] else text)
         good = next((row for row in rows if row["status"] == "ok"), None)
-        if column and good:
+        if good:
             env, options = good["environment"], good["options"]
             gpu = (env["gpu"] or "no GPU").removeprefix("NVIDIA ")
-            titles.append(f"[{options['model']}, {options['image_size']} px, batch "
-                          f"{options['batch_size']:,}, {env['gpus']}x {gpu}]"
-                          f"(results/{path.parent.name}/running.md)")
-            columns.append(column)
+            title = (f"{options['model']}, {options['image_size']} px, batch "
+                     f"{options['batch_size']:,}, {env['gpus']}x {gpu}")
+            stairs, alone = gains(rows)
+            link, column = columns.get(title, (path.parent.name, {}))
+            column = alone | column
+            ran = {name: gain for name, gain in stairs.items() if gain[0] or name not in column}
+            columns[title] = path.parent.name if stairs else link, column | ran
+    most = {}
+    for _, column in columns.values():
+        for name, (times, _) in column.items():
+            most[name] = max(times, most.get(name, 0))
+    titles = [f"[{title}](results/{link}/running.md)" for title, (link, _) in columns.items()]
     lines = ["| " + " | ".join(["technique", *titles, "does not pay"]) + " |",
              "|---|" + "---|" * (len(titles) + 1)]
     for name in sorted(most, key=most.get, reverse=True):
-        lines.append("| " + " | ".join([
-            f"[{name}](src/train_{name}.py)", *(column.get(name, "") for column in columns),
-            does_not_pay(name, readme)]) + " |")
+        cells = [column.get(name, (0, ""))[1] for _, column in columns.values()]
+        lines.append("| " + " | ".join([f"[{name}](src/train_{name}.py)", *cells,
+                                        does_not_pay(name, readme)]) + " |")
     return "\n".join(lines) if most else "Not measured yet."
 
 
@@ -384,14 +402,16 @@ def runs_markdown(records):
     """A line for each record of scripts run one by one, named by what differs between them."""
     def differ(get):
         return len({str(get(record)) for record in records}) > 1
-    options = dict.fromkeys(option for record in records for option in record["options"])
-    options = [option for option in options if option not in ("result_dir", "resume")
-               and differ(lambda record: record["options"].get(option))]
+    options = [option for option in records[0]["options"] if option not in ("result_dir", "resume")
+               and all(option in record["options"] for record in records)
+               and differ(lambda record: record["options"][option])]
     lines = ["| run | top-1 | seconds of training | images/s: median (least to most) | data wait | "
              "warm-up |", "|---|---|---|---|---|---|"]
     for record in records:
         name = [record["script"]] if differ(lambda record: record["script"]) else []
-        name += [f"`--{option} {record['options'].get(option)}`" for option in options]
+        values = [(option, record["options"][option]) for option in options]
+        name += [f"`--{option}`" if value is True else f"`--{option} {value}`"
+                 for option, value in values if value is not False and value is not None]
         name += [f"{len(record['epochs'])} epochs"]
         lines.append("| " + " | ".join([
             ", ".join(name), f"{record['val_top1']:.2%}", f"{training_seconds(record):.2f} s",
@@ -401,7 +421,8 @@ def runs_markdown(records):
     commands = list(dict.fromkeys(record["command"] for record in records))
     lines += ["", "Seconds of training are the median epoch after the first times the number of "
               "epochs; the warm-up is start and first epoch.", "", machine(records[0])]
-    return "\n".join(lines + [f"`{command}`" for command in commands[1:]]) + "\n"
+    lines += [line for command in commands[1:] for line in ("", f"`{command}`")]
+    return "\n".join(lines) + "\n"
 
 
 def measured(name):

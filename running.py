@@ -75,7 +75,8 @@ def conclude(rows, write, stem, interrupted):
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if rows:
-        write(rows, stem, interrupted)
+        rows[-1] |= {"stopped": interrupted} if interrupted else {}
+        write(rows, stem)
         print(f"\n{stem.with_suffix('.md').read_text()}")
     sys.exit(130 if interrupted else any(row["status"] == "fail" for row in rows))
 

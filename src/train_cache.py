@@ -136,7 +136,9 @@ def random_crops(images, size, generator):
     places, flips = torch.empty(2, len(images), 2).uniform_(-1, 1, generator=generator)
     across = torch.stack([edges[:, 0] * flips[:, 0].sign(), torch.zeros(len(images))], 1)
     down = torch.stack([torch.zeros(len(images)), edges[:, 1]], 1)
-    crops = torch.stack([across, down, (1 - edges) * places], 2).to(images.device)
+    crops = torch.stack([across, down, (1 - edges) * places], 2)
+    crops = crops.pin_memory() if images.is_cuda else crops  # else its copying waits for the step
+    crops = crops.to(images.device, non_blocking=True)
     grid = nn.functional.affine_grid(crops, (len(images), 3, size, size), align_corners=False)
     return nn.functional.grid_sample(images.float(), grid, padding_mode="border",
                                      align_corners=False).round().byte()

@@ -23,7 +23,7 @@ BUDGETS = {"train_cudnn": 3, "train_DP": 5, "train_amp": 16, "train_compile": 6,
            # a build that a kill or a second process does not harm, reads that damage does not crash
            "train_LMDB": 122,
            # what is free, crops of a whole batch, shares of the decoding under DDP
-           "train_cache": 95,
+           "train_cache": 97,
            # both layouts, the resize and crop of torchvision to the pixel, the names of bad files
            "loader_DALI": 183,
            # the build that a kill does not harm, and an ImageFolder that damage does not crash
