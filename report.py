@@ -56,7 +56,7 @@ def machine(row):
 
 
 def caveat(row, techniques):
-    """What the figures of `techniques` do not say on this machine; '' on one with several GPUs."""
+    """What figures of this machine do not say, if they are of `techniques`; '' where nothing."""
     gpus = row["environment"]["gpus"]
     if gpus == 0:
         return (f"There is no GPU here: DP and cudnn then change nothing, DDP is "
@@ -344,50 +344,67 @@ def does_not_pay(name, readme):
 
 
 def gains(rows):
-    """({technique: (times, cell)} on top of what the staircase had kept before it, the same on the
-    baseline alone) of one run of running.sh.
+    """({technique: (times, cell, whether it ran)} on top of what the staircase had kept before it,
+    the same on the baseline alone) of one run of running.sh. Of one GPU not those for several.
     """
-    speeds = {script_name(row): images_per_second(row) for row in rows}
+    by_name = {script_name(row): row for row in rows}
     found = {}, {}
     for row in rows:
         tried = row["row"] == "staircase" and "on" in row  # tried again: the last counts
-        if tried or row["row"] in ROWS and len(row["techniques"]) == 1:
-            name = row["column"].removeprefix("+") if tried else row["techniques"][0]
-            before = speeds["_".join(["train", *(row["on"] if tried else [])])]
+        name = row["column"].removeprefix("+") if tried else "_".join(row["techniques"])
+        ran = row["status"] == "ok"
+        if tried:
+            before = images_per_second(by_name["_".join(["train", *row["on"]])])
             times = images_per_second(row) / before if before else 0
-            text = f"{times:.2f}x" if before else "faster"
-            text = text if row["status"] == "ok" else row["status"].upper()
-            found[not tried][name] = times, f"**{text}**" if tried and row["kept"] else text
+            text = f"{times:.2f}x" if before else "faster" if row["kept"] else ""
+            text = f"**{text}**" if row["kept"] else text
+        elif row["row"] in ROWS and len(row["techniques"]) == 1 and (
+                name not in ROWS or ran and row["environment"]["gpus"] > 1):
+            times = ratio(row, rows[0]) or 0
+            text = f"{times:.2f}x alone" if times else ""
+        else:
+            continue
+        found[not tried][name] = times, text if ran else row["status"].upper(), ran
     return found
 
 
 def pays_table(readme, folder=ROOT / "results"):
     """A line for each technique: what it gained in each measured staircase, or else alone on the
-    baseline, and when it does not pay, which its section of the README says.
+    baseline under the same options, and when it does not pay, as its section of the README says.
     """
-    columns = {}  # by title: the link, and the gains
+    columns = {}  # by what was the same: title, folder, gains
     for path in sorted(folder.glob("*/running.json")):
         rows = json.loads(path.read_text())
         good = next((row for row in rows if row["status"] == "ok"), None)
         if good:
             env, options = good["environment"], good["options"]
+            width = f" {options['width']} wide" if options["model"] == "conv11" else ""
             gpu = (env["gpu"] or "no GPU").removeprefix("NVIDIA ")
-            title = (f"{options['model']}, {options['image_size']} px, batch "
+            title = (f"{options['model']}{width}, {options['image_size']} px, batch "
                      f"{options['batch_size']:,}, {env['gpus']}x {gpu}")
+            dtypes = {row["options"].get("amp_dtype") for row in rows if row["status"] == "ok"}
+            title += ", bfloat16" if "bfloat16" in dtypes else ""
             stairs, alone = gains(rows)
-            link, column = columns.get(title, (path.parent.name, {}))
-            column = alone | column
-            ran = {name: gain for name, gain in stairs.items() if gain[0] or name not in column}
-            columns[title] = path.parent.name if stairs else link, column | ran
+            key = (gpu, env["gpus"], Path(options["dataset"]).name, *(
+                str(options[name]) for name in ("model", "width", "image_size", "batch_size")))
+            older = columns.get(key, (title, "", {}, {}))
+            if older[2] and stairs:  # each staircase has a column of its own
+                key, older = (*key, path.parent.name), (title, "", {}, {})
+            columns[key] = (title if stairs else older[0],
+                            path.parent.name if stairs or not older[1] else older[1],
+                            stairs or older[2], older[3] | alone)
+    shown = []
+    for title, name, stairs, alone in columns.values():
+        shown.append((f"[{title}](results/{name}/running.md)", alone | {
+            name: gain for name, gain in stairs.items() if gain[2] or name not in alone}))
     most = {}
-    for _, column in columns.values():
-        for name, (times, _) in column.items():
+    for _, column in shown:
+        for name, (times, *_) in column.items():
             most[name] = max(times, most.get(name, 0))
-    titles = [f"[{title}](results/{link}/running.md)" for title, (link, _) in columns.items()]
-    lines = ["| " + " | ".join(["technique", *titles, "does not pay"]) + " |",
-             "|---|" + "---|" * (len(titles) + 1)]
+    lines = ["| " + " | ".join(["technique", *(title for title, _ in shown), "does not pay"]) +
+             " |", "|---|" + "---|" * (len(shown) + 1)]
     for name in sorted(most, key=most.get, reverse=True):
-        cells = [column.get(name, (0, ""))[1] for _, column in columns.values()]
+        cells = [column.get(name, (0, ""))[1] for _, column in shown]
         lines.append("| " + " | ".join([f"[{name}](src/train_{name}.py)", *cells,
                                         does_not_pay(name, readme)]) + " |")
     return "\n".join(lines) if most else "Not measured yet."
@@ -415,8 +432,9 @@ def runs_markdown(records):
         name += [f"{len(record['epochs'])} epochs"]
         lines.append("| " + " | ".join([
             ", ".join(name), f"{record['val_top1']:.2%}", f"{training_seconds(record):.2f} s",
-            f"{record['images_per_second']:,.0f} ({min(speeds(record)):,.0f} to "
-            f"{max(speeds(record)):,.0f})", f"{data_wait(record):.0%}",
+            f"{record['images_per_second']:,.0f}" + (
+                f" ({min(speeds(record)):,.0f} to {max(speeds(record)):,.0f})"
+                if len(speeds(record)) > 1 else ""), f"{data_wait(record):.0%}",
             f"{record['warmup_seconds']:.1f} s"]) + " |")
     commands = list(dict.fromkeys(record["command"] for record in records))
     lines += ["", "Seconds of training are the median epoch after the first times the number of "

@@ -40,18 +40,31 @@ def cores():
 
 def packages():
     """{name: version} of what the scripts may use besides torch, if it is installed."""
-    return {each.name: each.version for each in importlib.metadata.distributions()
-            if re.fullmatch(r"torchvision|lmdb|nvidia-dali-cuda\d+", each.name or "")}
+    found = {}
+    for each in importlib.metadata.distributions():
+        if re.fullmatch(r"torchvision|lmdb|nvidia-dali-cuda\d+", each.name or ""):
+            found.setdefault(each.name, each.version)  # Python imports the first, too
+    return found
+
+
+def session_of(pid):
+    """The number of the session that a process belongs to; None if it has ended."""
+    with contextlib.suppress(OSError):
+        return os.getsid(pid)
 
 
 def stop(process):
-    """Ends `process` and all that it started, whatever process groups those are in."""
+    """Ends `process`, which began a session, and all that it started, in whatever sessions."""
     with contextlib.suppress(psutil.NoSuchProcess):
         tree = psutil.Process(process.pid).children(recursive=True)
+        sessions = {session_of(each.pid) for each in tree} | {process.pid}
         process.terminate()  # torchrun ends its workers itself, given a moment
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_SECONDS)
         process.kill()
+        # who was started meanwhile has lost its parent, not its session
+        sessions -= {session_of(0), None}
+        tree += [each for each in psutil.process_iter() if session_of(each.pid) in sessions]
         for child in tree:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
@@ -260,20 +273,23 @@ def run(techniques, options, folder, processes, limit=None):
 
 
 def due(stairs, tries, best):
-    """The choices of the staircase to be tried on top of the row `best`, the next one first.
+    """Lists of techniques to be tried on top of the row `best`, the next one first.
 
-    `stairs` is {(technique, ...): group}, `tries` {(technique, ...): what its last try was on top
-    of, whether any could be run}. A choice is due until one of it is kept, and again when others
-    have been kept since: what did not pay may do so now. While steps wait for data, nothing that
-    makes them shorter can show what it buys: then loading comes first.
+    `stairs` is {(technique, ...): group}, each to choose one of, `tries` {technique: what its last
+    try was on top of, whether it could be run}. A choice is due until one of it is kept: at first,
+    and again when others have been kept since, as what did not pay may do so now; only what could
+    not be run is not tried again. While steps wait for data, nothing that makes them shorter can
+    show what it buys: then loading comes first.
     """
     found = []
-    for names in stairs:
-        on, could_run = tries.get(names, (None, True))
-        if could_run and on != best["techniques"] and not set(names) & set(best["techniques"]):
-            found.append(names)
+    for names, group in stairs.items():
+        left = [name for name in names if name not in tries
+                or tries[name][1] and tries[name][0] != best["techniques"]]
+        if left and not set(names) & set(best["techniques"]):
+            found.append((group != "data", names[0] in tries, left))
     waits = best["status"] == "ok" and report.data_wait(best) > WAITS
-    return sorted(found, key=lambda names: (not waits or stairs[names] != "data", names in tries))
+    found.sort(key=lambda each: (each[0] if waits else False, each[1]))
+    return [left for *_, left in found]
 
 
 def parse(arguments):
@@ -362,7 +378,8 @@ def main():
         while names := next(iter(due(stairs, tries, best)), None):
             tried = [attempt("staircase", f"+{name}", sorted([*best["techniques"], name]))
                      for name in names]
-            tries[names] = best["techniques"], any(row["status"] == "ok" for row in tried)
+            tries |= {name: (best["techniques"], row["status"] == "ok")
+                      for name, row in zip(names, tried)}
             top = max(tried, key=report.images_per_second)
             for row in tried:
                 row["on"] = best["techniques"]

@@ -283,7 +283,7 @@ def pictures_pipeline(args, on_gpu, samples, numbers, source):
     scale = shapes[0] / fn.cast(size, dtype=types.FLOAT)
     start, end = (corner + across) * scale, (corner + args.crop - across) * scale
     if on_gpu:  # most on its JPEG engine, all with libjpeg's smooth colours
-        # the same bytes once their size is known: beside a peek that fails, decoding can crash
+        # the same bytes, but not decoded where the size is not to be had: that can crash
         known = [fn.reinterpret(each, shape=fn.cast(0 * size[:1] - 1, dtype=types.INT32))
                  for each, size in zip(encoded, sizes)]
         decoded = [fn.decoders.image(each, device="mixed", hw_decoder_load=0.8,

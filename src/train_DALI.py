@@ -128,7 +128,7 @@ def pictures_pipeline(paths, size, augment, on_gpu):
     known, options = encoded, {}
     if not augment:
         shape = fn.peek_image_shape(encoded, dtype=types.INT32)[:2]
-        # the same bytes once their size is known: beside a peek that fails, decoding can crash
+        # the same bytes, but not decoded where the size is not to be had: that can crash
         known = fn.reinterpret(encoded, shape=0 * shape[:1] - 1)
     if on_gpu:  # most on its JPEG engine, all with libjpeg's smooth colours
         options = dict(device="mixed", hw_decoder_load=0.9, jpeg_fancy_upsampling=True)

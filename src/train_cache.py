@@ -137,7 +137,7 @@ def random_crops(images, size, generator):
     across = torch.stack([edges[:, 0] * flips[:, 0].sign(), torch.zeros(len(images))], 1)
     down = torch.stack([torch.zeros(len(images)), edges[:, 1]], 1)
     crops = torch.stack([across, down, (1 - edges) * places], 2)
-    crops = crops.pin_memory() if images.is_cuda else crops  # else its copying waits for the step
+    crops = crops.pin_memory() if images.is_cuda else crops  # else the host waits for the GPU here
     crops = crops.to(images.device, non_blocking=True)
     grid = nn.functional.affine_grid(crops, (len(images), 3, size, size), align_corners=False)
     return nn.functional.grid_sample(images.float(), grid, padding_mode="border",

@@ -1,5 +1,6 @@
 """On an NVIDIA GPU: every variant and composition, float16, equivalence. Skipped without one."""
 
+import gzip
 import json
 import re
 import sys
@@ -8,7 +9,7 @@ import pytest
 import torch
 from conftest import ROOT, SRC, run, torchrun, train
 from test_compose import PAIRS, SETS, WHOLE, compose
-from test_train import (PHOTOS, SCRIPTS, TINY, batches, same_bits, weights,
+from test_train import (PHOTOS, SCRIPTS, TINY, batches, module_of, same_bits, weights,
                         with_captured_batches, without_batch_norm)
 
 GPUS = torch.cuda.device_count()
@@ -121,6 +122,20 @@ def test_profile_of_a_compiled_model_shows_kernels(digits, tmp_path):
     table = output.partition("kernel ")[2].partition("of each step")[0]
     assert "calls" in table and re.search(r"wgrad|dgrad|fprop|triton_", table)
     assert not re.search("## Call|Command Buffer|aten::", table)
+    with gzip.open(tmp_path / "train_compile_profile_trace0.json.gz") as file:
+        assert any(event.get("cat") == "kernel" and event["name"].startswith("triton_")
+                   for event in json.load(file)["traceEvents"])
+
+
+@pytest.mark.gpu
+def test_cached_crops_on_a_gpu_are_those_of_the_cpu():
+    crops = module_of(SRC / "train_cache.py").random_crops
+    images = torch.randint(256, (100, 3, 40, 40), generator=torch.Generator().manual_seed(1),
+                           dtype=torch.uint8)
+    on_cpu, on_gpu = (crops(images.to(device), 32, torch.Generator().manual_seed(3)).cpu()
+                      for device in ("cpu", "cuda"))
+    assert on_gpu.shape == (100, 3, 32, 32) and on_cpu.float().std() > 30
+    assert (on_gpu.int() - on_cpu.int()).abs().max() <= 1  # rounded from other last bits
 
 
 @pytest.mark.gpu

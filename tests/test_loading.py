@@ -137,6 +137,9 @@ def test_f31_f67_ctrl_c(number, whole_group, data, tmp_path):
     assert [(row["loader"], row["cache"]) for row in rows_of(tmp_path / "r")] == [
         ("loader", "cold"), ("loader", "warm")]
     assert "| loader | warm |" in out
+    table = (tmp_path / "r" / "loading.md").read_text()
+    assert f"Stopped by {number.name} after 2 runs." in table
+    assert table == report.loading_markdown(rows_of(tmp_path / "r"))
     assert not processes_of(tmp_path) and not list(tmp_path.rglob("*.part"))
 
 

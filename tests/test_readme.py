@@ -67,37 +67,55 @@ def staircase_rows():
     """A baseline of 100 images/s, fused tried on it, amp kept, fused tried again and kept, and a
     technique that is not to be had."""
     common = dict(status="ok", environment=dict(gpu="NVIDIA X1", gpus=2), options=dict(
-        model="conv11", image_size=32, batch_size=512))
+        model="conv11", width=64, image_size=32, batch_size=512, dataset="/data/x"))
     steps = [("fused", [], 90, False), ("amp", [], 200, True), ("fused", ["amp"], 230, True)]
-    rows = [dict(row="single", column="plain", techniques=[], images_per_second=100, **common)]
+    rows = [dict(row="single", column="plain", techniques=[], images_per_second=100,
+                 train_seconds=100, **common)]
     for name, on, speed, kept in steps:
         rows.append(dict(row="staircase", column=f"+{name}", techniques=sorted([*on, name]), on=on,
                          kept=kept, images_per_second=speed, **common))
-    return [*rows, dict(row="staircase", column="+DALI", techniques=["DALI"], on=[], kept=False,
-                        status="skip", error="no DALI")]
+    return [*rows, *(dict(row="staircase", column=f"+{name}", techniques=[name], on=[], kept=False,
+                          status="skip", error="none") for name in ("DALI", "DP"))]
+
+
+def pays(folder, **tables):
+    """The cells of the table of these {folder of results: rows}, without the last column."""
+    for name, rows in tables.items():
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "running.json").write_text(json.dumps(rows))
+    lines = report.pays_table(README, folder).splitlines()
+    return [[cell.strip("| ") for cell in line.split(" | ")[:-1]] for line in lines[:1] + lines[2:]]
 
 
 def test_what_pays_is_the_last_step_of_each_technique(tmp_path):
-    (tmp_path / "x1").mkdir()
-    (tmp_path / "x1/running.json").write_text(json.dumps(staircase_rows()))
-    lines = report.pays_table(README, tmp_path).splitlines()
-    assert lines[0] == ("| technique | [conv11, 32 px, batch 512, 2x X1](results/x1/running.md) | "
-                        "does not pay |")
-    cells = [line.split(" | ")[:2] for line in lines[2:]]
-    assert cells == [["| [amp](src/train_amp.py)", "**2.00x**"],
-                     ["| [fused](src/train_fused.py)", "**1.15x**"],
-                     ["| [DALI](src/train_DALI.py)", "SKIP"]]
-    assert "small PNGs" in lines[4]
-    # a table of cells of the same options adds what the staircase has not measured
-    cells = [row | dict(row="DP", column="plain", techniques=["DP"], images_per_second=speed)
-             if row["row"] == "staircase" else row
-             for row, speed in zip(staircase_rows()[:2], (100, 45))]
-    cells.append(cells[0] | dict(column="+amp", techniques=["amp"], images_per_second=150))
-    (tmp_path / "x0").mkdir()
-    (tmp_path / "x0/running.json").write_text(json.dumps(cells))
-    again = report.pays_table(README, tmp_path).splitlines()
-    assert [again[i] for i in (0, 2, 3, 5)] == [lines[i] for i in (0, 2, 3, 4)]
-    assert again[4].startswith("| [DP](src/train_DP.py) | 0.45x | ")
+    title = "[conv11 64 wide, 32 px, batch 512, 2x X1](results/{}/running.md)"
+    names = {name: f"[{name}](src/train_{name}.py)" for name in ("amp", "fused", "DALI", "DP")}
+    assert pays(tmp_path, b=staircase_rows()) == [
+        ["technique", title.format("b")], [names["amp"], "**2.00x**"],
+        [names["fused"], "**1.15x**"], [names["DALI"], "SKIP"], [names["DP"], "SKIP"]]
+    # a grid of the same options tells what the staircase does not, in the same column
+    base = staircase_rows()[0]
+    grid = [base, base | dict(column="+amp", techniques=["amp"], train_seconds=50 / 3),
+            base | dict(row="DP", techniques=["DP"], train_seconds=200)]
+    for name in "ac":  # before and behind the staircase
+        assert pays(tmp_path, **{name: grid}) == [
+            ["technique", title.format("b")], [names["amp"], "**2.00x**"],
+            [names["fused"], "**1.15x**"], [names["DP"], "0.50x alone"], [names["DALI"], "SKIP"]]
+    # a second staircase has a column of its own, as has one of other options
+    for rows in staircase_rows(), [row | dict(options=base["options"] | dict(batch_size=64))
+                                   for row in staircase_rows()]:
+        assert [len(line) for line in pays(tmp_path, d=rows)] == [3] * 5
+    # DP on one GPU tells nothing of DP
+    for row in grid:
+        row["environment"] = dict(gpu="NVIDIA X1", gpus=1)
+    assert pays(tmp_path, d=grid)[3][1:] == ["0.50x alone", ""]
+
+
+def test_a_technique_on_a_baseline_that_failed_is_faster_if_it_was_kept():
+    rows = [row | dict(status="fail") if not row["techniques"] else row for row in staircase_rows()]
+    stairs, alone = report.gains(rows)
+    assert (stairs["amp"][1], stairs["fused"][1], alone) == ("**faster**", "**1.15x**", {})
+    assert report.gains([rows[0], rows[1]])[0]["fused"][1] == ""
 
 
 def test_seconds_of_training_leave_the_warm_up_out():
