@@ -357,7 +357,7 @@ def main():
         print(f"[{len(rows) + 1:>2}/{count}] {row:<9} {column:<14} ", end="", flush=True)
         key, begin = frozenset(techniques), time.monotonic()
         if key not in results:
-            limit = 300 + 3 * results[frozenset()][1] if row == "staircase" else None
+            limit = 300 + 3 * results[frozenset()][1] if rows else None
             status, code, details = run(techniques, options_of(techniques, options, owners),
                                         folder, processes, limit)
             if not rows and code == 2:  # wrong use is the same for every script

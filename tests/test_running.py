@@ -296,6 +296,18 @@ def test_the_staircase_alone_gives_up_on_what_takes_too_long(project, digits):
     assert processes_of(project) == []
 
 
+def test_the_grid_gives_up_on_what_takes_too_long(project, digits):
+    cudnn, driver = project / "src" / "train_cudnn.py", project / "running.py"
+    cudnn.write_text(cudnn.read_text().replace("benchmark = True", "benchmark = time.sleep(99)"))
+    driver.write_text(driver.read_text().replace("limit = 300 + 3 *", "limit = 1 + 2 *"))
+    done = run(project / "running.sh", "1", digits, "--part", "cells", "--without", "amp",
+               "--without", "DP", "--without", "DDP", *QUICK, cwd=project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\| training seconds \| plain \| \+cudnn \|\n.*\n\| single \| .* \| SKIP \|",
+                     done.stdout)
+    assert "given up after" in done.stdout and processes_of(project) == []
+
+
 def test_without_techniques(project, digits):
     words = [word for name in TECHNIQUES if name != "amp" for word in ("--without", name)]
     done = run(project / "running.sh", "2", digits, *words, *QUICK, cwd=project)
