@@ -26,6 +26,7 @@ import report
 ROOT = Path(__file__).resolve().parent
 GRACE_SECONDS = 10
 PAYS = 1.01  # a step of the staircase stays if it is so many times as fast as without it
+POINTLESS = {0: ("DP", "cudnn"), 1: ("DP", "DDP")}  # what so many GPUs give nothing to do
 WAITS = 0.2  # share of its time above which a step's wait for data hides what else may pay
 
 
@@ -347,7 +348,8 @@ def main():
     cells = cells[:1] if args.part == "staircase" else cells
     stairs = {}
     if args.part != "cells" and args.EPOCHS > 1:
-        stairs = {tuple(name for name in choice if name not in args.without): group
+        left_out = {*args.without, *POINTLESS.get(gpus, ())}
+        stairs = {tuple(name for name in choice if name not in left_out): group
                   for group, choices in groups().items() for choice in choices}
         stairs.pop((), None)
     count = len(cells) + sum(map(len, stairs))
