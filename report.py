@@ -90,8 +90,7 @@ def markdown(rows):
             continue
         memory = row["peak_memory_bytes"]
         memory = "not known" if memory is None else f"{memory / 2 ** 20:,.0f} MB"
-        lines.append(f"| {name} | {row['images_per_second']:,.0f} ({min(speeds(row)):,.0f} to "
-                     f"{max(speeds(row)):,.0f}) | {row['val_top1']:.2%} | "
+        lines.append(f"| {name} | {spread(row)} | {row['val_top1']:.2%} | "
                      f"{memory} | {data_wait(row):.0%} | {row['warmup_seconds']:.1f} s |")
     logs = [f"- {name} failed; its log: {log}" for name, log in dict.fromkeys(
         (script_name(row), row["log"]) for row in rows if row["status"] == "fail")]
@@ -104,7 +103,7 @@ def markdown(rows):
         said = caveat(good, {name for row in rows for name in row["techniques"]})
         lines += ["", said] if said else []
     lines += ["", *logs] if logs else []
-    lines += [line for row in rows if "stopped" in row for line in ("", row["stopped"])]
+    lines += stopped(rows)
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
@@ -156,6 +155,17 @@ def speeds(row):
     return [epoch["images_per_second"] for epoch in steady(row)]
 
 
+def spread(row):
+    """images/s in words: their median, and the least and the most of the epochs that count."""
+    return (f"{row['images_per_second']:,.0f} ({min(speeds(row)):,.0f} to "
+            f"{max(speeds(row)):,.0f})")
+
+
+def stopped(rows):
+    """The lines under a table of a run that was stopped before its end."""
+    return [line for row in rows if "stopped" in row for line in ("", row["stopped"])]
+
+
 def data_wait(row):
     """The share of its time that a step waits for data: the median of the epochs that count."""
     return statistics.median(epoch["data_wait"] for epoch in steady(row))
@@ -200,8 +210,7 @@ def loading_markdown(rows):
         if row["cache"] in base:
             times = f"{row['images_per_second'] / base[row['cache']]['images_per_second']:.2f}x"
         gpu = "" if row["gpu_busy"] is None else f"{row['gpu_busy']:.0%}"
-        lines.append(f"| {row['loader']} | {row['cache']} | {row['images_per_second']:,.0f} "
-                     f"({min(speeds(row)):,.0f} to {max(speeds(row)):,.0f}) | {times} | "
+        lines.append(f"| {row['loader']} | {row['cache']} | {spread(row)} | {times} | "
                      f"{row['megabytes_per_second']:,.1f} | {row['seconds']:.2f} | "
                      f"{row['cores_busy']:.1f} | {gpu} |")
     lines += [""]
@@ -217,7 +226,7 @@ def loading_markdown(rows):
         lines += ["", f"{good['samples']:,} samples, {good['bytes'] / 1e6:,.1f} MB an epoch; "
                   f"{which}. {storage_line(good['storage'])}", "",
                   machine(good)]
-    lines += [line for row in rows if "stopped" in row for line in ("", row["stopped"])]
+    lines += stopped(rows)
     return "\n".join(lines) + "\n"
 
 
@@ -432,10 +441,8 @@ def runs_markdown(records):
         name += [f"{len(record['epochs'])} epochs"]
         lines.append("| " + " | ".join([
             ", ".join(name), f"{record['val_top1']:.2%}", f"{training_seconds(record):.2f} s",
-            f"{record['images_per_second']:,.0f}" + (
-                f" ({min(speeds(record)):,.0f} to {max(speeds(record)):,.0f})"
-                if len(speeds(record)) > 1 else ""), f"{data_wait(record):.0%}",
-            f"{record['warmup_seconds']:.1f} s"]) + " |")
+            spread(record) if len(speeds(record)) > 1 else f"{record['images_per_second']:,.0f}",
+            f"{data_wait(record):.0%}", f"{record['warmup_seconds']:.1f} s"]) + " |")
     commands = list(dict.fromkeys(record["command"] for record in records))
     lines += ["", "Seconds of training are the median epoch after the first times the number of "
               "epochs; the warm-up is start and first epoch.", "", machine(records[0])]

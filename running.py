@@ -377,7 +377,8 @@ def main():
         for row, column, techniques in cells:
             attempt(row, column, techniques)
         best, tries = rows[0], {}
-        while names := next(iter(due(stairs, tries, best)), None):
+        while left := due(stairs, tries, best):
+            names = left[0]
             tried = [attempt("staircase", f"+{name}", sorted([*best["techniques"], name]))
                      for name in names]
             tries |= {name: (best["techniques"], row["status"] == "ok")
