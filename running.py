@@ -30,7 +30,7 @@ POINTLESS = {0: ("DP", "cudnn"), 1: ("DP", "DDP")}  # what so many GPUs give not
 WAITS = 0.2  # share of its time above which a step's wait for data hides what else may pay
 
 
-class Stopped(Exception):
+class Stopped(BaseException):  # no library's `except Exception` is to take it
     """Ctrl-C or a signal to end."""
 
 
