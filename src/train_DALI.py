@@ -125,24 +125,24 @@ def load_image(path, file=None):
 def pictures_pipeline(paths, size, augment, on_gpu):
     """Batches of pictures (size, size, 3), and of the ends of their files."""
     encoded = fn.io.file.read(fn.external_source(paths, dtype=types.UINT8, ndim=1))
-    known, options = encoded, {}
-    if not augment:
-        shape = fn.peek_image_shape(encoded, dtype=types.INT32)[:2]
-        # the same bytes, but not decoded where the size is not to be had: that can crash
-        known = fn.reinterpret(encoded, shape=0 * shape[:1] - 1)
+    shape = fn.peek_image_shape(encoded, dtype=types.INT32)[:2]
+    # the same bytes, but not decoded where the size is not to be had: that can crash
+    known, options = fn.reinterpret(encoded, shape=0 * shape[:1] - 1), {}
     if on_gpu:  # most on its JPEG engine, all with libjpeg's smooth colours
         options = dict(device="mixed", hw_decoder_load=0.9, jpeg_fancy_upsampling=True)
     pictures = fn.decoders.image(known, **options)
-    if augment:
-        pictures = fn.random_resized_crop(pictures, size=size, antialias=True)
-        pictures = fn.flip(pictures, horizontal=fn.random.coin_flip())
+    if augment:  # RandomResizedCrop's draw; where it ends before it starts it is mirrored
+        corner, extent = fn.random_crop_generator(shape)
+        across = extent * fn.stack(np.float32(0), fn.random.uniform(values=[0, 1]))
+        start, end = corner + across, corner + extent - across
     else:  # torchvision's sizes: the larger edge rounded down, the centre rounded to even
         resized = size * shape // math.min(shape[0], shape[1])
         room = resized - size
         corner = (room + (room // 2 & 1)) // 2
         scale = shape / fn.cast(resized, dtype=types.FLOAT)
-        pictures = fn.resize(pictures, size=[size, size], antialias=True, roi_start=corner * scale,
-                             roi_end=(corner + size) * scale, interp_type=types.INTERP_LINEAR)
+        start, end = corner * scale, (corner + size) * scale
+    pictures = fn.resize(pictures, size=[size, size], antialias=True, roi_start=start, roi_end=end,
+                         interp_type=types.INTERP_LINEAR)
     return pictures, fn.cat(encoded[:2], encoded[-2:])
 
 # new #
