@@ -273,6 +273,19 @@ def run(techniques, options, folder, processes, limit=None):
     return "ok", 0, json.loads(record.read_text())
 
 
+def stairs_of(gpus, without):
+    """{(technique, ...): group} in the staircase's order: each tuple is to choose one of.
+
+    First loading; then several GPUs, where there are, since what comes after takes less time then.
+    """
+    order = ["data", *(["parallel", "compute"] if gpus > 1 else ["compute", "parallel"])]
+    left_out, found = {*without, *POINTLESS.get(gpus, ())}, groups()
+    stairs = {tuple(name for name in choice if name not in left_out): group
+              for group in order for choice in found[group]}
+    stairs.pop((), None)
+    return stairs
+
+
 def due(stairs, tries, best):
     """Lists of techniques to be tried on top of the row `best`, the next one first.
 
@@ -348,10 +361,7 @@ def main():
     cells = cells[:1] if args.part == "staircase" else cells
     stairs = {}
     if args.part != "cells" and args.EPOCHS > 1:
-        left_out = {*args.without, *POINTLESS.get(gpus, ())}
-        stairs = {tuple(name for name in choice if name not in left_out): group
-                  for group, choices in groups().items() for choice in choices}
-        stairs.pop((), None)
+        stairs = stairs_of(gpus, args.without)
     count = len(cells) + sum(map(len, stairs))
 
     def attempt(row, column, techniques):

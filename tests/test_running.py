@@ -102,6 +102,15 @@ def assert_staircase(baseline, steps):
         best = top if pays else best
 
 
+def test_the_staircases_order():
+    computing = [("amp",), ("channels_last",), ("compile",), ("cudnn",), ("fused",)]
+    assert [*running.stairs_of(2, ["LMDB"])] == [("DALI", "cache"), ("DDP", "DP"), *computing]
+    assert [*running.stairs_of(4, ["DALI", "LMDB", "cache", "DP"])] == [("DDP",), *computing]
+    assert [*running.stairs_of(1, [])] == [("DALI", "LMDB", "cache"), *computing]
+    computing.remove(("cudnn",))
+    assert [*running.stairs_of(0, [])] == [("DALI", "LMDB", "cache"), *computing, ("DDP",)]
+
+
 def test_the_staircase_tries_again_and_loading_first_where_steps_wait():
     def row(techniques, wait):
         return dict(status="ok", techniques=techniques, epochs=[dict(data_wait=wait)] * 3)
