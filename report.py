@@ -433,12 +433,13 @@ def runs_markdown(records):
                and differ(lambda record: record["options"][option])]
     lines = ["| run | top-1 | seconds of training | images/s: median (least to most) | data wait | "
              "warm-up |", "|---|---|---|---|---|---|"]
-    for record in records:
+    alike = len(records) > 1 and not (options or differ(lambda record: record["script"]))
+    for number, record in enumerate(records, 1):
         name = [record["script"]] if differ(lambda record: record["script"]) else []
         values = [(option, record["options"][option]) for option in options]
         name += [f"`--{option}`" if value is True else f"`--{option} {value}`"
                  for option, value in values if value is not False and value is not None]
-        name += [f"{len(record['epochs'])} epochs"]
+        name += [f"run {number}"] * alike + [f"{len(record['epochs'])} epochs"]
         lines.append("| " + " | ".join([
             ", ".join(name), f"{record['val_top1']:.2%}", f"{training_seconds(record):.2f} s",
             spread(record) if len(speeds(record)) > 1 else f"{record['images_per_second']:,.0f}",

@@ -133,6 +133,8 @@ def test_seconds_of_training_leave_the_warm_up_out():
     assert lines[-3].endswith("torch 2, lmdb 3, Python 3; 2026-01-01; `./x`")
     assert lines[-1] == "`./y`"
     assert report.runs_markdown([record]).splitlines()[2].startswith("| 4 epochs | 99.10% | ")
+    lines = report.runs_markdown([record, record]).splitlines()
+    assert [line[:17] for line in lines[2:4]] == ["| run 1, 4 epochs", "| run 2, 4 epochs"]
 
 
 def test_every_technique_says_when_it_does_not_pay():
