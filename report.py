@@ -369,7 +369,8 @@ def gains(rows):
             text = f"**{text}**" if row["kept"] else text
         elif row["row"] in ROWS and len(row["techniques"]) == 1 and (
                 name not in ROWS or ran and row["environment"]["gpus"] > 1):
-            times = ratio(row, rows[0]) or 0
+            before = images_per_second(rows[0])
+            times = images_per_second(row) / before if before else 0
             text = f"{times:.2f}x alone" if times else ""
         else:
             continue
@@ -433,15 +434,18 @@ def runs_markdown(records):
                and differ(lambda record: record["options"][option])]
     lines = ["| run | top-1 | seconds of training | images/s: median (least to most) | data wait | "
              "warm-up |", "|---|---|---|---|---|---|"]
-    alike = len(records) > 1 and not (options or differ(lambda record: record["script"]))
-    for number, record in enumerate(records, 1):
+    names = []
+    for record in records:
         name = [record["script"]] if differ(lambda record: record["script"]) else []
         values = [(option, record["options"][option]) for option in options]
         name += [f"`--{option}`" if value is True else f"`--{option} {value}`"
                  for option, value in values if value is not False and value is not None]
-        name += [f"run {number}"] * alike + [f"{len(record['epochs'])} epochs"]
+        names.append(", ".join([*name, f"{len(record['epochs'])} epochs"]))
+    for i, (record, name) in enumerate(zip(records, names)):
+        if names.count(name) > 1:
+            name = f"run {names[:i + 1].count(name)}, {name}"
         lines.append("| " + " | ".join([
-            ", ".join(name), f"{record['val_top1']:.2%}", f"{training_seconds(record):.2f} s",
+            name, f"{record['val_top1']:.2%}", f"{training_seconds(record):.2f} s",
             spread(record) if len(speeds(record)) > 1 else f"{record['images_per_second']:,.0f}",
             f"{data_wait(record):.0%}", f"{record['warmup_seconds']:.1f} s"]) + " |")
     commands = list(dict.fromkeys(record["command"] for record in records))

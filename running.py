@@ -276,10 +276,12 @@ def run(techniques, options, folder, processes, limit=None):
 def stairs_of(gpus, without):
     """{(technique, ...): group} in the staircase's order: each tuple is to choose one of.
 
-    First loading; then several GPUs, where there are, since what comes after takes less time then.
+    First loading; then several GPUs, where there are, since what comes after takes less time then
+    (not for DataParallel alone, with which others cannot be had).
     """
-    order = ["data", *(["parallel", "compute"] if gpus > 1 else ["compute", "parallel"])]
     left_out, found = {*without, *POINTLESS.get(gpus, ())}, groups()
+    early = gpus > 1 and "DDP" not in left_out
+    order = ["data", *(["parallel", "compute"] if early else ["compute", "parallel"])]
     stairs = {tuple(name for name in choice if name not in left_out): group
               for group in order for choice in found[group]}
     stairs.pop((), None)

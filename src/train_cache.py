@@ -281,7 +281,7 @@ def main():
         parser.error(f"--batch_size {args.batch_size}: only {len(train_set)} training pictures")
 
     # new #
-    # crops are taken from centres an eighth larger; another random transform would be frozen
+    # crops are taken from centres a seventh larger; another random transform would be frozen
     side = math.ceil(args.image_size * 8 / 7) if args.augment else args.image_size
     if args.augment:
         train_set.transform = transforms.Compose([

@@ -95,8 +95,8 @@ def test_what_pays_is_the_last_step_of_each_technique(tmp_path):
         [names["fused"], "**1.15x**"], [names["DALI"], "SKIP"], [names["DP"], "SKIP"]]
     # a grid of the same options tells what the staircase does not, in the same column
     base = staircase_rows()[0]
-    grid = [base, base | dict(column="+amp", techniques=["amp"], train_seconds=50 / 3),
-            base | dict(row="DP", techniques=["DP"], train_seconds=200)]
+    grid = [base, base | dict(column="+amp", techniques=["amp"], images_per_second=600),
+            base | dict(row="DP", techniques=["DP"], images_per_second=50)]
     for name in "ac":  # before and behind the staircase
         assert pays(tmp_path, **{name: grid}) == [
             ["technique", title.format("b")], [names["amp"], "**2.00x**"],
@@ -135,6 +135,8 @@ def test_seconds_of_training_leave_the_warm_up_out():
     assert report.runs_markdown([record]).splitlines()[2].startswith("| 4 epochs | 99.10% | ")
     lines = report.runs_markdown([record, record]).splitlines()
     assert [line[:17] for line in lines[2:4]] == ["| run 1, 4 epochs", "| run 2, 4 epochs"]
+    more = report.runs_markdown([record, other, other]).splitlines()[2:5]
+    assert [line.startswith(f"| run {i}, ") for line, i in zip(more, (0, 1, 2))] == [False, True, True]
 
 
 def test_every_technique_says_when_it_does_not_pay():

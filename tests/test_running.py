@@ -106,6 +106,7 @@ def test_the_staircases_order():
     computing = [("amp",), ("channels_last",), ("compile",), ("cudnn",), ("fused",)]
     assert [*running.stairs_of(2, ["LMDB"])] == [("DALI", "cache"), ("DDP", "DP"), *computing]
     assert [*running.stairs_of(4, ["DALI", "LMDB", "cache", "DP"])] == [("DDP",), *computing]
+    assert [*running.stairs_of(2, ["LMDB", "DDP"])] == [("DALI", "cache"), *computing, ("DP",)]
     assert [*running.stairs_of(1, [])] == [("DALI", "LMDB", "cache"), *computing]
     computing.remove(("cudnn",))
     assert [*running.stairs_of(0, [])] == [("DALI", "LMDB", "cache"), *computing, ("DDP",)]

@@ -296,7 +296,8 @@ def test_f08_f11_dali_feeds_the_baselines_pictures(photos, tmp_path):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
 def test_dali_draws_crops_as_torchvision_does_and_mirrors_half(device, tmp_path):
     """A picture whose colours are its coordinates tells where each crop was cut."""
-    down, across = torch.meshgrid(torch.arange(256), torch.arange(256), indexing="ij")
+    edges = torch.tensor([256., 160])  # the width, the height
+    down, across = torch.meshgrid(torch.arange(160), torch.arange(256), indexing="ij")
     picture = torch.stack([across, down, 0 * down], 2).to(torch.uint8).numpy()
     Image.fromarray(picture).save(tmp_path / "a.png")
     name = np.frombuffer(os.fsencode(tmp_path / "a.png"), np.uint8)
@@ -307,18 +308,19 @@ def test_dali_draws_crops_as_torchvision_does_and_mirrors_half(device, tmp_path)
     crops = torch.from_dlpack(pipeline.run()[0].as_tensor()).float().cpu()
     assert crops.shape == (count, size, size, 3)
     # from the first pixel's middle to the last one's, and half a pixel more at both ends
-    width, height = ((crops[:, -1, -1] - crops[:, 0, 0])[:, :2] * size / (size - 1)).unbind(1)
-    assert (height > 0).all() and 0.45 < (width < 0).float().mean() < 0.55
-    draw = transforms.RandomResizedCrop(size).make_params
+    first, last = crops[:, 0, 0, :2], crops[:, -1, -1, :2]
+    extent = (last - first) * size / (size - 1)
+    assert (extent[:, 1] > 0).all() and 0.45 < (extent[:, 0] < 0).float().mean() < 0.55
+    extent = extent.abs()
+    corner = torch.minimum(first, last) - extent / size / 2
     torch.manual_seed(1)
-    drawn = [draw([torch.empty(1, 256, 256)]) for _ in range(count)]
-    tall, wide = (torch.tensor([float(each[edge]) for each in drawn]) for edge in ("height", "width"))
-    for mine, theirs in ((width.abs() * height / 256 ** 2, wide * tall / 256 ** 2),
-                         ((width.abs() / height).log(), (wide / tall).log())):
-        assert (mine.sort().values - theirs.sort().values).abs().max() < 0.07
-    left = torch.minimum(crops[:, 0, 0, 0], crops[:, 0, -1, 0]) - width.abs() / size / 2
-    place = left / (256 - width.abs()).clamp(min=1)  # anywhere that it fits
-    assert -0.1 < place.min() and place.max() < 1.1 and 0.45 < place.mean() < 0.55
+    draw = transforms.RandomResizedCrop(size).make_params
+    drawn = [draw([torch.empty(1, 160, 256)]) for _ in range(count)]
+    theirs = torch.tensor([[each["width"], each["height"]] for each in drawn])
+    place = torch.tensor([[each["left"], each["top"]] for each in drawn])
+    for mine, other in ((extent / edges, theirs / edges), (corner / edges, place / edges),
+                        ((extent[:, :1] / extent[:, 1:]).log(), (theirs[:, :1] / theirs[:, 1:]).log())):
+        assert (mine.sort(0).values - other.sort(0).values).abs().max() < 0.07
 
 
 @pytest.mark.parametrize("name", ["DALI", "cache", "LMDB"])
