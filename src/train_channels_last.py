@@ -238,13 +238,13 @@ def main():
     # tensor cores take channels last; other layouts are turned around for each layer
     model = model.to(memory_format=torch.channels_last)
 
-    # what is trained
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{script}: {parameters:,} parameters, {len(train_set):,} pictures, {device}", flush=True)
-
     # ------------------------------------------------------------------------------- optimizer
     loss_function = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True)
+
+    # what is trained
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{script}: {parameters:,} parameters, {len(train_set):,} pictures, {device}", flush=True)
 
     # the learning rate rises for a fifth of all steps, then falls to zero
     total = args.epochs * steps

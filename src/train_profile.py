@@ -268,13 +268,13 @@ def main():
     # model stays the bare module: optimizer, checkpoint and validation use it
     model = model.to(device)
 
-    # what is trained
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{script}: {parameters:,} parameters, {len(train_set):,} pictures, {device}", flush=True)
-
     # ------------------------------------------------------------------------------- optimizer
     loss_function = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True)
+
+    # what is trained
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{script}: {parameters:,} parameters, {len(train_set):,} pictures, {device}", flush=True)
 
     # the learning rate rises for a fifth of all steps, then falls to zero
     total = args.epochs * steps

@@ -184,9 +184,12 @@ class Conv11(nn.Module):'''), ('default="conv11"', 'default="mine"')],
     "optimizer": [('''\
     optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True)
 ''', '''    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr / 30)
-'''), ('''    scheduler = torch.optim.lr_scheduler.LambdaLR(
+''')],
+    "schedule": [('''    # the learning rate rises for a fifth of all steps, then falls to zero
+    total = args.epochs * steps
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / (0.2 * total), (total - step) / (0.8 * total)))
-''', '''    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total)
+''', '''    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.epochs * steps)
 ''')],
     "defaults": [('default=120, help="pictures', 'default=40, help="pictures'),
                  ('default=5, help="passes', 'default=2, help="passes'),
