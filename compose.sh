@@ -51,17 +51,23 @@ changed_lines() { # the lines of src/train.py that a technique's blocks stand at
 }
 
 # The version of src/train.py that a copy came from: of all in the history, the one it differs least from.
-find_origin() { # FILE: prints a commit, or nothing for the version that lies in src/
-  local best commit count
+find_origin() { # FILE: prints the last commit that has it, or nothing for the version that lies in src/
+  local best commit count last=HEAD
   best=$(diff "$root/src/train.py" "$1" | grep -c '^[<>]' || true)
   for commit in $(git -C "$root" log --format=%H -n 200 -- src/train.py 2>/dev/null || true); do
-    git -C "$root" show "$commit:./src/train.py" >"$work/old.py" 2>/dev/null || continue
-    count=$(diff "$work/old.py" "$1" | grep -c '^[<>]' || true)
-    if ((count < best)); then
-      best=$count
-      printf '%s\n' "$commit"
+    if git -C "$root" show "$commit:./src/train.py" >"$work/old.py" 2>/dev/null; then
+      count=$(diff "$work/old.py" "$1" | grep -c '^[<>]' || true)
+      if ((count < best)); then
+        best=$count
+        printf '%s\n' "$last"
+      fi
     fi
+    last=$commit^
   done | tail -n 1
+}
+
+whole_history() { # whether older versions can be looked for
+  [[ $(git -C "$root" rev-parse --is-shallow-repository 2>/dev/null) == false ]]
 }
 
 into=
@@ -95,21 +101,24 @@ done
 
 base=$root/src/train.py
 cp -- "${into:-$base}" "$work/current"
+warnings=()
 if [[ $into ]]; then
   origin=$(find_origin "$into")
-  if [[ $origin ]]; then
-    git -C "$root" show "$origin:./src/train.py" >"$work/train.py"
-    base=$work/train.py
-    printf 'compose.sh: %s comes from the train.py of %s: the techniques are taken from there too\n' "$into" \
-      "$(git -C "$root" show -s --format='%h (%cs)' "$origin")" >&2
-  fi
+  [[ ! $origin ]] || base=$work/train.py
+  [[ ! $origin ]] || git -C "$root" show "$origin:./src/train.py" >"$base"
+  same=$(diff --unchanged-line-format='x' --old-line-format= --new-line-format= "$base" "$into" | wc -c || true)
+  ((3 * same > $(wc -l <"$base"))) ||
+    fail 1 "$into has less than a third of train.py's lines: take over by hand what src/train_${techniques[0]}.py adds"
+  [[ ! $origin ]] || printf 'compose.sh: %s comes from the train.py of %s: the techniques are taken from there too\n' \
+    "$into" "$(git -C "$root" show -s --format='%h (%cs)' "$origin")" >&2
 fi
 
 for name in "${techniques[@]}"; do
   variant=$root/src/train_$name.py
   if [[ $base != "$root/src/train.py" ]]; then
     git -C "$root" show "$origin:./src/train_$name.py" >"$work/train_$name.py" 2>/dev/null ||
-      fail 1 "$name is younger than the train.py that $into comes from: merge src/train.py into it first"
+      fail 1 "$name is younger than the train.py that $into comes from; this makes $into newer: git -C '$root' \
+show $origin:./src/train.py > old.py && git merge-file $into old.py '$root/src/train.py'"
     variant=$work/train_$name.py
   fi
   if [[ $into ]] && holds "$work/current" "$variant"; then
@@ -123,7 +132,16 @@ for name in "${techniques[@]}"; do
         for (k = 1; k <= n && text[i + k - 1] == yours[k]; k++);
         if (k > n) {print i; exit}}}' "$work/yours" "${into:-$work/current}")
     awk '/^<<<<<<< /{on=1} on; /^>>>>>>> /{on=0}' "$work/next" >&2
-    fail 1 "$name does not join ${into:-the others}: both rewrite line ${line:-?} (shown above); nothing was changed"
+    place=${line:+line $line}
+    reason="$name does not join ${into:-the others}: both rewrite ${place:-the place} (shown above); nothing was changed"
+    [[ -z $into ]] || whole_history ||
+      reason+="; with the whole git history of $root, the train.py that $into comes from might be found, and it might join"
+    fail 1 "$reason"
+  fi
+  if [[ $into ]]; then
+    while read -r line; do
+      warnings+=("$name may not do all that it should in $into: it sets $line")
+    done < <("${PYTHON:-python3}" "$root/compose_check.py" "$base" "$variant" "$into" 2>/dev/null || true)
   fi
   mv -- "$work/next" "$work/current"
 done
@@ -137,3 +155,4 @@ elif ! cmp -s -- "$work/current" "$into"; then
   cat -- "$work/current" >"$target.part"
   mv -- "$target.part" "$target"
 fi
+((!${#warnings[@]})) || printf 'compose.sh: warning: %s\n' "${warnings[@]}" >&2

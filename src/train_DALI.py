@@ -152,7 +152,14 @@ class DALILoader:
     Takes the sampler's order, whatever it is; names the file that DALI cannot read.
     """
     def __init__(self, folder, sampler, size, augment, dali_device, device, batch_size,
-                 num_workers, generator, pin_memory, drop_last=False):
+                 num_workers, generator, pin_memory, drop_last=False, prefetch_factor=None):
+        crop = [transforms.Resize(size), transforms.CenterCrop(size)]
+        if augment:
+            crop = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
+        wanted, done = (" ".join(str(each).split()) for each in (
+            folder.transform, transforms.Compose([*crop, transforms.PILToTensor()])))
+        if wanted != done:
+            raise OSError(f"pictures_pipeline does {done}, not your {wanted}")
         self.folder, self.sampler, self.batch_size = folder, sampler, batch_size
         self.drop_last, self.generator, self.pipeline = drop_last, generator, None
         self.on_gpu = dali_device == "gpu" and device.type == "cuda"

@@ -151,7 +151,8 @@ class CachedLoader:
     crops at random.
     """
     def __init__(self, dataset, sampler, place, device, side, rank, world_size, batch_size,
-                 num_workers, generator, pin_memory, drop_last=False, size=None):
+                 num_workers, generator, pin_memory, drop_last=False, size=None,
+                 prefetch_factor=None):
         self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
         self.device, self.generator, self.size = device, generator, size
         self.pinned = pin_memory and place.type == "cpu"
@@ -168,7 +169,9 @@ class CachedLoader:
         for images, labels in tqdm(
                 DataLoader(dataset, batch_size, sampler=shares[rank].tolist(),
                            num_workers=num_workers, generator=generator),
-                f"decoding {dataset.root}", leave=False, disable=None if rank == 0 else True):
+                f"decoding {len(dataset)}", leave=False, disable=None if rank == 0 else True):
+            if images.dtype != torch.uint8:
+                raise OSError(f"pictures are held as bytes, not {images.dtype}: see PILToTensor")
             numbers = shares[:, done:done + len(labels)].flatten().to(place)
             self.images[numbers], self.labels[numbers] = gathered(images), gathered(labels)
             done += len(labels)
@@ -284,6 +287,11 @@ def main():
     # crops are taken from centres a seventh larger; another random transform would be frozen
     side = math.ceil(args.image_size * 8 / 7) if args.augment else args.image_size
     if args.augment:
+        done = transforms.Compose([transforms.RandomResizedCrop(args.image_size),
+                                   transforms.RandomHorizontalFlip(), transforms.PILToTensor()])
+        wanted, done = (" ".join(str(each).split()) for each in (train_set.transform, done))
+        if wanted != done:
+            parser.error(f"--augment: random_crops does {done}, not your {wanted}")
         train_set.transform = transforms.Compose([
             transforms.Resize(side), transforms.CenterCrop(side), transforms.PILToTensor()])
     needed, place = 3 * (len(train_set) * side ** 2 + len(val_set) * val_size ** 2), device

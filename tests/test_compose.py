@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import compose_check
 from conftest import ROOT, SRC, TECHNIQUES, run, train
 
 # Choose one: DataParallel or DDP; one source of data.
@@ -293,6 +294,53 @@ def test_f70_conflict_names_the_place_and_leaves_the_file(technique, old, new, t
     assert not new or new.strip() in done.stderr
 
 
+UNREAD = {
+    "net": ("            output = net(images)\n",
+            "            images = normalize(images)\n            output = model(images)\n"),
+    "val_sampler": ("(val_set, sampler=val_sampler, persistent_workers=workers > 0, **loading)",
+                    "(val_set, batch_size=200)"),
+    "sampler": ("(train_set, sampler=sampler, drop_last", "(train_set, shuffle=True, drop_last")}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_into_a_copy_that_does_not_read_what_a_technique_sets_warns(name, tmp_path):
+    """It merges cleanly, but each process would go its own way, or count pictures twice."""
+    old, new = UNREAD[name]
+    text = (SRC / "train.py").read_text()
+    assert text.count(old) == 1
+    mine = tmp_path / "mine.py"
+    mine.write_text(text.replace(old, new))
+    done = run(ROOT / "compose.sh", "--into", mine, "cudnn", "fused", "DDP")
+    (warning,) = done.stderr.splitlines()
+    assert done.returncode == 0 and "DistributedDataParallel" in mine.read_text()
+    assert f"warning: DDP may not do all that it should in {mine}: it sets {name}," in warning
+    assert old.strip().splitlines()[0] in warning
+
+
+def test_no_usual_edit_is_warned_of(tmp_path):
+    texts = {path.stem: path.read_text() for path in sorted(SRC.glob("train*.py"))}
+    for users in (*(edited([name]) for name in USUAL_EDITS), edited(USUAL_EDITS), *texts.values()):
+        for variant in texts.values():
+            assert compose_check.unread(texts["train"], variant, users) == []
+
+
+def test_another_script_is_no_copy(tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text((ROOT / "loading.py").read_text())
+    done = run(ROOT / "compose.sh", "--into", mine, "DDP")
+    assert done.returncode == 1 and mine.read_text() == (ROOT / "loading.py").read_text()
+    assert "less than a third" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_copy_of_which_there_is_no_history_says_so(project, tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text((SRC / "train.py").read_text().replace(
+        "            loss.backward()\n            optimizer.step()\n", ""))
+    done = run(project / "compose.sh", "--into", mine, "amp")
+    assert done.returncode == 1 and "with the whole git history of" in done.stderr
+    assert "both rewrite the place (shown above)" in done.stderr
+
+
 def test_into_an_older_copy_takes_the_techniques_of_its_time(project, tmp_path):
     """The baseline moves on; a copy made before is merged against the version it came from."""
     def git(*words):
@@ -301,6 +349,9 @@ def test_into_an_older_copy_takes_the_techniques_of_its_time(project, tmp_path):
     git("init", "-q")
     git("add", "-A")
     git("commit", "-qm", "old")
+    amp = project / "src" / "train_amp.py"  # mended later, over the same baseline
+    amp.write_text(amp.read_text().replace("small gradients vanish", "small gradients get lost"))
+    git("commit", "-qam", "mended")
     mine = tmp_path / "mine.py"
     mine.write_text(edited(["loss", "defaults"]))
     for path in (project / "src").glob("train*.py"):
@@ -309,7 +360,8 @@ def test_into_an_older_copy_takes_the_techniques_of_its_time(project, tmp_path):
     done = run(project / "compose.sh", "--into", mine, "amp", "DDP")
     assert done.returncode == 0, done.stderr
     assert "comes from" in done.stderr
-    assert mine.read_text() == merged(edited(["loss", "defaults"]), ("amp", "DDP"))
+    text = merged(edited(["loss", "defaults"]), ("amp", "DDP"))
+    assert mine.read_text() == text.replace("small gradients vanish", "small gradients get lost")
 
 
 def test_into_follows_a_link_and_refuses_a_folder(tmp_path):

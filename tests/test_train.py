@@ -293,6 +293,64 @@ def test_f08_f11_dali_feeds_the_baselines_pictures(photos, tmp_path):
             assert (off <= 2).float().mean() >= 0.99 and off.max() <= 8, off.max()
 
 
+def changed(name, folder, *edits):
+    """A copy of src/<name>.py in which each (old, new) of `edits` is done."""
+    text = (SRC / f"{name}.py").read_text()
+    for old, new in edits:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    (folder / f"{name}.py").write_text(text)
+    return folder / f"{name}.py"
+
+
+LAST = "Compose([*crop, transforms.PILToTensor()])\n\n    # uint8"
+
+
+@pytest.mark.parametrize("name, old, new, more", [
+    ("train_DALI", LAST, LAST.replace("PILTo", "RandomRotation(5), transforms.PILTo"), []),
+    ("train_DALI", "Resize(val_size)", "Resize(val_size * 8 // 7)", []),
+    ("train_DALI", "Crop(args.image_size), transforms.RandomH",
+     "Crop(args.image_size, (0.2, 1)), transforms.RandomH", ["--augment"]),
+    ("train_cache", LAST, LAST.replace("PILTo", "ColorJitter(0.1), transforms.PILTo"),
+     ["--augment"])])
+def test_transforms_that_a_source_of_data_would_leave_out_are_refused(
+        name, old, new, more, digits, tmp_path):
+    script = changed(name, tmp_path, (old, new))
+    done = run_forked(script, "--dataset", digits, *TINY, *more, "--result_dir", tmp_path)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode in (1, 2) and "error: " in line and "not your Compose(" in line
+    assert any(word in line.partition("not your")[2] for word in (
+        "RandomRotation", "size=[36]", "scale=(0.2, 1)", "ColorJitter"))
+
+
+@pytest.mark.parametrize("name", ["train_DALI", "train_cache", "train_LMDB"])
+def test_options_of_dataloader_do_no_harm_to_others(name, digits, tmp_path):
+    script = changed(name, tmp_path, ("pin_memory=on_gpu, ", "pin_memory=on_gpu, prefetch_factor=4, "))
+    train(script, "--dataset", digits, *TINY, "--lmdb" if name == "train_LMDB" else "--result_dir",
+          tmp_path, "--result_dir", tmp_path, forked=True)
+
+
+def test_cache_takes_any_data_set_of_bytes(digits, tmp_path):
+    """Of pictures that no folder holds; floats are named."""
+    mine = """
+class Drawn(torch.utils.data.Dataset):
+    classes = list("ab")
+    def __len__(self):
+        return 80
+    def __getitem__(self, i):
+        return torch.full((3, 32, 32), i, dtype=torch.uint8), i % 2
+
+class Conv11("""
+    sets = [(f"    {part}_set = class_folders(parser, args.dataset, {names}, {part}_transform)\n",
+             f"    {part}_set = Drawn()\n") for part, names in (
+                 ("train", '("train", "training")'), ("val", '("val", "test", "testing")'))]
+    script = changed("train_cache", tmp_path, ("class Conv11(", mine.lstrip()), *sets)
+    train(script, *TINY, "--result_dir", tmp_path, forked=True)
+    script.write_text(script.read_text().replace("dtype=torch.uint8), i", "dtype=torch.float32), i"))
+    done = run_forked(script, *TINY, "--result_dir", tmp_path)
+    assert done.returncode == 1 and "held as bytes, not torch.float32" in done.stderr
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
 def test_dali_draws_crops_as_torchvision_does_and_mirrors_half(device, tmp_path):
     """A picture whose colours are its coordinates tells where each crop was cut."""
