@@ -185,8 +185,7 @@ class Conv11(nn.Module):'''), ('default="conv11"', 'default="mine"')],
     "optimizer": [('''\
     optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True)
 ''', '''    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr / 30)
-''')],
-    "schedule": [('''    # the learning rate rises for a fifth of all steps, then falls to zero
+'''), ('''    # the learning rate rises for a fifth of all steps, then falls to zero
     total = args.epochs * steps
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / (0.2 * total), (total - step) / (0.8 * total)))
@@ -317,11 +316,13 @@ def test_into_a_copy_that_does_not_read_what_a_technique_sets_warns(name, tmp_pa
     assert old.strip().splitlines()[0] in warning
 
 
-def test_no_usual_edit_is_warned_of(tmp_path):
+def test_no_usual_edit_is_warned_of():
     texts = {path.stem: path.read_text() for path in sorted(SRC.glob("train*.py"))}
-    for users in (*(edited([name]) for name in USUAL_EDITS), edited(USUAL_EDITS), *texts.values()):
-        for variant in texts.values():
-            assert compose_check.unread(texts["train"], variant, users) == []
+    pairs = [(variant, edited(USUAL_EDITS)) for variant in texts]
+    for users in (*map(edited, ([name] for name in USUAL_EDITS)), *texts.values()):
+        pairs += ("train_DDP", users), ("train_cache", users)
+    for variant, users in pairs:
+        assert compose_check.unread(texts["train"], texts[variant], users) == []
 
 
 def test_another_script_is_no_copy(tmp_path):
