@@ -106,9 +106,6 @@ if [[ $into ]]; then
   origin=$(find_origin "$into")
   [[ ! $origin ]] || base=$work/train.py
   [[ ! $origin ]] || git -C "$root" show "$origin:./src/train.py" >"$base"
-  same=$(diff --unchanged-line-format='x' --old-line-format= --new-line-format= "$base" "$into" | wc -c || true)
-  ((3 * same > $(wc -l <"$base"))) ||
-    fail 1 "$into has less than a third of train.py's lines: take over by hand what src/train_${techniques[0]}.py adds"
   [[ ! $origin ]] || printf 'compose.sh: %s comes from the train.py of %s: the techniques are taken from there too\n' \
     "$into" "$(git -C "$root" show -s --format='%h (%cs)' "$origin")" >&2
 fi
@@ -126,6 +123,9 @@ show $origin:./src/train.py > old.py && git merge-file $into old.py '$root/src/t
     continue
   fi
   if ! merge "$work/current" "$base" "$variant" "$work/next"; then
+    same=$(diff --unchanged-line-format='x' --old-line-format= --new-line-format= "$base" "$work/current" | wc -c || true)
+    ((3 * same > $(wc -l <"$base"))) ||
+      fail 1 "$into has less than a third of train.py's lines: take over by hand what src/train_$name.py adds"
     awk '/^<<<<<<< /{on=1; next} /^=======$/{if (on) exit} on' "$work/next" >"$work/yours"
     line=$(awk 'NR == FNR {yours[NR] = $0; n = NR; next} {text[FNR] = $0}
       END {for (i = 1; n && i + n - 1 <= FNR; i++) {
