@@ -106,8 +106,6 @@ if [[ $into ]]; then
   origin=$(find_origin "$into")
   [[ ! $origin ]] || base=$work/train.py
   [[ ! $origin ]] || git -C "$root" show "$origin:./src/train.py" >"$base"
-  [[ ! $origin ]] || printf 'compose.sh: %s comes from the train.py of %s: the techniques are taken from there too\n' \
-    "$into" "$(git -C "$root" show -s --format='%h (%cs)' "$origin")" >&2
 fi
 
 for name in "${techniques[@]}"; do
@@ -149,6 +147,8 @@ done
 if [[ ! $into ]]; then
   cat -- "$work/current"
 elif ! cmp -s -- "$work/current" "$into"; then
+  [[ ! $origin ]] || printf 'compose.sh: %s comes from the train.py of %s: the techniques are taken from there too\n' \
+    "$into" "$(git -C "$root" show -s --format='%h (%cs)' "$origin")" >&2
   # beside it and moved into place, with the mode it had, through a link to the file itself
   target=$(readlink -f -- "$into")
   cp -p -- "$target" "$target.part"
