@@ -59,6 +59,9 @@ find_origin() { # FILE: prints the last commit that has it, or nothing for the v
       count=$(diff "$work/old.py" "$1" | grep -c '^[<>]' || true)
       if ((count < best)); then
         best=$count
+        # what has been mended over it since counts too, if the history is a line there
+        [[ $(git -C "$root" rev-parse "$last:./src/train.py") == $(git -C "$root" rev-parse "$commit:./src/train.py") ]] ||
+          last=$commit
         printf '%s\n' "$last"
       fi
     fi
@@ -67,7 +70,8 @@ find_origin() { # FILE: prints the last commit that has it, or nothing for the v
 }
 
 whole_history() { # whether older versions can be looked for
-  [[ $(git -C "$root" rev-parse --is-shallow-repository 2>/dev/null) == false ]]
+  [[ $(git -C "$root" rev-parse --is-shallow-repository 2>/dev/null) == false ]] &&
+    (($(git -C "$root" log --format=x -n 2 -- src/train.py | wc -l) > 1))
 }
 
 into=
@@ -75,6 +79,7 @@ if [[ ${1-} == --into ]]; then
   (($# >= 2)) || fail 2 "--into takes a file"
   into=$2
   shift 2
+  [[ $into == /* ]] || into=./$into
   [[ -f $into && -r $into ]] || fail 2 "--into $into: no such file"
   ! grep -q $'\r$' -- "$into" || fail 1 "--into $into: it has Windows line ends: sed -i 's/\\r\$//' takes them away"
 fi
@@ -112,8 +117,9 @@ for name in "${techniques[@]}"; do
   variant=$root/src/train_$name.py
   if [[ $base != "$root/src/train.py" ]]; then
     git -C "$root" show "$origin:./src/train_$name.py" >"$work/train_$name.py" 2>/dev/null ||
-      fail 1 "$name is younger than the train.py that $into comes from; this makes $into newer: git -C '$root' \
-show $origin:./src/train.py > old.py && git merge-file $into old.py '$root/src/train.py'"
+      fail 1 "$name is younger than the train.py that $into comes from; this makes it newer: $(
+        printf 'git -C %q show %q > old.py && git merge-file %q old.py %q' "$root" "$origin:./src/train.py" "$into" \
+          "$root/src/train.py")"
     variant=$work/train_$name.py
   fi
   if [[ $into ]] && holds "$work/current" "$variant"; then
@@ -138,8 +144,8 @@ show $origin:./src/train.py > old.py && git merge-file $into old.py '$root/src/t
   fi
   if [[ $into ]]; then
     while read -r line; do
-      warnings+=("$name may not do all that it should in $into: it sets $line")
-    done < <("${PYTHON:-python3}" "$root/compose_check.py" "$base" "$variant" "$into" 2>/dev/null || true)
+      [[ ! $line ]] || warnings+=("$name may not do all that it should in $into: it $line")
+    done < <("${PYTHON:-python3}" "$root/compose_check.py" "$base" "$variant" "$into" "$work/next" 2>/dev/null || true)
   fi
   mv -- "$work/next" "$work/current"
 done

@@ -156,8 +156,8 @@ class DALILoader:
         crop = [transforms.Resize(size), transforms.CenterCrop(size)]
         if augment:
             crop = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
-        wanted, done = (" ".join(str(each).split()) for each in (
-            folder.transform, transforms.Compose([*crop, transforms.PILToTensor()])))
+        wanted, done = (" ".join(str(each).split()) for each in (getattr(
+            folder, "transform", None), transforms.Compose([*crop, transforms.PILToTensor()])))
         if wanted != done:
             raise OSError(f"pictures_pipeline does {done}, not your {wanted}")
         self.folder, self.sampler, self.batch_size = folder, sampler, batch_size
@@ -170,7 +170,8 @@ class DALILoader:
         self.device, self.jpeg = device, torch.tensor([[0xFF, 0xD8], [0xFF, 0xD9]])
         self.looked_at = set()
         self.left, self.fed = [], []  # batches of numbers: to be read, and being read
-        self.labels = torch.tensor([label for _, label in folder.samples])
+        number = folder.target_transform or int
+        self.labels = torch.tensor([number(label) for _, label in folder.samples])
     def __len__(self):
         rest = 0 if self.drop_last else self.batch_size - 1
         return (len(self.sampler) + rest) // self.batch_size

@@ -289,7 +289,8 @@ def main():
     if args.augment:
         done = transforms.Compose([transforms.RandomResizedCrop(args.image_size),
                                    transforms.RandomHorizontalFlip(), transforms.PILToTensor()])
-        wanted, done = (" ".join(str(each).split()) for each in (train_set.transform, done))
+        wanted, done = (" ".join(str(each).split()) for each in (
+            getattr(train_set, "transform", None), done))
         if wanted != done:
             parser.error(f"--augment: random_crops does {done}, not your {wanted}")
         train_set.transform = transforms.Compose([

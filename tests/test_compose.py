@@ -5,6 +5,7 @@ import functools
 import itertools
 import os
 import random
+import re
 import shutil
 import stat
 import subprocess
@@ -293,12 +294,16 @@ def test_f70_conflict_names_the_place_and_leaves_the_file(technique, old, new, t
     assert not new or new.strip() in done.stderr
 
 
+LAMBDA = """    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / (0.2 * total), (total - step) / (0.8 * total)))
+"""
 UNREAD = {
     "net": ("            output = net(images)\n",
             "            images = normalize(images)\n            output = model(images)\n"),
     "val_sampler": ("(val_set, sampler=val_sampler, persistent_workers=workers > 0, **loading)",
                     "(val_set, batch_size=200)"),
     "sampler": ("(train_set, sampler=sampler, drop_last", "(train_set, shuffle=True, drop_last")}
+UNSET = {"correct": "hits", "net": "network", "losses": "history"}
 
 
 @pytest.mark.parametrize("name", UNREAD)
@@ -316,13 +321,38 @@ def test_into_a_copy_that_does_not_read_what_a_technique_sets_warns(name, tmp_pa
     assert old.strip().splitlines()[0] in warning
 
 
+@pytest.mark.parametrize("name", UNSET)
+def test_into_a_copy_that_does_not_set_what_a_technique_reads_warns(name, tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text(re.sub(rf"\b{name}\b", UNSET[name], (SRC / "train.py").read_text()))
+    done = run(ROOT / "compose.sh", "--into", mine, "DDP")
+    assert done.returncode == 0 and f"it reads {name}, which is not set there" in done.stderr
+
+
+def test_into_a_copy_that_sets_again_what_a_technique_sets_warns(tmp_path):
+    mine = tmp_path / "-mine lr=1.py"
+    again = "    torch.backends.cudnn.benchmark = False\n"
+    mine.write_text((SRC / "train.py").read_text().replace(
+        "    # ------------------------------------------------------------------------------- opt",
+        again + "    # --- opt"))
+    done = run(ROOT / "compose.sh", "--into", mine.name, "cudnn", "amp", cwd=tmp_path)
+    (warning,) = done.stderr.splitlines()
+    assert done.returncode == 0 and "benchmark = True" in mine.read_text()
+    assert warning.endswith("it sets torch.backends.cudnn.benchmark, which is set again behind it: "
+                            + again.strip())
+
+
 def test_no_usual_edit_is_warned_of():
     texts = {path.stem: path.read_text() for path in sorted(SRC.glob("train*.py"))}
-    pairs = [(variant, edited(USUAL_EDITS)) for variant in texts]
-    for users in (*map(edited, ([name] for name in USUAL_EDITS)), *texts.values()):
+    schedules = [edited([], texts["train"].replace(old, new)) for old, new in (
+        (LAMBDA, "    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total)\n"),
+        (LAMBDA, "    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 30 * steps)\n"))]
+    pairs = [(variant, users) for variant in texts for users in (edited(USUAL_EDITS), *schedules)]
+    for users in map(edited, ([name] for name in USUAL_EDITS)):
         pairs += ("train_DDP", users), ("train_cache", users)
     for variant, users in pairs:
-        assert compose_check.unread(texts["train"], texts[variant], users) == []
+        joined = "" if variant == "train" else merged(users, [variant.removeprefix("train_")])
+        assert compose_check.misses(texts["train"], texts[variant], users, joined) == []
 
 
 def test_another_script_is_no_copy(tmp_path):

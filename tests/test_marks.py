@@ -19,11 +19,11 @@ BUDGETS = {"train_cudnn": 3, "train_DP": 5, "train_amp": 16, "train_compile": 6,
            "train_profile": 54,
            # the baseline's order and sizes to the pixel, early ends of epochs, the names of bad
            # files that DALI does not tell, transforms that it does not do
-           "train_DALI": 121,
+           "train_DALI": 122,
            # a build that a kill or a second process does not harm, reads that damage does not crash
            "train_LMDB": 122,
            # what is free, crops of a whole batch and no other transform, shares of the decoding
-           "train_cache": 106,
+           "train_cache": 107,
            # both layouts, the resize and crop of torchvision to the pixel, the names of bad files
            "loader_DALI": 183,
            # the build that a kill does not harm, and an ImageFolder that damage does not crash

@@ -323,9 +323,18 @@ def test_transforms_that_a_source_of_data_would_leave_out_are_refused(
         "RandomRotation", "size=[36]", "scale=(0.2, 1)", "ColorJitter"))
 
 
+def test_dali_turns_labels_as_the_data_set_does(digits, tmp_path):
+    script = changed("train_DALI", tmp_path, ("    if odd := set(train_set.classes)", (
+        "    train_set.target_transform = val_set.target_transform = lambda label: 7\n"
+        "    if odd := set(train_set.classes)")))
+    record, _ = train(script, "--dataset", digits, *TINY, "--steps", 8, "--result_dir", tmp_path,
+                      forked=True)
+    assert record["val_top1"] == 1
+
+
 @pytest.mark.parametrize("name", ["train_DALI", "train_cache", "train_LMDB"])
 def test_options_of_dataloader_do_no_harm_to_others(name, digits, tmp_path):
-    script = changed(name, tmp_path, ("pin_memory=on_gpu, ", "pin_memory=on_gpu, prefetch_factor=4, "))
+    script = changed(name, tmp_path, ("pin_memory=on_gpu,", "pin_memory=on_gpu, prefetch_factor=4,"))
     train(script, "--dataset", digits, *TINY, "--lmdb" if name == "train_LMDB" else "--result_dir",
           tmp_path, "--result_dir", tmp_path, forked=True)
 
@@ -346,7 +355,7 @@ class Conv11("""
                  ("train", '("train", "training")'), ("val", '("val", "test", "testing")'))]
     script = changed("train_cache", tmp_path, ("class Conv11(", mine.lstrip()), *sets)
     train(script, *TINY, "--result_dir", tmp_path, forked=True)
-    script.write_text(script.read_text().replace("dtype=torch.uint8), i", "dtype=torch.float32), i"))
+    script.write_text(script.read_text().replace("torch.uint8), i", "torch.float32), i"))
     done = run_forked(script, *TINY, "--result_dir", tmp_path)
     assert done.returncode == 1 and "held as bytes, not torch.float32" in done.stderr
 
@@ -377,7 +386,7 @@ def test_dali_draws_crops_as_torchvision_does_and_mirrors_half(device, tmp_path)
     theirs = torch.tensor([[each["width"], each["height"]] for each in drawn])
     place = torch.tensor([[each["left"], each["top"]] for each in drawn])
     for mine, other in ((extent / edges, theirs / edges), (corner / edges, place / edges),
-                        ((extent[:, :1] / extent[:, 1:]).log(), (theirs[:, :1] / theirs[:, 1:]).log())):
+                        *[[(each[:, :1] / each[:, 1:]).log() for each in (extent, theirs)]]):
         assert (mine.sort(0).values - other.sort(0).values).abs().max() < 0.07
 
 
