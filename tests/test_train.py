@@ -334,7 +334,8 @@ def test_dali_turns_labels_as_the_data_set_does(digits, tmp_path):
 
 @pytest.mark.parametrize("name", ["train_DALI", "train_cache", "train_LMDB"])
 def test_options_of_dataloader_do_no_harm_to_others(name, digits, tmp_path):
-    script = changed(name, tmp_path, ("pin_memory=on_gpu,", "pin_memory=on_gpu, prefetch_factor=4,"))
+    script = changed(
+        name, tmp_path, ("pin_memory=on_gpu,", "pin_memory=on_gpu, prefetch_factor=4,"))
     train(script, "--dataset", digits, *TINY, "--lmdb" if name == "train_LMDB" else "--result_dir",
           tmp_path, "--result_dir", tmp_path, forked=True)
 
