@@ -109,8 +109,10 @@ cp -- "${into:-$base}" "$work/current"
 warnings=()
 if [[ $into ]]; then
   origin=$(find_origin "$into")
-  [[ ! $origin ]] || base=$work/train.py
-  [[ ! $origin ]] || git -C "$root" show "$origin:./src/train.py" >"$base"
+  if [[ $origin ]]; then
+    base=$work/train.py
+    git -C "$root" show "$origin:./src/train.py" >"$base"
+  fi
 fi
 
 for name in "${techniques[@]}"; do
@@ -144,7 +146,7 @@ for name in "${techniques[@]}"; do
   fi
   if [[ $into ]]; then
     while read -r line; do
-      [[ ! $line ]] || warnings+=("$name may not do all that it should in $into: it $line")
+      warnings+=("$name may not do all that it should in $into: it $line")
     done < <("${PYTHON:-python3}" "$root/compose_check.py" "$base" "$variant" "$into" "$work/next" 2>/dev/null || true)
   fi
   mv -- "$work/next" "$work/current"

@@ -46,8 +46,8 @@ def derived(tree, sources):
 def misses(base, variant, yours, merged):
     """What to say of four scripts' texts: [str]. Raises SyntaxError where one is no Python."""
     texts = [base, variant, yours, merged]
-    trees, lines = [ast.parse(text) for text in texts], [
-        ["", *(line.strip() for line in text.splitlines())] for text in texts]
+    trees = [ast.parse(text) for text in texts]
+    lines = [["", *(line.strip() for line in text.splitlines())] for text in texts]
     added = {number for kind, *_, start, end in difflib.SequenceMatcher(
         None, lines[0], lines[1], autojunk=False).get_opcodes() if kind in ("insert", "replace")
         for number in range(start, end)}
@@ -75,6 +75,7 @@ def misses(base, variant, yours, merged):
 
 if __name__ == "__main__":
     try:
-        print(*misses(*(Path(path).read_text() for path in sys.argv[1:5])), sep="\n")
+        for miss in misses(*(Path(path).read_text() for path in sys.argv[1:5])):
+            print(miss)
     except SyntaxError:
         pass  # Python itself will say so

@@ -362,15 +362,14 @@ def gains(rows):
         tried = row["row"] == "staircase" and "on" in row  # tried again: the last counts
         name = row["column"].removeprefix("+") if tried else "_".join(row["techniques"])
         ran = row["status"] == "ok"
+        before = by_name["_".join(["train", *row["on"]])] if tried else rows[0]
+        before = images_per_second(before)
+        times = images_per_second(row) / before if before else 0
         if tried:
-            before = images_per_second(by_name["_".join(["train", *row["on"]])])
-            times = images_per_second(row) / before if before else 0
             text = f"{times:.2f}x" if before else "faster" if row["kept"] else ""
             text = f"**{text}**" if row["kept"] else text
         elif row["row"] in ROWS and len(row["techniques"]) == 1 and (
                 name not in ROWS or ran and row["environment"]["gpus"] > 1):
-            before = images_per_second(rows[0])
-            times = images_per_second(row) / before if before else 0
             text = f"{times:.2f}x alone" if times else ""
         else:
             continue

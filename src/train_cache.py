@@ -284,7 +284,7 @@ def main():
         parser.error(f"--batch_size {args.batch_size}: only {len(train_set)} training pictures")
 
     # new #
-    # crops are taken from centres a seventh larger; another random transform would be frozen
+    # crops are taken from centres a seventh larger; other transforms would be lost behind them
     side = math.ceil(args.image_size * 8 / 7) if args.augment else args.image_size
     if args.augment:
         done = transforms.Compose([transforms.RandomResizedCrop(args.image_size),

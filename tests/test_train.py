@@ -49,18 +49,23 @@ def same_bits(one, other):
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
+def changed(name, folder, *edits):
+    """A copy of src/<name>.py in which each (old, new) of `edits` is done."""
+    text = (SRC / f"{name}.py").read_text()
+    for old, new in edits:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    (folder / f"{name}.py").write_text(text)
+    return folder / f"{name}.py"
+
+
 def without_batch_norm(script, folder):
     """A copy of `script` whose model has no batch norm, in which a batch's pictures do not meet."""
-    text = script.read_text()
-    changed = text.replace("bias=False),\n                       nn.BatchNorm2d(wider), ",
-                           "bias=True),\n                       ")
-    assert changed != text
-    copy = folder / script.name
-    copy.write_text(changed)
-    return copy
+    return changed(script.stem, folder, (
+        "bias=False),\n                       nn.BatchNorm2d(wider), ",
+        "bias=True),\n                       "))
 
 
-# -------------------------------------------------------------------------- options, records
 def module_of(path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
@@ -291,16 +296,6 @@ def test_f08_f11_dali_feeds_the_baselines_pictures(photos, tmp_path):
             assert others.dtype == torch.uint8
             off = (images.int() - others.int()).abs()
             assert (off <= 2).float().mean() >= 0.99 and off.max() <= 8, off.max()
-
-
-def changed(name, folder, *edits):
-    """A copy of src/<name>.py in which each (old, new) of `edits` is done."""
-    text = (SRC / f"{name}.py").read_text()
-    for old, new in edits:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    (folder / f"{name}.py").write_text(text)
-    return folder / f"{name}.py"
 
 
 LAST = "Compose([*crop, transforms.PILToTensor()])\n\n    # uint8"
