@@ -128,8 +128,8 @@ def pictures_pipeline(paths, size, augment, on_gpu):
     shape = fn.peek_image_shape(encoded, dtype=types.INT32)[:2]
     # the same bytes, but not decoded where the size is not to be had: that can crash
     known, options = fn.reinterpret(encoded, shape=0 * shape[:1] - 1), {}
-    if on_gpu:  # most on its JPEG engine, all with libjpeg's smooth colours
-        options = dict(device="mixed", hw_decoder_load=0.9, jpeg_fancy_upsampling=True)
+    if on_gpu:  # by its JPEG engine what that can, all with libjpeg's smooth colours
+        options = dict(device="mixed", hw_decoder_load=1.0, jpeg_fancy_upsampling=True)
     pictures = fn.decoders.image(known, **options)
     if augment:  # RandomResizedCrop's draw; where it ends before it starts it is mirrored
         corner, extent = fn.random_crop_generator(shape)
