@@ -428,7 +428,8 @@ def runs_markdown(records):
     """A line for each record of scripts run one by one, named by what differs between them."""
     def differ(get):
         return len({str(get(record)) for record in records}) > 1
-    options = [option for option in records[0]["options"] if option not in ("result_dir", "resume")
+    options = [option for option in records[0]["options"]
+               if option not in ("result_dir", "resume", "epochs")
                and all(option in record["options"] for record in records)
                and differ(lambda record: record["options"][option])]
     lines = ["| run | top-1 | seconds of training | images/s: median (least to most) | data wait | "
