@@ -132,8 +132,9 @@ def staircase(rows):
                      f"{'' if 'kept' not in row else 'kept' if row['kept'] else 'left out'} |")
     best = ([rows[0]] + [row for row in steps if row.get("kept")])[-1]
     if best["techniques"]:
-        lines += ["", "Each technique is added to those kept above it, and kept if that is faster; "
-                  "one left out is tried again when others have been kept since. "
+        lines += ["", "Each technique is added to those kept before it (those that exclude each "
+                  "other to the same ones), and kept if that is at least 1 % faster; one left out "
+                  "is tried again when others have been kept since. "
                   f"The fastest set: `./compose.sh {' '.join(best['techniques'])} > my_train.py`"]
     return lines
 
