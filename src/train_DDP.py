@@ -414,7 +414,7 @@ def main():
         replace(args.result_dir / f"{script}.json", text.encode())
 
     # new #
-    # leave together
+    # a group that is left open makes PyTorch warn at the end
     dist.destroy_process_group()
 
 

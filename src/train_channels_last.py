@@ -307,7 +307,7 @@ def main():
             data_wait += time.perf_counter() - tick
             labels = labels.to(device, non_blocking=True)
             # new #
-            # a batch in the layout of the weights
+            # the layout of the weights, else the first layer would turn each batch around
             images = images.to(device, non_blocking=True, memory_format=torch.channels_last)
 
             output = net(images)

@@ -66,6 +66,7 @@ def without_batch_norm(script, folder):
         "bias=True),\n                       "))
 
 
+# -------------------------------------------------------------------------- options, records
 def module_of(path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
