@@ -12,7 +12,7 @@ VARIANTS = sorted(path for base in ("train", "loader") for path in SRC.glob(f"{b
 BUDGETS = {"train_cudnn": 3, "train_DP": 5, "train_amp": 16, "train_compile": 6,
            "train_channels_last": 8,
            # restarts by torchrun that do not read what the killed processes left
-           "train_DDP": 44,
+           "train_DDP": 46,
            # kept on when a checkpoint says off, and momentum that a first overflow leaves whole
            "train_fused": 12,
            # the share of kernels, data and host; the table, of kernels where a graph is compiled

@@ -584,6 +584,15 @@ def test_ddp_equals_the_baseline_on_the_same_global_batches(digits, tmp_path):
         assert f["val_top1"] == e["val_top1"] and f["val_top5"] == e["val_top5"]
 
 
+def test_ddp_averages_as_much_at_once_as_it_is_told(digits, tmp_path):
+    kept = "    net.broadcast_buffers = False"
+    script = changed("train_DDP", tmp_path, (
+        kept, f"    print('at once:', net.bucket_bytes_cap)\n{kept}"))
+    _, output = train(script, "--dataset", digits, *BARE, "--bucket_cap_mb", 200, "--result_dir",
+                      tmp_path)
+    assert f"at once: {200 * 2 ** 20}\n" in output
+
+
 def test_f48_validation_counts_each_picture_once(digits, tmp_path):
     """70 pictures to validate over 1, 2 and 3 processes -> each counts once: the same top-1 and
     top-5.
