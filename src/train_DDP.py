@@ -73,7 +73,7 @@ def build_parser():
     # new #
     # statistics over all GPUs leave ResNet-50 on 2 H200s three fifths of its speed
     add("--sync_bn", action="store_true", help="batch norm over all GPUs: slow")
-    add("--bucket_cap_mb", type=at_least(1), help="MB of gradients averaged at once; None: 25")
+    add("--bucket_cap_mb", type=at_least(1), help="most MB of gradients averaged at once; None: 25")
     add("--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch passes it
 
     # optimizer
@@ -278,7 +278,7 @@ def main():
     net = nn.Sequential(normalize, model)
 
     # new #
-    # averages the gradients, bucket by bucket, while the backward pass computes them
+    # averages the gradients, bucket by bucket, each as soon as the backward pass has filled it
     net = nn.SyncBatchNorm.convert_sync_batchnorm(net) if args.sync_bn else net
     net = nn.parallel.DistributedDataParallel(
         net, device_ids=[device] if on_gpu else None, bucket_cap_mb=args.bucket_cap_mb)

@@ -446,7 +446,7 @@ def test_f54_a_rank(first, second, digits, tmp_path):
     agent = begun(["--dataset", data, *BARE, "--epochs", 9999, "--steps", 6, "--workers", 2,
                    "--resume", "auto", "--result_dir", tmp_path / "r"],
                   log=log, script=script, restarts=1)
-    wait_until(epochs)
+    wait_until((tmp_path / "r/train_DDP.pt").exists)  # an epoch's line comes before it is saved
     ranks = new_ranks(agent)
     fail(first)
     wait_until(lambda: not any(rank in ranks_of(agent) for rank in ranks), 120)

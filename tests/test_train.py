@@ -584,7 +584,7 @@ def test_ddp_equals_the_baseline_on_the_same_global_batches(digits, tmp_path):
         assert f["val_top1"] == e["val_top1"] and f["val_top5"] == e["val_top5"]
 
 
-def test_ddp_averages_as_much_at_once_as_it_is_told(digits, tmp_path):
+def test_ddp_gets_the_size_of_its_buckets(digits, tmp_path):
     kept = "    net.broadcast_buffers = False"
     script = changed("train_DDP", tmp_path, (
         kept, f"    print('at once:', net.bucket_bytes_cap)\n{kept}"))
