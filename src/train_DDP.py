@@ -71,7 +71,7 @@ def build_parser():
     add("--width", type=at_least(1), default=16, help="channels of conv11's first layer")
 
     # new #
-    # statistics over all GPUs leave ResNet-50 on 2 H200s three fifths of its speed
+    # sync_bn leaves ResNet-50 on 2 H200s three fifths of its speed; large buckets can pay there
     add("--sync_bn", action="store_true", help="batch norm over all GPUs: slow")
     add("--bucket_cap_mb", type=at_least(1), help="most MB of gradients averaged at once; None: 25")
     add("--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch passes it
