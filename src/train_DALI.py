@@ -81,6 +81,7 @@ def build_parser():
     # new #
     # where there is no GPU it is the CPU; --workers counts the threads
     add("--dali_device", choices=["gpu", "cpu"], default="gpu", help="what decodes")
+    add("--dali_batch", type=at_least(1), help="pictures decoded at once; None: a step's")
 
     # model
     add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
@@ -151,7 +152,7 @@ class DALILoader:
     """Yields what DataLoader yields: uint8 (N, 3, size, size) with (N,) labels.
     Takes the sampler's order, whatever it is; names the file that DALI cannot read.
     """
-    def __init__(self, folder, sampler, size, augment, dali_device, device, batch_size,
+    def __init__(self, folder, sampler, size, augment, dali_device, dali_batch, device, batch_size,
                  num_workers, generator, pin_memory, drop_last=False, prefetch_factor=None):
         crop = [transforms.Resize(size), transforms.CenterCrop(size)]
         if augment:
@@ -163,51 +164,61 @@ class DALILoader:
         self.folder, self.sampler, self.batch_size = folder, sampler, batch_size
         self.drop_last, self.generator, self.pipeline = drop_last, generator, None
         self.on_gpu = dali_device == "gpu" and device.type == "cuda"
+        self.at_once = max(1, (dali_batch or 0) // batch_size)  # of our batches in one of DALI's
         self.details = dict(
-            size=size, augment=augment, on_gpu=self.on_gpu, batch_size=batch_size,
+            size=size, augment=augment, on_gpu=self.on_gpu, batch_size=self.at_once * batch_size,
             num_threads=max(1, num_workers), prefetch_queue_depth=3,
             device_id=(device.index or 0) if self.on_gpu else None)
         self.device, self.jpeg = device, torch.tensor([[0xFF, 0xD8], [0xFF, 0xD9]])
         self.looked_at = set()
-        self.left, self.fed = [], []  # batches of numbers: to be read, and being read
+        # batches: of numbers to be read and, some at once, being read; then of pictures
+        self.left, self.fed, self.ready = [], [], []
         number = folder.target_transform or int
         self.labels = torch.tensor([number(label) for _, label in folder.samples])
     def __len__(self):
         rest = 0 if self.drop_last else self.batch_size - 1
         return (len(self.sampler) + rest) // self.batch_size
     def paths(self):
-        """What DALI calls for each batch."""
+        """What DALI calls for each of its batches; the first are small, to begin at once."""
         if not self.left:
             raise StopIteration
-        self.fed.append(self.left.pop(0))
+        self.fed.append(self.left[:self.many])
+        del self.left[:self.many]
+        self.many = min(2 * self.many, self.at_once)
         return [np.frombuffer(os.fsencode(self.folder.samples[i][0]), np.uint8)
-                for i in self.fed[-1]]
+                for i in sum(self.fed[-1], [])]
     def __iter__(self):
         self.left.clear()
         if not self.pipeline:  # seeded by the epoch
             seed = self.generator.initial_seed() % 2 ** 31
             self.pipeline = pictures_pipeline(self.paths, seed=seed, **self.details)
         while self.fed:  # read ahead in an epoch that ended early
-            self.next()
+            self.read()
         self.pipeline.reset()
-        order = list(self.sampler)
+        self.ready.clear()
+        self.many, order = 1, list(self.sampler)
         self.left = [order[i * self.batch_size:(i + 1) * self.batch_size] for i in range(len(self))]
-        while self.left or self.fed:
-            yield self.next()
-    def next(self):
+        while self.left or self.fed or self.ready:
+            if not self.ready:
+                self.read()
+            if self.on_gpu and self.at_once > 1:  # freeing memory, DALI waits for all steps given
+                torch.cuda.current_stream(self.device).synchronize()
+            yield self.ready.pop(0)
+    def read(self):
         try:
             pictures, ends = self.pipeline.run(
                 torch.cuda.current_stream(self.device) if self.on_gpu else None)
         except (RuntimeError, UnicodeDecodeError) as error:  # the latter of a name
-            self.blame([self.folder.samples[i][0] for i in sum(self.fed, [])], str(error))
-        number, ends = self.fed.pop(0), torch.from_dlpack(ends.as_tensor())
+            self.blame([self.folder.samples[i][0] for i in sum(sum(self.fed, []), [])], str(error))
+        batches, ends = self.fed.pop(0), torch.from_dlpack(ends.as_tensor())
+        number = sum(batches, [])
         is_jpeg, is_whole = (ends.view(-1, 2, 2) == self.jpeg).all(2).unbind(1)
         odd = [number[i] for i in (is_jpeg & ~is_whole).nonzero().flatten().tolist()]
         for i in set(odd) - self.looked_at:  # cut short, or with a trailer
             load_image(self.folder.samples[i][0])
             self.looked_at.add(i)
         pictures = torch.from_dlpack(pictures.as_tensor()).permute(0, 3, 1, 2).contiguous()
-        return pictures, self.labels[number]
+        self.ready = [*zip(pictures.split(self.batch_size), map(self.labels.__getitem__, batches))]
     def blame(self, names, said):
         """Raises OSError with the name of what cannot be read, which DALI does not always tell."""
         for name in names:
@@ -333,13 +344,13 @@ def main():
     # new #
     # the same pictures in the same order, from DALI
     train_loader = DALILoader(train_set, sampler, args.image_size, args.augment, args.dali_device,
-                              device, drop_last=True, **loading)
+                              args.dali_batch, device, drop_last=True, **loading)
 
     # validation draws nothing, so its workers can stay
     # new #
     # validation waits for decoding as training does
-    val_loader = DALILoader(val_set, val_sampler, val_size, False, args.dali_device, device,
-                            **loading)
+    val_loader = DALILoader(val_set, val_sampler, val_size, False, args.dali_device,
+                            args.dali_batch, device, **loading)
 
     # bytes turn into floats on the device
     normalize = transforms.Compose([

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import ROOT, SRC, run, torchrun, train
 from test_compose import PAIRS, SETS, WHOLE, compose
-from test_train import (PHOTOS, SCRIPTS, TINY, batches, module_of, same_bits, weights,
+from test_train import (AT_ONCE, PHOTOS, SCRIPTS, TINY, batches, module_of, same_bits, weights,
                         with_captured_batches, without_batch_norm)
 
 GPUS = torch.cuda.device_count()
@@ -77,14 +77,15 @@ def test_f59_checkpoints_resume_across_variants(digits, tmp_path):
 
 
 @pytest.mark.gpu
-def test_f08_f11_dali_decodes_the_baselines_pictures_on_the_gpu(photos, tmp_path):
+@pytest.mark.parametrize("at_once, steps", AT_ONCE)
+def test_f08_f11_dali_decodes_the_baselines_pictures_on_the_gpu(at_once, steps, photos, tmp_path):
     """Grey JPEGs and some that EXIF turns, decoded by DALI on the GPU -> the baseline's batches,
     order and labels; each picture off by less than 1/255 in the mean."""
     both = []
-    for name in ("train", "train_DALI"):
+    for name, more in (("train", []), ("train_DALI", ["--dali_batch", at_once] if at_once else [])):
         (tmp_path / name).mkdir()
         train(with_captured_batches(SRC / f"{name}.py", tmp_path / name), "--dataset", photos,
-              *PHOTOS, "--result_dir", tmp_path / name)
+              *PHOTOS, "--steps", steps, *more, "--result_dir", tmp_path / name)
         both.append(batches(tmp_path / name))
     for (_, baseline), (_, dali) in zip(*both, strict=True):
         for (images, labels), (others, numbers) in zip(baseline, dali, strict=True):

@@ -18,8 +18,8 @@ BUDGETS = {"train_cudnn": 3, "train_DP": 5, "train_amp": 16, "train_compile": 6,
            # the share of kernels, data and host; the table, of kernels where a graph is compiled
            "train_profile": 54,
            # the baseline's order and sizes to the pixel, early ends of epochs, the names of bad
-           # files that DALI does not tell, transforms that it does not do
-           "train_DALI": 122,
+           # files that DALI does not tell, transforms that it does not do, several batches at once
+           "train_DALI": 133,
            # a build that a kill or a second process does not harm, reads that damage does not crash
            "train_LMDB": 122,
            # what is free, crops of a whole batch and no other transform, shares of the decoding

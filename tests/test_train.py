@@ -279,19 +279,24 @@ PHOTOS = ["--epochs", 2, "--batch_size", 4, "--image_size", 32, "--val_size", 36
           "--workers", 2]
 
 
-def test_f08_f11_dali_feeds_the_baselines_pictures(photos, tmp_path):
+# --dali_batch and --steps; 17 are four batches of 4 at once, after one and two
+AT_ONCE = [(None, 6), (17, 6), (17, 2)]
+
+
+@pytest.mark.parametrize("at_once, steps", AT_ONCE)
+def test_f08_f11_dali_feeds_the_baselines_pictures(at_once, steps, photos, tmp_path):
     """Grey JPEGs and some that EXIF turns, fed by DALI on the CPU -> the baseline's batches, order
     and labels; 99% of the pixels within 2/255."""
     both = []
-    for name in ("train", "train_DALI"):
+    for name, more in (("train", []), ("train_DALI", ["--dali_batch", at_once] if at_once else [])):
         folder = tmp_path / name
         folder.mkdir()
         train(with_captured_batches(SRC / f"{name}.py", folder), "--dataset", photos, *PHOTOS,
-              "--result_dir", folder, forked=True)
+              "--steps", steps, *more, "--result_dir", folder, forked=True)
         both.append(batches(folder))
     assert len(both[0]) == len(both[1]) == 4
     for (what, baseline), (_, dali) in zip(*both):
-        assert len(baseline) == len(dali) == {"train": 6, "val": 4}[what]
+        assert len(baseline) == len(dali) == {"train": steps, "val": 4}[what]
         for (images, labels), (others, numbers) in zip(baseline, dali):
             assert torch.equal(labels, numbers) and images.shape == others.shape
             assert others.dtype == torch.uint8
