@@ -179,12 +179,11 @@ class DALILoader:
         rest = 0 if self.drop_last else self.batch_size - 1
         return (len(self.sampler) + rest) // self.batch_size
     def paths(self):
-        """What DALI calls for each of its batches; the first are small, to begin at once."""
+        """What DALI calls for each of its batches."""
         if not self.left:
             raise StopIteration
-        self.fed.append(self.left[:self.many])
-        del self.left[:self.many]
-        self.many = min(2 * self.many, self.at_once)
+        self.fed.append(self.left[:self.at_once])
+        del self.left[:self.at_once]
         return [np.frombuffer(os.fsencode(self.folder.samples[i][0]), np.uint8)
                 for i in sum(self.fed[-1], [])]
     def __iter__(self):
@@ -196,7 +195,7 @@ class DALILoader:
             self.read()
         self.pipeline.reset()
         self.ready.clear()
-        self.many, order = 1, list(self.sampler)
+        order = list(self.sampler)
         self.left = [order[i * self.batch_size:(i + 1) * self.batch_size] for i in range(len(self))]
         while self.left or self.fed or self.ready:
             if not self.ready:

@@ -279,7 +279,7 @@ PHOTOS = ["--epochs", 2, "--batch_size", 4, "--image_size", 32, "--val_size", 36
           "--workers", 2]
 
 
-# --dali_batch and --steps; 17 are four batches of 4 at once, after one and two
+# --dali_batch and --steps; 17 are four batches of 4 at once
 AT_ONCE = [(None, 6), (17, 6), (17, 2)]
 
 
