@@ -81,7 +81,7 @@ def build_parser():
     # new #
     # where there is no GPU it is the CPU; --workers counts the threads
     add("--dali_device", choices=["gpu", "cpu"], default="gpu", help="what decodes")
-    add("--dali_batch", type=at_least(1), help="pictures decoded at once; None: a step's")
+    add("--dali_batch", type=at_least(1), help="pictures decoded at once, of whole steps")
 
     # model
     add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
@@ -220,6 +220,7 @@ class DALILoader:
         self.ready = [*zip(pictures.split(self.batch_size), map(self.labels.__getitem__, batches))]
     def blame(self, names, said):
         """Raises OSError with the name of what cannot be read, which DALI does not always tell."""
+        self.pipeline = None  # and its memory
         for name in names:
             load_image(name)
         paths = ([np.frombuffer(os.fsencode(name), np.uint8)] for name in names)
@@ -229,10 +230,12 @@ class DALILoader:
             try:
                 alone.run()
             except RuntimeError as error:
-                names, said = name, str(error)
+                wrong, said = name, str(error)
                 break
+        else:
+            wrong = f"{len(names):,} pictures at once (try smaller --dali_batch, --batch_size)"
         said = [line for line in said.splitlines() if line and "no longer valid" not in line]
-        raise OSError(f"DALI cannot read {names}: {said[-1]}")
+        raise OSError(f"DALI cannot read {wrong}: {said[-1]}")
 
 def class_folders(parser, dataset, names, transform):
     """ImageFolder over the first of DATASET/<names> that exists; where it cannot, exit 2."""

@@ -134,7 +134,7 @@ def test_f01_f02_f05_f46_damaged_picture(name, kind, photos, tmp_path):
     bad = tmp_path / "set/train/b" / os.fsdecode(b"caf\xe9.jpg")
     shutil.move(tmp_path / "set/train/b/7.jpg", bad)
     spoil(bad, kind)
-    more = ["--dali_batch", 12] if (name, kind) == ("train_DALI", "text") else []
+    more = ["--dali_batch", 12] if name == "train_DALI" and kind != "zero bytes" else []
     done = run_forked(SRC / f"{name}.py", "--dataset", tmp_path / "set", *BARE, "--steps", 6,
                       "--batch_size", 4, *more, "--result_dir", tmp_path / "r")
     line, = [line for line in done.stderr.splitlines() if f"{name}.py: error: " in line]

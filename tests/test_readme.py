@@ -132,6 +132,11 @@ def test_seconds_of_training_leave_the_warm_up_out():
                           for name in ("train_amp, `--seed 7`", "train, `--seed 8`")]
     assert lines[-3].endswith("torch 2, lmdb 3, Python 3; 2026-01-01; `./x`")
     assert lines[-1] == "`./y`"
+    lines = report.runs_markdown([  # options that not every script has
+        record | dict(script="a", options=dict(seed=7)),
+        *[record | dict(script="b", options=dict(seed=7, at=at)) for at in (None, 9)]]).splitlines()
+    assert [line.split(" |")[0] for line in lines[2:5]] == [
+        "| a, 4 epochs", "| b, 4 epochs", "| b, `--at 9`, 4 epochs"]
     assert report.runs_markdown([record]).splitlines()[2].startswith("| 4 epochs | 99.10% | ")
     lines = report.runs_markdown([record, record]).splitlines()
     assert [line[:17] for line in lines[2:4]] == ["| run 1, 4 epochs", "| run 2, 4 epochs"]

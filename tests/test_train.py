@@ -304,6 +304,39 @@ def test_f08_f11_dali_feeds_the_baselines_pictures(at_once, steps, photos, tmp_p
             assert (off <= 2).float().mean() >= 0.99 and off.max() <= 8, off.max()
 
 
+def test_dali_decodes_the_batches_of_several_steps_at_once(photos):
+    """26 pictures in batches of 4, two and four at once, also where an epoch ends early."""
+    module, given = module_of(SRC / "train_DALI.py"), []
+    make = module.transforms
+    transform = make.Compose([make.Resize(32), make.CenterCrop(32), make.PILToTensor()])
+    folder = module.class_folders(None, photos, ("train",), transform)
+
+    def noted(paths):
+        return lambda: given.append(paths()) or given[-1]
+    for at_once, sizes in ((None, [4] * 6 + [2]), (3, [4] * 6 + [2]), (8, [8, 8, 8, 2]),
+                           (17, [16, 10])):
+        loader = module.DALILoader(folder, range(26), 32, False, "cpu", at_once,
+                                   torch.device("cpu"), batch_size=4, num_workers=1,
+                                   generator=torch.Generator(), pin_memory=False)
+        loader.paths = noted(loader.paths)
+        first, _ = next(iter(loader))
+        given.clear()
+        whole = list(loader)
+        assert torch.equal(whole[0][0], first) and len(loader) == 7
+        assert [len(names) for names in given] == sizes
+        assert [len(pictures) for pictures, _ in whole] == [4] * 6 + [2]
+        assert torch.cat([labels for _, labels in whole]).tolist() == folder.targets
+
+
+def test_memory_that_does_not_suffice_for_dali(photos, tmp_path):
+    """Each picture can be read alone, not all at once -> one line says so, with what to lower."""
+    script = changed("train_DALI", tmp_path, ("            pictures, ends = self.pipeline.run(", (
+        "            raise RuntimeError('Critical error:\\nCannot allocate 9 bytes on device 0.')\n"
+        "            pictures, ends = self.pipeline.run(")))
+    done = run_forked(script, "--dataset", photos, *PHOTOS, "--result_dir", tmp_path)
+    assert_one_line(done, 1, "DALI cannot read", "at once", "--dali_batch", "allocate 9 bytes")
+
+
 LAST = "Compose([*crop, transforms.PILToTensor()])\n\n    # uint8"
 
 
@@ -400,8 +433,9 @@ def test_f48_data_sources_under_ddp(name, photos, tmp_path):
     (tmp_path / "joined.py").write_text(done.stdout)
     for script in (tmp_path / "joined.py", SRC / "train.py"):
         (tmp_path / script.stem).mkdir()
+        more = ["--dali_batch", 4] if name == "DALI" and script.stem == "joined" else []
         train(with_captured_batches(script, tmp_path / script.stem), "--dataset", photos, *PHOTOS,
-              "--steps", 5, "--result_dir", tmp_path / script.stem, forked=True)
+              "--steps", 5, *more, "--result_dir", tmp_path / script.stem, forked=True)
     ranks, whole = [batches(tmp_path / "joined", rank) for rank in (0, 1)], batches(
         tmp_path / "train")
 
