@@ -427,18 +427,17 @@ def training_seconds(record):
 
 def runs_markdown(records):
     """A line for each record of scripts run one by one, named by what differs between them."""
-    def differ(get):
-        return len({str(get(record)) for record in records}) > 1
+    def differ(values):
+        return len({*map(str, values)}) > 1
     def varies(option):  # among the scripts that have it
-        return len({str(record["options"][option]) for record in records
-                    if option in record["options"]}) > 1
+        return differ(r["options"][option] for r in records if option in r["options"])
     options = [option for option in dict.fromkeys(sum((list(r["options"]) for r in records), []))
                if option not in ("result_dir", "resume", "epochs") and varies(option)]
     lines = ["| run | top-1 | seconds of training | images/s: median (least to most) | data wait | "
              "warm-up |", "|---|---|---|---|---|---|"]
     names = []
     for record in records:
-        name = [record["script"]] if differ(lambda record: record["script"]) else []
+        name = [record["script"]] if differ(each["script"] for each in records) else []
         values = [(option, record["options"].get(option)) for option in options]
         name += [f"`--{option}`" if value is True else f"`--{option} {value}`"
                  for option, value in values if value is not False and value is not None]

@@ -79,7 +79,7 @@ def build_parser():
     add("--workers", type=at_least(0), default=min(16, CORES), help="loaders in all")
 
     # new #
-    # where there is no GPU it is the CPU; --workers counts the threads
+    # the CPU where there is no GPU; --workers counts threads; more pictures at once wait less
     add("--dali_device", choices=["gpu", "cpu"], default="gpu", help="what decodes")
     add("--dali_batch", type=at_least(1), help="pictures decoded at once, of whole steps")
 
@@ -164,14 +164,14 @@ class DALILoader:
         self.folder, self.sampler, self.batch_size = folder, sampler, batch_size
         self.drop_last, self.generator, self.pipeline = drop_last, generator, None
         self.on_gpu = dali_device == "gpu" and device.type == "cuda"
-        self.at_once = max(1, (dali_batch or 0) // batch_size)  # of our batches in one of DALI's
+        self.at_once = max(1, (dali_batch or 0) // batch_size) * batch_size
         self.details = dict(
-            size=size, augment=augment, on_gpu=self.on_gpu, batch_size=self.at_once * batch_size,
+            size=size, augment=augment, on_gpu=self.on_gpu, batch_size=self.at_once,
             num_threads=max(1, num_workers), prefetch_queue_depth=3,
             device_id=(device.index or 0) if self.on_gpu else None)
         self.device, self.jpeg = device, torch.tensor([[0xFF, 0xD8], [0xFF, 0xD9]])
         self.looked_at = set()
-        # batches: of numbers to be read and, some at once, being read; then of pictures
+        # numbers to be read, DALI's batches of those being read, our batches that are read
         self.left, self.fed, self.ready = [], [], []
         number = folder.target_transform or int
         self.labels = torch.tensor([number(label) for _, label in folder.samples])
@@ -185,7 +185,7 @@ class DALILoader:
         self.fed.append(self.left[:self.at_once])
         del self.left[:self.at_once]
         return [np.frombuffer(os.fsencode(self.folder.samples[i][0]), np.uint8)
-                for i in sum(self.fed[-1], [])]
+                for i in self.fed[-1]]
     def __iter__(self):
         self.left.clear()
         if not self.pipeline:  # seeded by the epoch
@@ -195,12 +195,12 @@ class DALILoader:
             self.read()
         self.pipeline.reset()
         self.ready.clear()
-        order = list(self.sampler)
-        self.left = [order[i * self.batch_size:(i + 1) * self.batch_size] for i in range(len(self))]
+        self.left = list(self.sampler)[:len(self) * self.batch_size]
         while self.left or self.fed or self.ready:
             if not self.ready:
                 self.read()
-            if self.on_gpu and self.at_once > 1:  # freeing memory, DALI waits for all steps given
+            # freeing memory, DALI waits for all steps that the GPU was given
+            if self.on_gpu and self.at_once > self.batch_size:
                 torch.cuda.current_stream(self.device).synchronize()
             yield self.ready.pop(0)
     def read(self):
@@ -208,16 +208,16 @@ class DALILoader:
             pictures, ends = self.pipeline.run(
                 torch.cuda.current_stream(self.device) if self.on_gpu else None)
         except (RuntimeError, UnicodeDecodeError) as error:  # the latter of a name
-            self.blame([self.folder.samples[i][0] for i in sum(sum(self.fed, []), [])], str(error))
-        batches, ends = self.fed.pop(0), torch.from_dlpack(ends.as_tensor())
-        number = sum(batches, [])
+            self.blame([self.folder.samples[i][0] for i in sum(self.fed, [])], str(error))
+        number, ends = self.fed.pop(0), torch.from_dlpack(ends.as_tensor())
         is_jpeg, is_whole = (ends.view(-1, 2, 2) == self.jpeg).all(2).unbind(1)
         odd = [number[i] for i in (is_jpeg & ~is_whole).nonzero().flatten().tolist()]
         for i in set(odd) - self.looked_at:  # cut short, or with a trailer
             load_image(self.folder.samples[i][0])
             self.looked_at.add(i)
         pictures = torch.from_dlpack(pictures.as_tensor()).permute(0, 3, 1, 2).contiguous()
-        self.ready = [*zip(pictures.split(self.batch_size), map(self.labels.__getitem__, batches))]
+        self.ready = [*zip(pictures.split(self.batch_size),
+                           self.labels[number].split(self.batch_size))]
     def blame(self, names, said):
         """Raises OSError with the name of what cannot be read, which DALI does not always tell."""
         self.pipeline = None  # and its memory

@@ -82,7 +82,7 @@ def test_f08_f11_dali_decodes_the_baselines_pictures_on_the_gpu(at_once, steps, 
     """Grey JPEGs and some that EXIF turns, decoded by DALI on the GPU -> the baseline's batches,
     order and labels; each picture off by less than 1/255 in the mean."""
     both = []
-    for name, more in (("train", []), ("train_DALI", ["--dali_batch", at_once] if at_once else [])):
+    for name, more in (("train", []), ("train_DALI", at_once)):
         (tmp_path / name).mkdir()
         train(with_captured_batches(SRC / f"{name}.py", tmp_path / name), "--dataset", photos,
               *PHOTOS, "--steps", steps, *more, "--result_dir", tmp_path / name)

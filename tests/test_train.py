@@ -279,8 +279,8 @@ PHOTOS = ["--epochs", 2, "--batch_size", 4, "--image_size", 32, "--val_size", 36
           "--workers", 2]
 
 
-# --dali_batch and --steps; 17 are four batches of 4 at once
-AT_ONCE = [(None, 6), (17, 6), (17, 2)]
+# train_DALI.py's options, and --steps; 17 are four batches of 4 at once
+AT_ONCE = [([], 6), (["--dali_batch", 17], 6), (["--dali_batch", 17], 2)]
 
 
 @pytest.mark.parametrize("at_once, steps", AT_ONCE)
@@ -288,7 +288,7 @@ def test_f08_f11_dali_feeds_the_baselines_pictures(at_once, steps, photos, tmp_p
     """Grey JPEGs and some that EXIF turns, fed by DALI on the CPU -> the baseline's batches, order
     and labels; 99% of the pixels within 2/255."""
     both = []
-    for name, more in (("train", []), ("train_DALI", ["--dali_batch", at_once] if at_once else [])):
+    for name, more in (("train", []), ("train_DALI", at_once)):
         folder = tmp_path / name
         folder.mkdir()
         train(with_captured_batches(SRC / f"{name}.py", folder), "--dataset", photos, *PHOTOS,
