@@ -56,7 +56,7 @@ def compose(*words, script=ROOT / "compose.sh"):
 
 
 def test_the_sets_are_all_of_one_from_each_group():
-    """384 of ten techniques, and the profile with or without each; the empty set is no set."""
+    """768 of eleven techniques, and the profile with or without each; the empty set is no set."""
     assert len(SETS) == 3 * 4 * 2 ** (len(TECHNIQUES) - 5) - 1
     assert len(WHOLE) == 6
 
@@ -110,7 +110,7 @@ def test_groups_follow_from_the_scripts(project):
     found = run(sys.executable, "-c", code, cwd=project)
     assert found.stdout.strip() == str(
         {"data": [["DALI", "LMDB", "cache"]],
-         "compute": [["amp"], ["channels_last"], ["compile"], ["cudnn"], ["fused"]],
+         "compute": [["amp"], ["channels_last"], ["compile"], ["cudnn"], ["fused"], ["stem"]],
          "parallel": [["DDP", "DP"]]}), found.stderr
     # a new technique is one new file
     (project / "src/train_clip.py").write_text((SRC / "train_cudnn.py").read_text().replace(

@@ -9,8 +9,8 @@ import pytest
 import torch
 from conftest import ROOT, SRC, run, torchrun, train
 from test_compose import PAIRS, SETS, WHOLE, compose
-from test_train import (AT_ONCE, PHOTOS, SCRIPTS, TINY, batches, module_of, same_bits, weights,
-                        with_captured_batches, without_batch_norm)
+from test_train import (AT_ONCE, PHOTOS, SCRIPTS, TINY, assert_equal_epochs, batches, in_float64,
+                        module_of, same_bits, weights, with_captured_batches, without_batch_norm)
 
 GPUS = torch.cuda.device_count()
 
@@ -105,6 +105,19 @@ def test_cache_takes_the_memory_of_the_gpu_that_it_announces(digits, tmp_path):
     ram, output = train(SRC / "train_cache.py", *options, "--cache_device", "ram")
     assert "take 189.0 MB of cpu's memory" in output
     assert ram["peak_memory_bytes"] - baseline["peak_memory_bytes"] < 10e6
+
+
+@pytest.mark.gpu
+def test_the_stem_compiled_is_the_baselines_in_float64(digits, tmp_path):
+    script = tmp_path / "train_channels_last_compile_stem.py"
+    script.write_text(compose("channels_last", "compile", "stem").stdout)
+    script.write_text(in_float64(script, tmp_path).read_text())
+    options = ["--dataset", digits, *TINY, "--model", "resnet18", "--image_size", 64,
+               "--result_dir", tmp_path]
+    one, _ = train(in_float64(SRC / "train.py", tmp_path), *options)
+    other, output = train(script, *options)
+    assert "2 layers in blocks and rows" in output
+    assert_equal_epochs(one, other)
 
 
 @pytest.mark.gpu

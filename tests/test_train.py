@@ -137,7 +137,7 @@ def test_each_variant_writes_its_record(script, digits, tmp_path):
     assert output.count(f"{record['parameters']:,} parameters") == 1
     assert [line[:17] for line in lines if line.startswith("epoch ")] == [
         "epoch 1/2  loss 2", "epoch 2/2  loss 2"]
-    more = {"train_cache": 1, "train_profile": 11}  # what they are there to say
+    more = {"train_cache": 1, "train_profile": 11, "train_stem": 1}  # what they are there to say
     assert len(lines) == 3 + more.get(script.stem, 0)
     assert {path.name for path in tmp_path.iterdir() if "trace" not in path.name} == {
         f"{script.stem}.json", f"{script.stem}.pt"}
@@ -234,6 +234,14 @@ def in_float64(script, folder):
     return copy
 
 
+def assert_equal_epochs(one, other):
+    """The losses to 1e-6, the accuracies to the bit."""
+    assert len(one["epochs"]) == len(other["epochs"])
+    for e, f in zip(one["epochs"], other["epochs"]):
+        assert e["loss"] == pytest.approx(f["loss"], abs=1e-6)
+        assert e["val_top1"] == f["val_top1"]
+
+
 @pytest.mark.parametrize("name", ["fused", "channels_last", "compile"])
 def test_equal_to_the_baseline_after_24_steps_of_float64(name, digits, tmp_path):
     options = ["--dataset", digits, "--epochs", 4, "--batch_size", 40, "--width", 4, "--image_size",
@@ -241,9 +249,23 @@ def test_equal_to_the_baseline_after_24_steps_of_float64(name, digits, tmp_path)
     one, _ = train(in_float64(SRC / "train.py", tmp_path), *options, forked=True)
     other, _ = train(in_float64(SRC / f"train_{name}.py", tmp_path), *options, forked=True)
     assert one["epochs"][3]["loss"] < one["epochs"][0]["loss"]
-    for e, f in zip(one["epochs"], other["epochs"]):
-        assert e["loss"] == pytest.approx(f["loss"], abs=1e-6)
-        assert e["val_top1"] == f["val_top1"]
+    assert_equal_epochs(one, other)
+
+
+@pytest.mark.parametrize("model, size, changed", [
+    ("resnet18", 32, 2), ("resnet18", 33, 2), ("squeezenet1_1", 40, 4), ("alexnet", 64, 3),
+    ("mobilenet_v3_small", 33, 1), ("conv11", 32, 0)])
+def test_the_stem_is_the_baselines_in_float64(model, size, changed, digits, tmp_path):
+    """Also of pictures of odd size, pools that round up, and models without such layers."""
+    options = ["--dataset", digits, "--epochs", 2, "--steps", 2, "--batch_size", 16, "--model",
+               model, "--image_size", size, "--workers", 0, "--lr", 0.01, "--result_dir", tmp_path]
+    one, _ = train(in_float64(SRC / "train.py", tmp_path), *options, forked=True)
+    other, output = train(in_float64(SRC / "train_stem.py", tmp_path), *options, forked=True)
+    assert f"train_stem: {changed} layers" in output
+    assert_equal_epochs(one, other)
+    names = [list(load(tmp_path / f"{name}.pt")["parts"]["model"])
+             for name in ("train", "train_stem")]
+    assert names[0] == names[1]
 
 
 def with_captured_batches(script, folder):
