@@ -182,7 +182,7 @@ class Forked:
         for process in self.processes:
             process.kill()
 
-    def wait(self, timeout=120):
+    def wait(self, timeout=240):
         """Waits for the end: CompletedProcess, with the output of all ranks."""
         end = time.monotonic() + timeout
         for process in self.processes:
@@ -195,7 +195,7 @@ class Forked:
         return subprocess.CompletedProcess(self.words, max(codes, key=abs), out, err)
 
 
-def run_forked(*words, timeout=120, **options):
+def run_forked(*words, timeout=240, **options):
     """Runs `python words...` in a fork, see Forked, to its end: CompletedProcess."""
     return Forked(*words, **options).wait(timeout)
 
@@ -270,10 +270,10 @@ class SmallDisk:
                 path.chmod(0o555)
 
 
-def train(script, *options, forked=False, **details):
+def train(script, *options, forked=True, **details):
     """Runs a training script to a good end and returns (its record, its output).
 
-    As a user does, with torchrun where it needs that; or forked, which is faster.
+    Forked, which spares the start of a process, or as a user does, with torchrun if it needs that.
     """
     is_ddp = "init_process_group" in Path(script).read_text()
     options = [str(word) for word in options]

@@ -1,6 +1,7 @@
 """Pictures with random damage, seeded: resize_imagenet.py and the loaders read or name each one.
 
-FUZZ is their number, 2,000 where it is not set. `pytest -s` shows how many each script decoded.
+FUZZ is their number, 400 where it is not set; the README tells of FUZZ=2000. `pytest -s` shows how
+many each script decoded.
 """
 
 import importlib.metadata
@@ -22,7 +23,7 @@ from PIL import Image
 from test_loader import SHARED, error_of, photo
 from test_resize import encoded, is_clean, words
 
-COUNT = int(os.environ.get("FUZZ", 2000))
+COUNT = int(os.environ.get("FUZZ", 400))
 CUT = ("--resize", 64, "--crop", 48)
 
 # Runs a loader's main(), but where that would read all samples, reads each alone, in the same way.
@@ -200,7 +201,7 @@ def read_together(tmp_path, loader, decoded, named, *options):
 
 
 def test_fuzz_resize(fuzz, tmp_path):
-    """2,000 damaged pictures -> each is in --dst and can be decoded, or is named on a line."""
+    """Damaged pictures -> each is in --dst and can be decoded, or is named on a line."""
     done = run(*words(fuzz.folder, tmp_path / "out", 64))
     assert is_clean(done, 1), done.stderr
     named = [line.removeprefix("resize_imagenet.py: error: ").split(": ")[0]
@@ -219,7 +220,7 @@ def test_fuzz_resize(fuzz, tmp_path):
 
 
 def test_fuzz_lmdb_build(fuzz, tmp_path):
-    """2,000 damaged pictures -> each is in the file or named on a line; the second run reads it."""
+    """Damaged pictures -> each is in the file or named on a line; the second run reads it."""
     path = tmp_path / "x.lmdb"
     words = [sys.executable, SRC / "loader_LMDB.py", "--data_source", fuzz.folder, "--lmdb", path,
              *CUT, "--epochs", 1, "--num_workers", 2, "--result_dir", tmp_path]
@@ -241,14 +242,14 @@ def test_fuzz_lmdb_build(fuzz, tmp_path):
 
 
 def test_fuzz_loader(fuzz, tmp_path):
-    """2,000 damaged pictures -> each is decoded, or ends a run with one line that names it."""
+    """Damaged pictures -> each is decoded, or ends a run with one line that names it."""
     decoded, named = read_each(fuzz, "loader")
     count("loader.py", decoded, named)
     read_together(tmp_path, "loader", decoded, named)
 
 
 def test_fuzz_loader_dali(fuzz, tmp_path):
-    """2,000 damaged pictures, DALI -> each is decoded, or ends a run with a line that names it."""
+    """Damaged pictures, DALI -> each is decoded, or ends a run with a line that names it."""
     decoded, named = read_each(fuzz, "loader_DALI", "--dali_device", "cpu")
     count("loader_DALI.py", decoded, named)
     read_together(tmp_path, "loader_DALI", decoded, named, "--dali_device", "cpu")
@@ -256,9 +257,11 @@ def test_fuzz_loader_dali(fuzz, tmp_path):
 
 @pytest.mark.gpu
 def test_fuzz_loader_dali_on_gpu(fuzz, tmp_path):
-    """2,000 damaged pictures, DALI on a GPU -> what DALI decodes on the CPU is decoded in one run,
-    or named and left out of the next; 24 of the others, each among five good ones, are decoded or
-    named. (To read each alone as on the CPU takes three seconds a picture.)"""
+    """Damaged pictures, DALI on a GPU -> those that it decodes on the CPU are decoded, or end a run
+    with a line that names one; of the others, 24 are.
+
+    Together, since a start takes three seconds on a GPU: what is named is left out of the next run.
+    """
     decoded, named = read_each(fuzz, "loader_DALI", "--dali_device", "cpu")
     words = [SRC / "loader_DALI.py", *CUT, "--epochs", 1, "--num_workers", 2, "--result_dir",
              tmp_path, "--data_source"]

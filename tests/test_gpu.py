@@ -1,5 +1,6 @@
 """On an NVIDIA GPU: every variant and composition, float16, equivalence. Skipped without one."""
 
+import functools
 import gzip
 import json
 import re
@@ -7,12 +8,14 @@ import sys
 
 import pytest
 import torch
-from conftest import ROOT, SRC, run, torchrun, train
+import conftest
+from conftest import ROOT, SRC, run, torchrun
 from test_compose import PAIRS, SETS, WHOLE, compose
 from test_train import (AT_ONCE, PHOTOS, SCRIPTS, TINY, assert_equal_epochs, batches, in_float64,
                         module_of, same_bits, weights, with_captured_batches, without_batch_norm)
 
 GPUS = torch.cuda.device_count()
+train = functools.partial(conftest.train, forked=False)  # as a user starts it
 
 
 def start_all(script, *options, processes):

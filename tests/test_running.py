@@ -13,7 +13,7 @@ from importlib.metadata import version
 
 import psutil
 import pytest
-from conftest import TECHNIQUES, processes_of, run, start
+from conftest import SRC, TECHNIQUES, processes_of, run, run_forked, start, train
 
 import running
 
@@ -23,13 +23,69 @@ EXCLUSIVE = [("+DALI", "+LMDB", "+cache"), ("+DDP", "+DP")]
 QUICK = ["--", "--steps", "1", "--batch_size", "40", "--width", "4", "--workers", "0",
          "--image_size", "16"]
 
+# in place of a joined script: the record of one real run, under this script's name
+STAND_IN = """import json, sys
+from pathlib import Path
+script, record = map(Path, sys.argv[1:3])
+made = json.loads(record.read_text()) | {"script": script.stem}
+for word, value in zip(sys.argv[3:], [*sys.argv[4:], ""]):
+    if word.startswith("--"):  # the baseline's are in the record
+        name, _, own = word[2:].partition("=")
+        made["options"].setdefault(name.replace("-", "_"), own or value)
+# all techniques pay but one
+gain = 1.1 ** script.stem.count("_") * (0.5 if "fused" in script.stem else 1)
+made["images_per_second"] *= gain
+made["train_seconds"] /= gain
+for i, epoch in enumerate(made["epochs"]):
+    epoch["images_per_second"] *= gain
+    epoch["seconds"] /= gain
+    print(f"epoch {i + 1}/{len(made['epochs'])}")
+script.with_suffix(".json").write_text(json.dumps(made))
+"""
+
+
+@pytest.fixture(scope="module")
+def record(digits, tmp_path_factory):
+    """The record of a run of the baseline."""
+    folder = tmp_path_factory.mktemp("record")
+    train(SRC / "train.py", "--dataset", digits, "--epochs", 2, *QUICK[1:], "--result_dir", folder,
+          forked=True)
+    return folder / "train.json"
+
+
+def train_only(names, project, record):
+    """Has the project's running.py run these scripts, and for all others a stand-in.
+
+    To the driver a run is a process that ends with a record: a stand-in spares to import torch.
+    """
+    (project / "stand_in.py").write_text(STAND_IN)
+    driver, head = project / "running.py", "def command_of(script, processes):\n"
+    text = driver.read_text()
+    assert head in text
+    driver.write_text(text.replace(head, f"""{head}\
+    if script.stem not in {[*names]!r}:
+        return [sys.executable, str(ROOT / "stand_in.py"), str(script), {str(record)!r}]
+"""))
+
+
+def change(path, old, new):
+    """Has `new` stand in a file where `old` stood."""
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
 
 def test_f23_f47_f66_f69_twelve_cells_from_another_folder_through_a_link(project, digits, tmp_path):
     """From another folder, through a link, spaces in the path, old results there, DALI's import
-    broken -> the rows of this run alone; DALI is SKIP with what to install; exit 0."""
-    dali = project / "src" / "train_DALI.py"
-    dali.write_text(dali.read_text().replace("from nvidia.dali", "from no_such_package"))
+    broken -> the rows of this run alone; DALI is SKIP with what to install; exit 0.
+
+    Three of the cells are trained; the others take over the first one's record: that joined
+    scripts train is for test_compose.py.
+    """
     results = project / "results"
+    train_only(["train", "train_DP_cudnn_amp", "train_DDP_cudnn_amp", "train_DALI"], project,
+               results / "running" / "train.json")
+    change(project / "src" / "train_DALI.py", "from nvidia.dali", "from no_such_package")
     (results / "running").mkdir(parents=True)
     (results / "running" / "train_old.json").write_text("{}")
     (results / "running.md").write_text("old")
@@ -50,7 +106,9 @@ def test_f23_f47_f66_f69_twelve_cells_from_another_folder_through_a_link(project
         "_".join(["train", *row["techniques"]]) for row in rows if "compile" in row["techniques"]}]
     assert compiled and all("--compile-mode reduce-overhead" in line for line in compiled)
     best = [row for row in rows[12:] if row["kept"]]
-    assert not best or f"`./compose.sh {' '.join(best[-1]['techniques'])} > my_train.py`" in table
+    assert f"`./compose.sh {' '.join(best[-1]['techniques'])} > my_train.py`" in table
+    # what did not pay is tried again when others have been kept since
+    assert [row["kept"] for row in rows[12:] if row["column"] == "+fused"] == [False, False]
     for row in rows[:12]:
         assert row["status"] == "ok"
         name = "_".join(["train", *row["techniques"]])
@@ -75,13 +133,15 @@ def test_f23_f47_f66_f69_twelve_cells_from_another_folder_through_a_link(project
         assert "no GPU here" in table
     assert (results / "running.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     progress = [line for line in done.stdout.splitlines() if line.startswith("[")]
-    assert len(progress) == len(rows) and progress[2].startswith("[ 3/20] single    +amp")
+    planned = 12 + len({row["column"] for row in rows[12:]})
+    assert len(progress) == len(rows)
+    assert progress[2].startswith(f"[ 3/{planned}] single    +amp")
     assert all("s to go" in line for line in progress)
 
 
 def assert_staircase(baseline, steps):
     """Each step adds one technique to the fastest set so far; of a group at most one is kept."""
-    pointless = running.POINTLESS.get(baseline["environment"]["gpus"], ())
+    pointless = *running.POINTLESS.get(baseline["environment"]["gpus"], ()), "stem"
     assert {row["column"] for row in steps} == {
         f"+{name}" for name in TECHNIQUES if name not in ("profile", *pointless)}
     best, left = baseline, list(steps)
@@ -102,14 +162,23 @@ def assert_staircase(baseline, steps):
         best = top if pays else best
 
 
-def test_the_staircases_order():
-    computing = [("amp",), ("channels_last",), ("compile",), ("cudnn",), ("fused",)]
+def test_the_staircases_order(monkeypatch):
+    others = {"DALI", "LMDB", "cache", "DDP", "DP", "profile"}
+    computing = [(name,) for name in TECHNIQUES if name not in others]
+    assert ("amp",) in computing and ("cudnn",) in computing
+    found = running.groups()  # joins all pairs
+    monkeypatch.setattr(running, "groups", lambda: found)
     assert [*running.stairs_of(2, ["LMDB"])] == [("DALI", "cache"), ("DDP", "DP"), *computing]
     assert [*running.stairs_of(4, ["DALI", "LMDB", "cache", "DP"])] == [("DDP",), *computing]
     assert [*running.stairs_of(2, ["LMDB", "DDP"])] == [("DALI", "cache"), *computing, ("DP",)]
     assert [*running.stairs_of(1, [])] == [("DALI", "LMDB", "cache"), *computing]
     computing.remove(("cudnn",))
     assert [*running.stairs_of(0, [])] == [("DALI", "LMDB", "cache"), *computing, ("DDP",)]
+    computing.remove(("stem",))
+    options = ["--epochs", "5"]
+    assert [*running.stairs_of(0, ["DALI", "LMDB", "cache"], running.model_of(options))] == [
+        *computing, ("DDP",)]
+    assert running.model_of([*options, "--model=resnet50"]) == "resnet50"
 
 
 def test_the_staircase_tries_again_and_loading_first_where_steps_wait():
@@ -130,20 +199,25 @@ def test_the_staircase_tries_again_and_loading_first_where_steps_wait():
     assert running.due(stairs, {}, dict(status="fail", techniques=[]))[0] == ["amp"]
 
 
-def test_f63_f65_failing_variants_leave_rows_and_the_others_run(project):
+def test_f63_f65_failing_variants_leave_rows_and_the_others_run(project, record):
     """train_amp.py raises an error, train_cudnn.py's loss is infinite -> FAIL in their rows, the
     error and the log's path in the table; the others run; exit 1.
 
-    On the default digits, which it makes first.
+    On the default digits, here fewer, which it makes first. One failure under torchrun is enough,
+    so the table has one row here; of the others there are stand-ins.
     """
-    amp, cudnn = project / "src" / "train_amp.py", project / "src" / "train_cudnn.py"
-    amp.write_text(amp.read_text().replace("scaler.update()", "scaler.update(no_such_name)"))
-    cudnn.write_text(cudnn.read_text().replace("= loss.detach()", "= loss.detach() / 0"))
-    done = run(project / "running.sh", "1", "--part", "cells", *QUICK, cwd="/")
+    change(project / "make_dataset.py", '"val", 250, 60)', '"val", 25, 6)')
+    train_only(["train_cudnn", "train_amp", "train_DDP_amp"], project, record)
+    change(project / "src" / "train_amp.py", "scaler.update()", "scaler.update(no_such_name)")
+    change(project / "src" / "train_cudnn.py", "= loss.detach()", "= loss.detach() / 0")
+    change(project / "report.py", '"DP": ["DP"], "DDP": ["DDP"]}', "}")
+    change(project / "report.py", '"+cudnn +amp": ["cudnn", "amp"]}',
+           '"+DDP +amp": ["DDP", "amp"], "+DP": ["DP"]}')
+    done = run_forked(project / "running.py", "1", "--part", "cells", *QUICK, timeout=300)
     assert done.returncode == 1
     assert (project / "data" / "digits" / "train" / "0").is_dir()
     rows = json.loads((project / "results" / "running.json").read_text())
-    assert [row["status"] for row in rows] == ["ok", "fail", "fail", "fail"] * 3
+    assert [row["status"] for row in rows] == ["ok", "fail", "fail", "fail", "ok"]
     table = (project / "results" / "running.md").read_text()
     for row in rows:
         if row["status"] == "fail":
@@ -152,18 +226,21 @@ def test_f63_f65_failing_variants_leave_rows_and_the_others_run(project):
             with open(row["log"]) as log:
                 assert word in log.read()
     assert table.splitlines()[2].count("FAIL") == 3
-    assert done.stdout.count("FAIL: NameError") >= 6
+    assert done.stdout.count("FAIL: NameError") == 2  # when it ends, and in the table
+    assert done.stdout.count("]: NameError") == 2  # of a rank
 
 
 @pytest.mark.parametrize("number, whole_group", [(signal.SIGINT, True), (signal.SIGTERM, False)])
-def test_f31_f67_ctrl_c_in_the_third_run(number, whole_group, project, digits):
+def test_f31_f67_ctrl_c_in_the_third_run(number, whole_group, project, digits, record):
     """Ctrl-C, or SIGTERM to the driver alone, in the third run -> exit 130 within 30 seconds, no
     process left, the table of the two runs before.
 
-    Ctrl-C reaches the whole group of a terminal; kill reaches the driver alone.
+    Ctrl-C reaches the whole group of a terminal; kill reaches the driver alone. Stand-ins have run
+    before.
     """
-    process = start([project / "running.sh", "2", digits, *QUICK[:-4], "--workers", "2"],
-                    cwd=project, start_new_session=True)
+    train_only(["train_amp"], project, record)
+    process = start([project / "running.sh", "2", digits, "--part", "cells", *QUICK[:-4],
+                     "--workers", "2"], cwd=project, start_new_session=True)
     log = project / "results" / "running" / "train_amp.log"
     while not (log.exists() and " parameters, " in log.read_text()):
         assert process.poll() is None
@@ -176,7 +253,7 @@ def test_f31_f67_ctrl_c_in_the_third_run(number, whole_group, project, digits):
     assert processes_of(project) == [] and not list(project.rglob("*.part"))
     rows = json.loads((project / "results" / "running.json").read_text())
     assert [row["column"] for row in rows] == ["plain", "+cudnn"]
-    assert "| single | " in out and "after 2 of 20 runs" in out and "Traceback" not in out + err
+    assert "| single | " in out and "after 2 of 12 runs" in out and "Traceback" not in out + err
 
 
 def test_stop_ends_what_a_process_starts_while_it_ends():
@@ -195,25 +272,6 @@ time.sleep(987)"""
     left = [each for each in psutil.process_iter() if running.session_of(each.pid) == process.pid]
     assert process.returncode == 0  # its handler has run
     assert all(each.status() == psutil.STATUS_ZOMBIE for each in left)
-
-
-def test_f67_ctrl_c_while_torchrun_runs_leaves_no_worker(project, digits):
-    """Ctrl-C while torchrun trains -> exit 130, no process left."""
-    for name in ("ROWS = {\"single\": [], \"DP\": [\"DP\"], ",):
-        text = (project / "report.py").read_text()
-        assert name in text
-        (project / "report.py").write_text(text.replace(name, "ROWS = {"))
-    process = start([project / "running.sh", "100", digits, "--part", "cells", "--",
-                     "--batch_size", "40", "--workers", "2"], cwd=project, start_new_session=True)
-    log = project / "results" / "running" / "train_DDP.log"
-    while not (log.exists() and "epoch 1/100" in log.read_text()):
-        assert process.poll() is None
-        time.sleep(0.05)
-    assert len([process for process in processes_of(project)
-                if "train_DDP.py" in " ".join(process.cmdline())]) >= 3
-    os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=60)
-    assert process.returncode == 130 and processes_of(project) == []
 
 
 @pytest.mark.parametrize("words", [
@@ -240,8 +298,8 @@ def test_f64_wrong_use(words, project, tmp_path):
 def test_f19_f61_wrong_options_for_the_scripts_end_it_at_once(words, part, project, digits):
     """A data set that is not there, an unknown model, --batch_size 0, an unknown option, a wrong
     value for an option of one technique -> one line names the option, exit 2."""
-    done = run(project / "running.sh", *[str(digits) if word == "DIGITS" else word
-                                         for word in words], cwd=project)
+    done = run_forked(project / "running.py", *[digits if word == "DIGITS" else word
+                                                for word in words], cwd=project)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1 and part in done.stderr
 
@@ -249,8 +307,8 @@ def test_f19_f61_wrong_options_for_the_scripts_end_it_at_once(words, part, proje
 def test_f62_two_at_once_in_one_folder_are_refused(project, digits):
     """A second run in the folder of the first -> refused in one line that names --result_dir, exit
     1; the first goes on."""
-    first = start([project / "running.sh", "50", digits, "--", "--batch_size", "40"], cwd=project,
-                  start_new_session=True)
+    first = start([project / "running.sh", "50", digits, "--part", "cells", "--", "--batch_size",
+                   "40"], cwd=project, start_new_session=True)
     while not (project / "results" / "running" / "train.log").exists():
         time.sleep(0.05)
     second = run(project / "running.sh", "1", digits, cwd=project)
@@ -261,21 +319,31 @@ def test_f62_two_at_once_in_one_folder_are_refused(project, digits):
     assert first.returncode == 130
 
 
-def test_f62_two_at_once_in_folders_of_their_own(project, digits, tmp_path):
-    """Two runs at once, each with torchrun among its rows and a --result_dir of its own -> no clash
-    of ports: all rows are there."""
+def test_f62_f67_two_at_once_in_folders_of_their_own_then_ctrl_c_for_one(project, digits, tmp_path):
+    """Two runs at once, each with torchrun and a --result_dir of its own, then Ctrl-C for one while
+    it trains -> no clash of ports, the other's rows are there; exit 130, no process left."""
+    change(project / "report.py", 'ROWS = {"single": [], "DP": ["DP"], ', "ROWS = {")
     text = (project / "report.py").read_text()
-    one, many = 'ROWS = {"single": [], "DP": ["DP"], ', 'COLUMNS = {"plain": [], '
-    assert one in text and many in text
-    text = re.sub(r"COLUMNS = \{.*?\}", 'COLUMNS = {"plain": []}', text, flags=re.DOTALL)
-    (project / "report.py").write_text(text.replace(one, "ROWS = {"))
-    both = [start([project / "running.sh", "2", digits, "--part", "cells", "--result_dir",
-                   tmp_path / str(k), *QUICK], cwd=project) for k in range(2)]
-    for k, process in enumerate(both):
-        out, err = process.communicate(timeout=200)
-        assert process.returncode == 0, out + err
-        (row,) = json.loads((tmp_path / str(k) / "running.json").read_text())
-        assert row["script"] == "train_DDP" and row["status"] == "ok"
+    (project / "report.py").write_text(re.sub(
+        r"COLUMNS = \{.*?\}", 'COLUMNS = {"plain": []}', text, count=1, flags=re.DOTALL))
+    long, short = [start([
+        project / "running.sh", epochs, digits, "--part", "cells", "--result_dir",
+        tmp_path / epochs, *QUICK[:-4], "--workers", "2"], cwd=project, start_new_session=True)
+        for epochs in ("9999", "2")]
+    out, err = short.communicate(timeout=200)
+    assert short.returncode == 0, out + err
+    (row,) = json.loads((tmp_path / "2" / "running.json").read_text())
+    assert row["script"] == "train_DDP" and row["status"] == "ok"
+    log = tmp_path / "9999" / "running" / "train_DDP.log"
+    while not (log.exists() and "epoch 1/9999" in log.read_text()):
+        assert long.poll() is None
+        time.sleep(0.05)
+    assert len([process for process in processes_of(tmp_path)
+                if "train_DDP.py" in " ".join(process.cmdline())]) >= 3
+    os.killpg(long.pid, signal.SIGINT)
+    long.communicate(timeout=60)
+    assert long.returncode == 130
+    assert processes_of(tmp_path) == []
 
 
 def test_f31_ctrl_c_before_the_first_run(project, digits):
@@ -288,18 +356,23 @@ def test_f31_ctrl_c_before_the_first_run(project, digits):
     assert process.returncode == 130 and "Traceback" not in out + err
 
 
-def test_the_staircase_alone_gives_up_on_what_takes_too_long(project, digits):
+def give_up_soon(name, project):
+    """Has a technique take long, and the driver wait for it a second and a bit."""
+    change(project / "src" / f"train_{name}.py", "\nimport torch\n",
+           "\ntime.sleep(99)\nimport torch\n")
+    change(project / "running.py", "limit = 300 + 3 *",
+           f"limit = (1 if {name!r} in techniques else 300) + 3 *")
+
+
+def test_the_staircase_alone_gives_up_on_what_takes_too_long(project, digits, record):
     """And a data set that a technique cannot hold is a SKIP with the script's own words."""
     for path in (project / "src").glob("train_*.py"):
         if path.stem not in ("train_cache", "train_fused"):
             path.unlink()
-    cache, fused = project / "src" / "train_cache.py", project / "src" / "train_fused.py"
-    cache.write_text(cache.read_text().replace("if needed > free:", "if True:"))
-    fused.write_text(fused.read_text().replace(
-        "    # what a checkpoint holds\n", "    time.sleep(99)\n    # what a checkpoint holds\n"))
-    driver = project / "running.py"
-    driver.write_text(driver.read_text().replace("limit = 300 + 3 *", "limit = 1 + 2 *"))
-    done = run(project / "running.sh", "2", digits, "--part", "staircase", *QUICK, cwd=project)
+    train_only(["train_cache", "train_fused"], project, record)
+    change(project / "src" / "train_cache.py", "if needed > free:", "if True:")
+    give_up_soon("fused", project)
+    done = run_forked(project / "running.py", "2", digits, "--part", "staircase", *QUICK)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((project / "results" / "running.json").read_text())
     assert [row["status"] for row in rows] == ["ok", "skip", "skip"]
@@ -308,21 +381,21 @@ def test_the_staircase_alone_gives_up_on_what_takes_too_long(project, digits):
     assert processes_of(project) == []
 
 
-def test_the_grid_gives_up_on_what_takes_too_long(project, digits):
-    cudnn, driver = project / "src" / "train_cudnn.py", project / "running.py"
-    cudnn.write_text(cudnn.read_text().replace("benchmark = True", "benchmark = time.sleep(99)"))
-    driver.write_text(driver.read_text().replace("limit = 300 + 3 *", "limit = 1 + 2 *"))
-    done = run(project / "running.sh", "1", digits, "--part", "cells", "--without", "amp",
-               "--without", "DP", "--without", "DDP", *QUICK, cwd=project)
+def test_the_grid_gives_up_on_what_takes_too_long(project, digits, record):
+    train_only(["train_cudnn"], project, record)
+    give_up_soon("cudnn", project)
+    done = run_forked(project / "running.py", "1", digits, "--part", "cells", "--without", "amp",
+                      "--without", "DP", "--without", "DDP", *QUICK)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"\| training seconds \| plain \| \+cudnn \|\n.*\n\| single \| .* \| SKIP \|",
                      done.stdout)
     assert "given up after" in done.stdout and processes_of(project) == []
 
 
-def test_without_techniques(project, digits):
+def test_without_techniques(project, digits, record):
+    train_only([], project, record)
     words = [word for name in TECHNIQUES if name != "amp" for word in ("--without", name)]
-    done = run(project / "running.sh", "2", digits, *words, *QUICK, cwd=project)
+    done = run_forked(project / "running.py", "2", digits, *words, *QUICK)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((project / "results" / "running.json").read_text())
     assert [(row["row"], row["column"]) for row in rows] == [

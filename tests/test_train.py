@@ -112,7 +112,8 @@ def test_as_many_workers_as_cores_that_it_may_use(name):
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=ids)
 def test_each_variant_writes_its_record(script, digits, tmp_path):
-    record, output = train(script, "--dataset", digits, *TINY, "--result_dir", tmp_path)
+    record, output = train(script, "--dataset", digits, *TINY, "--result_dir", tmp_path,
+                           forked=script.stem not in ("train", "train_DDP"))
     assert record["script"] == script.stem
     assert record["options"]["batch_size"] == 40 and record["options"]["lr"] == 0.1
     assert {"python", "torch", "cuda", "cudnn", "gpu", "gpus", "driver", "cpu",
@@ -214,8 +215,8 @@ def test_equal_to_the_baseline_bit_for_bit(name, digits, tmp_path):
     """With the same augmentation too; only the cache draws its own."""
     options = ["--dataset", digits, *TINY, "--result_dir", tmp_path]
     options += [] if name == "cache" else ["--augment"]
-    baseline, _ = train(SRC / "train.py", *options, forked=True)
-    variant, _ = train(SRC / f"train_{name}.py", *options, forked=True)
+    baseline, _ = train(SRC / "train.py", *options)
+    variant, _ = train(SRC / f"train_{name}.py", *options)
     assert same_bits(weights(tmp_path, "train"), weights(tmp_path, f"train_{name}"))
     for key in ("loss", "val_top1", "val_top5"):
         assert [e[key] for e in baseline["epochs"]] == [e[key] for e in variant["epochs"]]
@@ -246,8 +247,8 @@ def assert_equal_epochs(one, other):
 def test_equal_to_the_baseline_after_24_steps_of_float64(name, digits, tmp_path):
     options = ["--dataset", digits, "--epochs", 4, "--batch_size", 40, "--width", 4, "--image_size",
                24, "--workers", 0, "--result_dir", tmp_path]
-    one, _ = train(in_float64(SRC / "train.py", tmp_path), *options, forked=True)
-    other, _ = train(in_float64(SRC / f"train_{name}.py", tmp_path), *options, forked=True)
+    one, _ = train(in_float64(SRC / "train.py", tmp_path), *options)
+    other, _ = train(in_float64(SRC / f"train_{name}.py", tmp_path), *options)
     assert one["epochs"][3]["loss"] < one["epochs"][0]["loss"]
     assert_equal_epochs(one, other)
 
@@ -259,8 +260,8 @@ def test_the_stem_is_the_baselines_in_float64(model, size, changed, digits, tmp_
     """Also of pictures of odd size, pools that round up, and models without such layers."""
     options = ["--dataset", digits, "--epochs", 2, "--steps", 2, "--batch_size", 16, "--model",
                model, "--image_size", size, "--workers", 0, "--lr", 0.01, "--result_dir", tmp_path]
-    one, _ = train(in_float64(SRC / "train.py", tmp_path), *options, forked=True)
-    other, output = train(in_float64(SRC / "train_stem.py", tmp_path), *options, forked=True)
+    one, _ = train(in_float64(SRC / "train.py", tmp_path), *options)
+    other, output = train(in_float64(SRC / "train_stem.py", tmp_path), *options)
     assert f"train_stem: {changed} layers" in output
     assert_equal_epochs(one, other)
     names = [list(load(tmp_path / f"{name}.pt")["parts"]["model"])
@@ -314,7 +315,7 @@ def test_f08_f11_dali_feeds_the_baselines_pictures(at_once, steps, photos, tmp_p
         folder = tmp_path / name
         folder.mkdir()
         train(with_captured_batches(SRC / f"{name}.py", folder), "--dataset", photos, *PHOTOS,
-              "--steps", steps, *more, "--result_dir", folder, forked=True)
+              "--steps", steps, *more, "--result_dir", folder)
         both.append(batches(folder))
     assert len(both[0]) == len(both[1]) == 4
     for (what, baseline), (_, dali) in zip(*both):
@@ -383,8 +384,7 @@ def test_dali_turns_labels_as_the_data_set_does(digits, tmp_path):
     script = changed("train_DALI", tmp_path, ("    if odd := set(train_set.classes)", (
         "    train_set.target_transform = val_set.target_transform = lambda label: 7\n"
         "    if odd := set(train_set.classes)")))
-    record, _ = train(script, "--dataset", digits, *TINY, "--steps", 8, "--result_dir", tmp_path,
-                      forked=True)
+    record, _ = train(script, "--dataset", digits, *TINY, "--steps", 8, "--result_dir", tmp_path)
     assert record["val_top1"] == 1
 
 
@@ -393,7 +393,7 @@ def test_options_of_dataloader_do_no_harm_to_others(name, digits, tmp_path):
     script = changed(
         name, tmp_path, ("pin_memory=on_gpu,", "pin_memory=on_gpu, prefetch_factor=4,"))
     train(script, "--dataset", digits, *TINY, "--lmdb" if name == "train_LMDB" else "--result_dir",
-          tmp_path, "--result_dir", tmp_path, forked=True)
+          tmp_path, "--result_dir", tmp_path)
 
 
 def test_cache_takes_any_data_set_of_bytes(digits, tmp_path):
@@ -411,7 +411,7 @@ class Conv11("""
              f"    {part}_set = Drawn()\n") for part, names in (
                  ("train", '("train", "training")'), ("val", '("val", "test", "testing")'))]
     script = changed("train_cache", tmp_path, ("class Conv11(", mine.lstrip()), *sets)
-    train(script, *TINY, "--result_dir", tmp_path, forked=True)
+    train(script, *TINY, "--result_dir", tmp_path)
     script.write_text(script.read_text().replace("torch.uint8), i", "torch.float32), i"))
     done = run_forked(script, *TINY, "--result_dir", tmp_path)
     assert done.returncode == 1 and "held as bytes, not torch.float32" in done.stderr
@@ -457,7 +457,7 @@ def test_f48_data_sources_under_ddp(name, photos, tmp_path):
         (tmp_path / script.stem).mkdir()
         more = ["--dali_batch", 4] if name == "DALI" and script.stem == "joined" else []
         train(with_captured_batches(script, tmp_path / script.stem), "--dataset", photos, *PHOTOS,
-              "--steps", 5, *more, "--result_dir", tmp_path / script.stem, forked=True)
+              "--steps", 5, *more, "--result_dir", tmp_path / script.stem)
     ranks, whole = [batches(tmp_path / "joined", rank) for rank in (0, 1)], batches(
         tmp_path / "train")
 
@@ -547,7 +547,7 @@ def test_compile_compiles_once(digits, tmp_path):
 
 def test_profile_prints_and_leaves_a_trace(digits, tmp_path):
     _, output = train(SRC / "train_profile.py", "--dataset", digits, *TINY, "--result_dir",
-                      tmp_path, forked=True)
+                      tmp_path)
     assert re.search(r"aten::\w*convolution\w* +\d+\.\d%", output), output
     assert re.search(r"of each step it waits \d+% for data; the [CG]PU is busy \d+%: it is held "
                      "back by (loading data|computing|the host)", output)
@@ -560,7 +560,7 @@ def test_profile_names_the_loading_that_holds_it_back(digits, tmp_path):
     slow = tmp_path / "train_slow.py"
     slow.write_text((SRC / "train_profile.py").read_text().replace(
         "        with Image.open(", "        time.sleep(0.01)\n        with Image.open("))
-    _, output = train(slow, "--dataset", digits, *BARE, "--result_dir", tmp_path, forked=True)
+    _, output = train(slow, "--dataset", digits, *BARE, "--result_dir", tmp_path)
     assert "held back by loading data" in output
 
 
@@ -568,12 +568,12 @@ def test_lmdb_is_built_once_and_serves_the_loader_too(digits, tmp_path):
     data = tmp_path / "a set"
     shutil.copytree(digits, data)
     options = ["--dataset", data, *BARE, "--result_dir", tmp_path]
-    first, _ = train(SRC / "train_LMDB.py", *options, forked=True)
+    first, _ = train(SRC / "train_LMDB.py", *options)
     made = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.lmdb*")}
     assert made.keys() == {"a set_train.lmdb", "a set_test.lmdb"}
     for picture in data.rglob("*.png"):  # from here on the files alone are read
         picture.write_bytes(b"")
-    again, _ = train(SRC / "train_LMDB.py", *options, forked=True)
+    again, _ = train(SRC / "train_LMDB.py", *options)
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.lmdb*")} == made
     assert [e["loss"] for e in first["epochs"]] == [e["loss"] for e in again["epochs"]]
     done = run_forked(SRC / "loader_LMDB.py", "--data_source", data, "--epochs", 1, "--resize", 0,
@@ -593,10 +593,10 @@ def test_f36_f37_f38_f44_lmdb_file_that_is_not_whole(kind, digits, tmp_path):
     path = tmp_path / f"{digits.name}_train.lmdb"
     if kind == "killed in mid-build":  # what was left is built over
         Path(f"{path}.part").write_bytes(b"half a file")
-        train(SRC / "train_LMDB.py", *options, forked=True)
+        train(SRC / "train_LMDB.py", *options)
         assert [each.name for each in tmp_path.glob("*.part")] == []
         return
-    train(SRC / "train_LMDB.py", *options, "--epochs", 1, forked=True)
+    train(SRC / "train_LMDB.py", *options, "--epochs", 1)
     content = path.read_bytes()
     if kind == "of another format":
         path.unlink()
@@ -746,7 +746,7 @@ def checkpoints(digits, tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoints")
     for script in SCRIPTS:
         train(script, "--dataset", digits, *BARE, "--epochs", 1, "--result_dir", folder,
-              "--seed", 1, forked=True)
+              "--seed", 1)
     return folder
 
 
@@ -760,7 +760,7 @@ def test_f59_any_checkpoint_resumes_any_variant(script, checkpoints, digits, tmp
     for source, to in {(script, SRC / "train.py"), (SRC / "train.py", script)}:
         checkpoint = checkpoints / f"{source.stem}.pt"
         record, output = train(to, "--dataset", digits, *BARE, "--result_dir", tmp_path, "--resume",
-                               checkpoint, forked=True)
+                               checkpoint)
         assert record["epochs"][0] == load(checkpoint)["epochs"][0]
         assert len(record["epochs"]) == 2 and "epoch 1/2" not in output
         parts = load(tmp_path / f"{to.stem}.pt")["parts"]
@@ -777,7 +777,7 @@ def test_f59_a_checkpoint_does_not_turn_fused_off(checkpoints, digits, tmp_path)
         groups = load(checkpoints / f"{name}.pt")["parts"]["optimizer"]["param_groups"]
         assert [group["fused"] for group in groups] == [fused]
     train(SRC / "train_fused.py", "--dataset", digits, *BARE, "--result_dir", tmp_path, "--resume",
-          checkpoints / "train.pt", forked=True)
+          checkpoints / "train.pt")
     state = load(tmp_path / "train_fused.pt")["parts"]["optimizer"]
     assert [group["fused"] for group in state["param_groups"]] == [True]
     assert state["param_groups"][0]["momentum"] == 0.9 and state["param_groups"][0]["nesterov"]
@@ -793,14 +793,14 @@ def test_fused_momentum_is_whole_before_the_first_step(digits, tmp_path):
     print("whole")
 
     # the learning rate rises"""))
-    _, output = train(copy, "--dataset", digits, *BARE, "--result_dir", tmp_path, forked=True)
+    _, output = train(copy, "--dataset", digits, *BARE, "--result_dir", tmp_path)
     assert output.count("whole") == 1
 
 
 def test_the_first_epoch_after_a_resume_warms_up(digits, tmp_path):
     options = ["--dataset", digits, *BARE, "--result_dir", tmp_path, "--resume", "auto"]
-    train(SRC / "train.py", *options, "--epochs", 2, forked=True)
-    record, _ = train(SRC / "train.py", *options, "--epochs", 4, forked=True)
+    train(SRC / "train.py", *options, "--epochs", 2)
+    record, _ = train(SRC / "train.py", *options, "--epochs", 4)
     assert len(record["epochs"]) == 4
     assert record["train_seconds"] == record["epochs"][3]["seconds"]
     assert record["images_per_second"] == record["epochs"][3]["images_per_second"]
@@ -840,8 +840,7 @@ def test_f57_a_bit_flipped_anywhere(checkpoints, digits, tmp_path):
     """A checkpoint with one bit flipped, 60 times at places left to chance -> one line names it,
     exit 2; or where the bit is of no weight (a date, say) the run goes on as from the whole one."""
     options = ["--dataset", digits, *BARE, "--result_dir"]
-    train(SRC / "train.py", *options, tmp_path / "whole", "--resume", checkpoints / "train.pt",
-          forked=True)
+    train(SRC / "train.py", *options, tmp_path / "whole", "--resume", checkpoints / "train.pt")
     content, rng, refused = (checkpoints / "train.pt").read_bytes(), random.Random(0), 0
     flipped = tmp_path / "flipped.pt"
     for number in range(60):  # half of them where the archive's names and lengths are
@@ -1050,7 +1049,7 @@ def test_f20_a_result_dir_that_cannot_be_is_told_before_training(digits, tmp_pat
 def test_resuming_with_other_options_keeps_to_the_schedule(checkpoints, digits, tmp_path):
     """More epochs of fewer steps: the learning rate goes on falling to zero, never below."""
     train(SRC / "train.py", "--dataset", digits, *BARE, "--epochs", 4, "--steps", 1,
-          "--result_dir", tmp_path, "--resume", checkpoints / "train.pt", forked=True)
+          "--result_dir", tmp_path, "--resume", checkpoints / "train.pt")
     scheduler = load(tmp_path / "train.pt")["parts"]["scheduler"]
     assert scheduler["last_epoch"] == 4 and scheduler["_last_lr"] == [0.0]
 
