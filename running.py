@@ -26,8 +26,7 @@ import report
 ROOT = Path(__file__).resolve().parent
 GRACE_SECONDS = 10
 PAYS = 1.01  # a step of the staircase stays if it is so many times as fast as without it
-# what so many GPUs, or this model, give nothing to do: noise would keep it
-POINTLESS = {0: ("DP", "cudnn"), 1: ("DP", "DDP"), "conv11": ("stem",)}
+POINTLESS = {0: ("DP", "cudnn"), 1: ("DP", "DDP")}  # what so many GPUs give nothing to do
 WAITS = 0.2  # share of its time above which a step's wait for data hides what else may pay
 
 
@@ -271,24 +270,19 @@ def run(techniques, options, folder, processes, limit=None):
     record = script.with_suffix(".json")
     if code or not record.exists():
         return failure(code, log)
+    idle = re.search(r"^\w+: (nothing to do: .*)", log.read_text(errors="replace"), re.MULTILINE)
+    if idle:  # noise could make it a gain
+        return "skip", 0, {"error": idle[1], "log": str(log)}
     return "ok", 0, json.loads(record.read_text())
 
 
-def model_of(options):
-    """The --model among a script's options."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--model", default="conv11")
-    return parser.parse_known_args(options)[0].model
-
-
-def stairs_of(gpus, without, model=None):
+def stairs_of(gpus, without):
     """{(technique, ...): group} in the staircase's order: each tuple is to choose one of.
 
     First loading; then several GPUs, where there are, since what comes after takes less time then
     (not for DataParallel alone, with which others cannot be had).
     """
-    left_out = {*without, *POINTLESS.get(gpus, ()), *POINTLESS.get(model, ())}
-    found = groups()
+    left_out, found = {*without, *POINTLESS.get(gpus, ())}, groups()
     early = gpus > 1 and "DDP" not in left_out
     order = ["data", *(["parallel", "compute"] if early else ["compute", "parallel"])]
     stairs = {tuple(name for name in choice if name not in left_out): group
@@ -372,7 +366,7 @@ def main():
     cells = cells[:1] if args.part == "staircase" else cells
     stairs = {}
     if args.part != "cells" and args.EPOCHS > 1:
-        stairs = stairs_of(gpus, args.without, model_of(options))
+        stairs = stairs_of(gpus, args.without)
     count = len(cells) + sum(map(len, stairs))
 
     def attempt(row, column, techniques):

@@ -157,18 +157,19 @@ class BlockConv2d(nn.Conv2d):
     """A convolution of stride 2, done as one of stride 1 over such blocks: the same sums."""
     def forward(self, images):
         (down, right), (height, width) = self.padding, images.shape[2:]
-        more = -self.in_channels % 4
+        more = 4 - self.in_channels
         images = nn.functional.pad(
             images, (right, right + width % 2, down, down + height % 2, 0, more))
         weight = nn.functional.pad(self.weight, (0, 1, 0, 1, 0, more))
-        layout = torch.channels_last if self.weight.stride(1) == 1 else torch.contiguous_format
+        is_last = 1 in (images.stride(1), weight.stride(1))
+        layout = torch.channels_last if is_last else torch.contiguous_format
         return nn.functional.conv2d(*(nn.functional.pixel_unshuffle(each, 2).contiguous(
             memory_format=layout) for each in (images, weight)), self.bias)
 
 # new #
-# torch.compile's backward pass of a pool looks into all windows of a pixel: of rows, fewer
+# compiled, a pool's backward pass looks into four windows for each pixel; in two passes, into two
 class SplitMaxPool2d(nn.MaxPool2d):
-    """The maxima of rows, then those of their columns: the same, and of equal ones the same."""
+    """The maxima of rows, then of their columns; of equal ones the same one has the gradient."""
     def forward(self, images):
         size, stride, padding = self.kernel_size, self.stride, self.padding
         rows = nn.functional.max_pool2d(
@@ -260,8 +261,8 @@ def main():
     # a layer keeps its weights and its name: checkpoints go from script to script
     changed = 0
     for layer in model.modules():
-        if type(layer) is nn.Conv2d and layer.in_channels < 8 and all(
-                side % 2 for side in layer.kernel_size) and (
+        if type(layer) is nn.Conv2d and layer.in_channels < 5 and all(
+                side % 2 and side > 1 for side in layer.kernel_size) and (
                 layer.stride, layer.dilation, layer.groups, layer.padding_mode) == (
                 (2, 2), (1, 1), 1, "zeros") and not isinstance(layer.padding, str):
             layer.__class__ = BlockConv2d
@@ -270,7 +271,7 @@ def main():
                 layer.kernel_size > layer.stride > 1 == layer.dilation):
             layer.__class__ = SplitMaxPool2d
         changed += type(layer) in (BlockConv2d, SplitMaxPool2d)
-    print(f"{script}: {changed} layers in blocks and rows", flush=True)
+    print(f"{script}: {changed or 'nothing to do: no'} layers in blocks and rows", flush=True)
 
     # model stays the bare module: optimizer, checkpoint and validation use it
     model = model.to(device)

@@ -257,8 +257,8 @@ def test_fuzz_loader_dali(fuzz, tmp_path):
 
 @pytest.mark.gpu
 def test_fuzz_loader_dali_on_gpu(fuzz, tmp_path):
-    """Damaged pictures, DALI on a GPU -> those that it decodes on the CPU are decoded, or end a run
-    with a line that names one; of the others, 24 are.
+    """Damaged pictures, DALI on a GPU -> what it decodes on the CPU, and 24 that it does not, are
+    decoded, or end a run with a line that names one.
 
     Together, since a start takes three seconds on a GPU: what is named is left out of the next run.
     """
@@ -281,12 +281,12 @@ def test_fuzz_loader_dali_on_gpu(fuzz, tmp_path):
     while bad := refused(tmp_path / f"good{len(good)}", good):
         good.remove(bad)
         left_out.append(bad)
-        assert len(left_out) < 40
+        assert len(left_out) <= COUNT // 10
     rng = random.Random(0)
     found = []
-    for i, bad in enumerate(rng.sample(named, 24)):
+    for i, bad in enumerate(rng.sample(named, min(24, len(named)))):
         said = refused(tmp_path / f"bad{i}", [*rng.sample(good, 5), bad], "--batch_size", 2)
         assert said in (None, bad)
         found.append(said)
     print(f"\nloader_DALI.py, GPU: {len(good):,} decoded, {len(left_out)} named that the CPU decodes;"
-          f" of 24 that the CPU names {found.count(None)} decoded", end=" ")
+          f" of {len(found)} that the CPU names {found.count(None)} decoded", end=" ")
