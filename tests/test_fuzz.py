@@ -288,5 +288,5 @@ def test_fuzz_loader_dali_on_gpu(fuzz, tmp_path):
         said = refused(tmp_path / f"bad{i}", [*rng.sample(good, 5), bad], "--batch_size", 2)
         assert said in (None, bad)
         found.append(said)
-    print(f"\nloader_DALI.py, GPU: {len(good):,} decoded, {len(left_out)} named that the CPU decodes;"
-          f" of {len(found)} that the CPU names {found.count(None)} decoded", end=" ")
+    print(f"\nloader_DALI.py, GPU: {len(good):,} decoded, {len(left_out)} named that the CPU "
+          f"decodes; of {len(found)} that the CPU names {found.count(None)} decoded", end=" ")

@@ -488,14 +488,14 @@ def begun(many, dst, **options):
     return process
 
 
-def test_f30_killed_20_times_then_run_again(many, rng, tmp_path):
-    """20 SIGKILLs, each at a moment left to chance, then run to its end -> no half picture under a
+def test_f30_killed_10_times_then_run_again(many, rng, tmp_path):
+    """10 SIGKILLs, each at a moment left to chance, then run to its end -> no half picture under a
     final name, none done twice, no process or temporary file left; the files of one clean run."""
     dst, times = tmp_path / "dst", {}
 
     def made():
         return {os.path.relpath(path, dst) for path in dst.glob("class*/*")}
-    for number in range(20):
+    for number in range(10):
         process = start(words(many.src, dst))
         if number % 4:  # else as it starts
             wait_until(lambda: len(made()) > len(times))

@@ -254,8 +254,8 @@ def test_equal_to_the_baseline_after_24_steps_of_float64(name, digits, tmp_path)
 
 
 @pytest.mark.parametrize("model, size, changed", [
-    ("resnet18", 32, 2), ("resnet18", 33, 2), ("squeezenet1_1", 40, 4), ("alexnet", 64, 3),
-    ("mobilenet_v3_small", 33, 1), ("conv11", 32, 0)])
+    ("resnet18", 33, 2), ("squeezenet1_1", 40, 4), ("mobilenet_v3_small", 32, 1),
+    ("conv11", 32, 0)])
 def test_the_stem_is_the_baselines_in_float64(model, size, changed, digits, tmp_path):
     """Also of pictures of odd size, pools that round up, and models without such layers."""
     options = ["--dataset", digits, "--epochs", 2, "--steps", 2, "--batch_size", 16, "--model",
@@ -667,7 +667,7 @@ def test_f48_validation_counts_each_picture_once(digits, tmp_path):
     counts.add((baseline["epochs"][0]["val_top1"], baseline["epochs"][0]["val_top5"]))
     script = without_batch_norm(SRC / "train_DDP.py", tmp_path)
     for processes in (2, 3):
-        done = run(*torchrun(script, *options, processes=processes))
+        done = run_forked(script, *options, ranks=processes)
         assert done.returncode == 0, done.stderr[-2000:]
         (epoch,) = json.loads((tmp_path / "train_DDP.json").read_text())["epochs"]
         counts.add((epoch["val_top1"], epoch["val_top5"]))
@@ -896,14 +896,6 @@ def test_from_its_own_folder(project, digits):
     done = run(sys.executable, "train_DP.py", *options, cwd=project / "src")
     assert done.returncode == 0, done.stderr
     assert (project / "src" / "runs" / "train_DP.json").exists()
-
-
-def test_torch_distributed_launch(project, digits):
-    done = run(sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node=2",
-               f"--master_port={free_port()}", "train_DDP.py", "--dataset", digits, *TINY,
-               cwd=project / "src")
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert len(json.loads((project / "src/runs/train_DDP.json").read_text())["epochs"]) == 2
 
 
 def test_two_agents_resume_from_what_only_the_first_machine_has(digits, tmp_path):
