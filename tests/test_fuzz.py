@@ -1,6 +1,6 @@
 """Pictures with random damage, seeded: resize_imagenet.py and the loaders read or name each one.
 
-FUZZ is their number, 400 where it is not set; the README tells of FUZZ=2000. `pytest -s` shows how
+FUZZ is their number, 200 where it is not set; the README tells of FUZZ=2000. `pytest -s` shows how
 many each script decoded.
 """
 
@@ -23,7 +23,7 @@ from PIL import Image
 from test_loader import SHARED, error_of, photo
 from test_resize import encoded, is_clean, words
 
-COUNT = int(os.environ.get("FUZZ", 400))
+COUNT = int(os.environ.get("FUZZ", 200))
 CUT = ("--resize", 64, "--crop", 48)
 
 # Runs a loader's main(), but where that would read all samples, reads each alone, in the same way.
