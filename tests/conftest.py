@@ -226,6 +226,13 @@ def processes_of(word):
     return found
 
 
+def change(path, old, new):
+    """Has `new` stand in a file where `old` stood."""
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
 class SmallDisk:
     """`folder`, new, as a file system that is soon full: a tmpfs, where root may mount one.
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SRC, processes_of, run, run_forked, start, wait_until
+from conftest import ROOT, SRC, change, processes_of, run, run_forked, start, wait_until
 from test_loader import photo, save
 
 import loading
@@ -56,14 +56,11 @@ def record(data, tmp_path_factory):
 def short(project, record):
     """The project where a stand-in for the baseline runs, which spares to import torch twice."""
     (project / "stand_in.py").write_text(STAND_IN)
-    driver = project / "loading.py"
-    old = "    marks = []\n"
-    text = driver.read_text()
-    assert text.count(old) == 1
-    driver.write_text(text.replace(old, f"""{old}\
+    line = "    marks = []\n"
+    change(project / "loading.py", line, f"""{line}\
     if script.stem == "loader":
         command = [sys.executable, str(ROOT / "stand_in.py"), {str(record)!r}, *command[2:]]
-"""))
+""")
     return project
 
 
@@ -151,10 +148,7 @@ def test_f65_a_loader_that_fails(short, data, tmp_path):
 
 def test_f47_without_dali_it_is_skipped(short, data, tmp_path):
     """loader_DALI.py where DALI cannot be imported -> SKIP, and what to install; exit 0."""
-    dali = short / "src" / "loader_DALI.py"
-    text = dali.read_text()
-    assert "from nvidia.dali" in text
-    dali.write_text(text.replace("from nvidia.dali", "from no_such_package"))
+    change(short / "src" / "loader_DALI.py", "from nvidia.dali", "from no_such_package")
     done = run_forked(short / "loading.py", "loader_DALI.py", data, "--result_dir", tmp_path,
                       *SMALL)
     assert done.returncode == 0, done.stderr
@@ -260,10 +254,8 @@ def test_it_names_io_on_a_simulated_disk(project, data, tmp_path):
     if loading.cached([next(data.rglob("*.jpg"))]) is None:
         pytest.skip("this file system does not tell what is in the page cache")
     loader = project / "src" / "loader.py"  # which the driver imports, too
-    text = loader.read_text()
-    assert "\nimport json\n" in text and "\n\n\ndef at_least" in text
-    loader.write_text(text.replace("\nimport json\n", "\nimport io\nimport json\n").replace(
-        "\n\n\ndef at_least", f"\n{SLOW_DISK}\n\ndef at_least"))
+    change(loader, "\nimport json\n", "\nimport io\nimport json\n")
+    change(loader, "\n\n\ndef at_least", f"\n{SLOW_DISK}\n\ndef at_least")
     done = run_forked(project / "loading.py", "loader.py", data, "--result_dir", tmp_path, *SMALL)
     assert done.returncode == 0, done.stdout + done.stderr
     assert verdicts(tmp_path)["loader"][0] == "IO", verdicts(tmp_path)

@@ -13,7 +13,7 @@ from importlib.metadata import version
 
 import psutil
 import pytest
-from conftest import SRC, TECHNIQUES, processes_of, run, run_forked, start, train
+from conftest import SRC, TECHNIQUES, change, processes_of, run, run_forked, start, train
 
 import running
 
@@ -50,8 +50,7 @@ script.with_suffix(".json").write_text(json.dumps(made))
 def record(digits, tmp_path_factory):
     """The record of a run of the baseline."""
     folder = tmp_path_factory.mktemp("record")
-    train(SRC / "train.py", "--dataset", digits, "--epochs", 2, *QUICK[1:], "--result_dir", folder,
-          forked=True)
+    train(SRC / "train.py", "--dataset", digits, "--epochs", 2, *QUICK[1:], "--result_dir", folder)
     return folder / "train.json"
 
 
@@ -61,20 +60,11 @@ def train_only(names, project, record):
     To the driver a run is a process that ends with a record: a stand-in spares to import torch.
     """
     (project / "stand_in.py").write_text(STAND_IN)
-    driver, head = project / "running.py", "def command_of(script, processes):\n"
-    text = driver.read_text()
-    assert head in text
-    driver.write_text(text.replace(head, f"""{head}\
+    head = "def command_of(script, processes):\n"
+    change(project / "running.py", head, f"""{head}\
     if script.stem not in {[*names]!r}:
         return [sys.executable, str(ROOT / "stand_in.py"), str(script), {str(record)!r}]
-"""))
-
-
-def change(path, old, new):
-    """Has `new` stand in a file where `old` stood."""
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
+""")
 
 
 def test_f23_f47_f66_f69_twelve_cells_from_another_folder_through_a_link(project, digits, tmp_path):
