@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import lmdb
 import pytest
-from conftest import ROOT, SRC, run, run_forked
+from conftest import ROOT, SRC, Forked, run, run_forked
 from PIL import Image
 from test_loader import SHARED, error_of, photo
 from test_resize import encoded, is_clean, words
@@ -260,33 +260,45 @@ def test_fuzz_loader_dali_on_gpu(fuzz, tmp_path):
     """Damaged pictures, DALI on a GPU -> what it decodes on the CPU, and 24 that it does not, are
     decoded, or end a run with a line that names one.
 
-    Together, since a start takes three seconds on a GPU: what is named is left out of the next run.
+    Together, and eight runs at once, since a start takes three seconds on a GPU: what is named is
+    left out of the next runs.
     """
     decoded, named = read_each(fuzz, "loader_DALI", "--dali_device", "cpu")
-    words = [SRC / "loader_DALI.py", *CUT, "--epochs", 1, "--num_workers", 2, "--result_dir",
-             tmp_path, "--data_source"]
+    print(f"\n{len(decoded)} decoded on the CPU, {len(named)} named", flush=True)
+    numbers = itertools.count()
 
-    def refused(folder, names, *more):
-        """None, or the one of `names` that the end of the run over them names."""
-        done = run_forked(*words, linked(folder, names), *more)
-        if not done.returncode:
-            samples = json.loads((tmp_path / "loader_DALI.json").read_text())["samples"]
-            assert samples == len(names)
-            return None
-        line = error_of(done, "loader_DALI")
-        name, = [name for name in names
-                 if str(folder / "train" / os.path.relpath(name, Path(name).parents[1])) in line]
-        return name
-    good, left_out = list(decoded), []
-    while bad := refused(tmp_path / f"good{len(good)}", good):
-        good.remove(bad)
-        left_out.append(bad)
+    def refused(groups, *more):
+        """For each group of pictures None, or the one that the end of the run over them names."""
+        started = []
+        for names in groups:
+            folder = linked(tmp_path / f"set{next(numbers)}", names)
+            started.append((folder, names, Forked(
+                SRC / "loader_DALI.py", *CUT, "--epochs", 1, "--num_workers", 2, "--result_dir",
+                folder, "--data_source", folder, *more)))
+        for folder, names, process in started:
+            done = process.wait()
+            if not done.returncode:
+                record = json.loads((folder / "loader_DALI.json").read_text())
+                assert record["samples"] == len(names)
+                yield None
+                continue
+            line = error_of(done, "loader_DALI")
+            bad, = [name for name in names
+                    if str(folder / "train" / os.path.relpath(name, Path(name).parents[1])) in line]
+            yield bad
+    good, left_out = [decoded[i::8] for i in range(8)], []
+    while bad := {*refused([names for names in good if names])} - {None}:
+        good = [[name for name in names if name not in bad] for names in good]
+        left_out += bad
+        print(f"{len(left_out)} of them named on the GPU", flush=True)
         assert len(left_out) <= COUNT // 10
+    good = sum(good, [])
     rng = random.Random(0)
-    found = []
-    for i, bad in enumerate(rng.sample(named, min(24, len(named)))):
-        said = refused(tmp_path / f"bad{i}", [*rng.sample(good, 5), bad], "--batch_size", 2)
-        assert said in (None, bad)
-        found.append(said)
-    print(f"\nloader_DALI.py, GPU: {len(good):,} decoded, {len(left_out)} named that the CPU "
+    tried, found = rng.sample(named, min(24, len(named))), []
+    for at in range(0, len(tried), 8):
+        for bad, said in zip(tried[at:at + 8], refused(
+                [[*rng.sample(good, 5), bad] for bad in tried[at:at + 8]], "--batch_size", 2)):
+            assert said in (None, bad)
+            found.append(said)
+    print(f"loader_DALI.py, GPU: {len(good):,} decoded, {len(left_out)} named that the CPU "
           f"decodes; of {len(found)} that the CPU names {found.count(None)} decoded", end=" ")
