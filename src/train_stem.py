@@ -171,7 +171,7 @@ class BlockConv2d(nn.Conv2d):
 class SplitMaxPool2d(nn.MaxPool2d):
     """The maxima of rows, then of their columns; of equal ones the same one has the gradient."""
     def forward(self, images):
-        if not torch.compiler.is_compiling():  # it is slower then
+        if not torch.compiler.is_compiling():  # two passes would be slower
             return super().forward(images)
         size, stride, padding = self.kernel_size, self.stride, self.padding
         rows = nn.functional.max_pool2d(
@@ -273,7 +273,8 @@ def main():
                 layer.kernel_size > layer.stride > 1 == layer.dilation):
             layer.__class__ = SplitMaxPool2d
         changed += type(layer) in (BlockConv2d, SplitMaxPool2d)
-    print(f"{script}: {changed or 'nothing to do: no'} layers in blocks or rows", flush=True)
+    print(f"{script}: {changed or 'nothing to do: no'} layers in blocks or, if compiled, rows",
+          flush=True)
 
     # model stays the bare module: optimizer, checkpoint and validation use it
     model = model.to(device)

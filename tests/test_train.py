@@ -272,6 +272,16 @@ def test_the_stem_is_the_baselines_in_float64(model, size, changed, digits, tmp_
     assert names[0] == names[1]
 
 
+def test_the_stem_leaves_a_pool_that_is_not_compiled(monkeypatch):
+    module, pool, passes = module_of(SRC / "train_stem.py"), torch.nn.MaxPool2d(3, 2, 1), []
+    images, max_pool2d = torch.rand(2, 3, 9, 9), torch.nn.functional.max_pool2d
+    expected = pool(images)
+    pool.__class__ = module.SplitMaxPool2d
+    monkeypatch.setattr(torch.nn.functional, "max_pool2d", lambda *args, **more: (
+        passes.append(args), max_pool2d(*args, **more))[1])
+    assert torch.equal(pool(images), expected) and len(passes) == 1
+
+
 def with_captured_batches(script, folder):
     """A copy of `script` that keeps all batches of each process in <folder>/<rank>.batches."""
     text = script.read_text()
