@@ -1,6 +1,7 @@
 """The training scripts as a user runs them: records, equivalence, resuming, launching, errors."""
 
 import fcntl
+import functools
 import gzip
 import importlib.util
 import json
@@ -755,23 +756,27 @@ def test_resuming_a_finished_run_changes_nothing(digits, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def checkpoints(digits, tmp_path_factory):
+def checkpoint_of(digits, tmp_path_factory):
+    """A function: a script's checkpoint after one epoch, made when it is first asked for."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    for script in SCRIPTS:
-        train(script, "--dataset", digits, *BARE, "--epochs", 1, "--result_dir", folder,
+
+    @functools.cache
+    def checkpoint_of(name):
+        train(SRC / f"{name}.py", "--dataset", digits, *BARE, "--epochs", 1, "--result_dir", folder,
               "--seed", 1)
-    return folder
+        return folder / f"{name}.pt"
+    return checkpoint_of
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=ids)
-def test_f59_any_checkpoint_resumes_any_variant(script, checkpoints, digits, tmp_path):
+def test_f59_any_checkpoint_resumes_any_variant(script, checkpoint_of, digits, tmp_path):
     """Each variant's checkpoint in the baseline, the baseline's in each variant -> the run goes on
     from its epoch.
 
     They are of one form, so any resumes any.
     """
     for source, to in {(script, SRC / "train.py"), (SRC / "train.py", script)}:
-        checkpoint = checkpoints / f"{source.stem}.pt"
+        checkpoint = checkpoint_of(source.stem)
         record, output = train(to, "--dataset", digits, *BARE, "--result_dir", tmp_path, "--resume",
                                checkpoint)
         assert record["epochs"][0] == load(checkpoint)["epochs"][0]
@@ -781,16 +786,16 @@ def test_f59_any_checkpoint_resumes_any_variant(script, checkpoints, digits, tmp
         assert parts.keys() - {"scaler"} == {"model", "optimizer", "scheduler"}
 
 
-def test_f59_a_checkpoint_does_not_turn_fused_off(checkpoints, digits, tmp_path):
+def test_f59_a_checkpoint_does_not_turn_fused_off(checkpoint_of, digits, tmp_path):
     """The baseline's checkpoint in train_fused.py -> it goes on with the fused optimizer.
 
     Under amp, with scaled gradients, an unfused step would be a wrong one.
     """
     for name, fused in (("train", None), ("train_fused", True)):
-        groups = load(checkpoints / f"{name}.pt")["parts"]["optimizer"]["param_groups"]
+        groups = load(checkpoint_of(name))["parts"]["optimizer"]["param_groups"]
         assert [group["fused"] for group in groups] == [fused]
     train(SRC / "train_fused.py", "--dataset", digits, *BARE, "--result_dir", tmp_path, "--resume",
-          checkpoints / "train.pt")
+          checkpoint_of("train"))
     state = load(tmp_path / "train_fused.pt")["parts"]["optimizer"]
     assert [group["fused"] for group in state["param_groups"]] == [True]
     assert state["param_groups"][0]["momentum"] == 0.9 and state["param_groups"][0]["nesterov"]
@@ -837,11 +842,11 @@ def damage(path, kind):
 
 
 @pytest.mark.parametrize("kind", ["missing", "zero bytes", "truncated", "a bit flipped", "text"])
-def test_f57_damaged_checkpoint(kind, checkpoints, digits, tmp_path):
+def test_f57_damaged_checkpoint(kind, checkpoint_of, digits, tmp_path):
     """--resume of a file that is missing, empty, cut in half, text, or has one bit flipped -> one
     line names it, exit 2."""
     checkpoint = tmp_path / "train.pt"
-    shutil.copy(checkpoints / "train.pt", checkpoint)
+    shutil.copy(checkpoint_of("train"), checkpoint)
     damage(checkpoint, kind)
     words = [checkpoint] if kind == "missing" else ["auto"]
     done = run_forked(SRC / "train.py", "--dataset", digits, *BARE, "--result_dir",
@@ -849,12 +854,12 @@ def test_f57_damaged_checkpoint(kind, checkpoints, digits, tmp_path):
     assert_one_line(done, 2, str(checkpoint), "--resume")
 
 
-def test_f57_a_bit_flipped_anywhere(checkpoints, digits, tmp_path):
+def test_f57_a_bit_flipped_anywhere(checkpoint_of, digits, tmp_path):
     """A checkpoint with one bit flipped, 60 times at places left to chance -> one line names it,
     exit 2; or where the bit is of no weight (a date, say) the run goes on as from the whole one."""
     options = ["--dataset", digits, *BARE, "--result_dir"]
-    train(SRC / "train.py", *options, tmp_path / "whole", "--resume", checkpoints / "train.pt")
-    content, rng, refused = (checkpoints / "train.pt").read_bytes(), random.Random(0), 0
+    train(SRC / "train.py", *options, tmp_path / "whole", "--resume", checkpoint_of("train"))
+    content, rng, refused = checkpoint_of("train").read_bytes(), random.Random(0), 0
     flipped = tmp_path / "flipped.pt"
     for number in range(60):  # half of them where the archive's names and lengths are
         at = rng.randrange(len(content) if number % 2 else 3000)
@@ -883,12 +888,12 @@ def test_f57_f58_checkpoints_that_ranks_refuse(digits, tmp_path):
     assert not (tmp_path / "trap").exists()
 
 
-def test_f57_checkpoint_of_another_model(checkpoints, digits, tmp_path):
+def test_f57_checkpoint_of_another_model(checkpoint_of, digits, tmp_path):
     """--resume of a checkpoint of another --width -> one line names it and says that it is of
     another model, exit 2."""
     done = run_forked(SRC / "train.py", "--dataset", digits, *BARE, "--width", 8,
-               "--result_dir", tmp_path, "--resume", checkpoints / "train.pt")
-    assert_one_line(done, 2, str(checkpoints / "train.pt"), "another model")
+               "--result_dir", tmp_path, "--resume", checkpoint_of("train"))
+    assert_one_line(done, 2, str(checkpoint_of("train")), "another model")
 
 
 def test_f58_hostile_checkpoint(digits, tmp_path):
@@ -1050,10 +1055,10 @@ def test_f20_a_result_dir_that_cannot_be_is_told_before_training(digits, tmp_pat
     assert "epoch" not in done.stdout
 
 
-def test_resuming_with_other_options_keeps_to_the_schedule(checkpoints, digits, tmp_path):
+def test_resuming_with_other_options_keeps_to_the_schedule(checkpoint_of, digits, tmp_path):
     """More epochs of fewer steps: the learning rate goes on falling to zero, never below."""
     train(SRC / "train.py", "--dataset", digits, *BARE, "--epochs", 4, "--steps", 1,
-          "--result_dir", tmp_path, "--resume", checkpoints / "train.pt")
+          "--result_dir", tmp_path, "--resume", checkpoint_of("train"))
     scheduler = load(tmp_path / "train.pt")["parts"]["scheduler"]
     assert scheduler["last_epoch"] == 4 and scheduler["_last_lr"] == [0.0]
 
