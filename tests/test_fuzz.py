@@ -177,10 +177,15 @@ def read_each(fuzz, loader, *options):
     return fuzz.results[key]
 
 
+def place(folder, name):
+    """Where the data set of `linked` has the file."""
+    return folder / "train" / os.path.relpath(name, Path(name).parents[1])
+
+
 def linked(folder, names):
     """A data set of these files."""
     for name in names:
-        path = folder / "train" / os.path.relpath(name, Path(name).parents[1])
+        path = place(folder, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         os.link(name, path)
     return folder
@@ -197,7 +202,7 @@ def read_together(tmp_path, loader, decoded, named, *options):
     for i, bad in enumerate(rng.sample(named, min(12, len(named)))):
         folder = linked(tmp_path / f"bad{i}", [*rng.sample(decoded, 5), bad])
         line = error_of(run_forked(*words, folder, "--batch_size", 2), loader)
-        assert str(folder / "train" / os.path.relpath(bad, Path(bad).parents[1])) in line
+        assert str(place(folder, bad)) in line
 
 
 def test_fuzz_resize(fuzz, tmp_path):
@@ -283,8 +288,7 @@ def test_fuzz_loader_dali_on_gpu(fuzz, tmp_path):
                 yield None
                 continue
             line = error_of(done, "loader_DALI")
-            bad, = [name for name in names
-                    if str(folder / "train" / os.path.relpath(name, Path(name).parents[1])) in line]
+            bad, = [name for name in names if str(place(folder, name)) in line]
             yield bad
     good, left_out = [decoded[i::8] for i in range(8)], []
     while bad := {*refused([names for names in good if names])} - {None}:
