@@ -134,12 +134,14 @@ def random_crops(images, size, generator):
     first = (edges <= 1).all(2).int().argmax(1)
     edges = edges[torch.arange(len(images)), first].clamp(max=1)
     places, flips = torch.empty(2, len(images), 2).uniform_(-1, 1, generator=generator)
-    across = torch.stack([edges[:, 0] * flips[:, 0].sign(), torch.zeros(len(images))], 1)
-    down = torch.stack([torch.zeros(len(images)), edges[:, 1]], 1)
-    crops = torch.stack([across, down, (1 - edges) * places], 2)
+    edges[:, 0] *= flips[:, 0].sign()
+    crops = torch.stack([edges, (1 - edges.abs()) * places])
     crops = crops.pin_memory() if images.is_cuda else crops  # else the host waits for the GPU here
-    crops = crops.to(images.device, non_blocking=True)
-    grid = nn.functional.affine_grid(crops, (len(images), 3, size, size), align_corners=False)
+    scales, shifts = crops.to(images.device, non_blocking=True)[..., None]
+    pixels = (2 * torch.arange(size, device=images.device) + 1) / size - 1  # from -1 to 1
+    across, down = (scales * pixels + shifts).unbind(1)
+    grid = torch.stack([across[:, None].expand(-1, size, size),
+                        down[:, :, None].expand(-1, size, size)], 3)
     return nn.functional.grid_sample(images.float(), grid, padding_mode="border",
                                      align_corners=False).round().byte()
 

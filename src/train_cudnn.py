@@ -177,6 +177,7 @@ def main():
     # new #
     # cuDNN times its algorithms for each new shape and keeps the fastest: for shapes that recur
     torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark_limit = 0  # all of them, not ten
 
     # the weights are the same in every process and every run
     torch.manual_seed(args.seed)

@@ -167,15 +167,46 @@ class BlockConv2d(nn.Conv2d):
             memory_format=layout) for each in (images, weight)), self.bias)
 
 # new #
-# compiled, a pool's backward pass looks into four windows for each pixel; in two passes, into two
+# compiled, a pool's backward pass looks into four windows for each pixel; here, twice into two
+class RowMaxima(torch.autograd.Function):
+    """Of (N, C, H, W), the maxima of windows of a row; of equal ones the first has the gradient."""
+    @staticmethod
+    def forward(context, images, size, stride, padding, ceil_mode):
+        width = images.shape[3]
+        more = stride - 1 if ceil_mode else 0
+        last = min(width + padding - 1, width + 2 * padding - size + more) // stride * stride
+        padded = nn.functional.pad(
+            images, (padding, last + size - padding - width), value=-torch.inf)
+        maxima, *others = padded.unfold(3, size, stride).unbind(4)
+        places = torch.zeros_like(maxima, dtype=torch.int8)
+        for place, values in enumerate(others, 1):
+            places = torch.where(values > maxima, place, places)
+            maxima = torch.maximum(maxima, values)  # NaN stays
+        context.sizes = width, size, stride, padding
+        context.save_for_backward(places)
+        return maxima
+    @staticmethod
+    def backward(context, gradient):
+        width, size, stride, padding = context.sizes
+        pixels = torch.arange(padding, padding + width, device=gradient.device)
+        count, total = (padding + width - 1) // stride + 1, 0
+        for before in range(-(-size // stride)):  # the window that begins at or before the pixel
+            place, value = (nn.functional.pad(
+                each, (before, count - before - each.shape[3]))[..., None].expand(
+                -1, -1, -1, -1, stride).flatten(3)[..., padding:padding + width]
+                for each in (*context.saved_tensors, gradient))
+            total = total + torch.where(place == pixels % stride + before * stride, value, 0)
+        return total, None, None, None, None
+
+# new #
+# eager, two passes would be slower than one
 class SplitMaxPool2d(nn.MaxPool2d):
-    """The maxima of rows, then of their columns; of equal ones the same one has the gradient."""
+    """Compiled, the maxima of rows, then of their columns; the same pixels have the gradient."""
     def forward(self, images):
-        if not torch.compiler.is_compiling():  # two passes would be slower
+        if not torch.compiler.is_compiling():
             return super().forward(images)
         size, stride, padding = self.kernel_size, self.stride, self.padding
-        rows = nn.functional.max_pool2d(
-            images, (1, size), (1, stride), (0, padding), ceil_mode=self.ceil_mode)
+        rows = RowMaxima.apply(images, size, stride, padding, self.ceil_mode)
         return nn.functional.max_pool2d(
             rows, (size, 1), (stride, 1), (padding, 0), ceil_mode=self.ceil_mode)
 
