@@ -82,6 +82,10 @@ def build_parser():
     # files
     add("--result_dir", type=Path, default=Path("runs"), help="where record and checkpoint go")
     add("--resume", help="a checkpoint, or auto: RESULT_DIR's own if there is one")
+    # new #
+    # to time all of them takes minutes where batches are large, and may pay in long trainings
+    add("--cudnn_limit", type=at_least(0), default=10, help="algorithms timed a shape; 0: all")
+
     return parser
 
 
@@ -177,7 +181,7 @@ def main():
     # new #
     # cuDNN times its algorithms for each new shape and keeps the fastest: for shapes that recur
     torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.benchmark_limit = 0  # all of them, not ten
+    torch.backends.cudnn.benchmark_limit = args.cudnn_limit
 
     # the weights are the same in every process and every run
     torch.manual_seed(args.seed)
