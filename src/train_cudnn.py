@@ -57,6 +57,10 @@ def build_parser():
     def add(name, **details):  # --batch_size, spelled --batch-size too
         parser.add_argument(name, *{name.replace("_", "-")} - {name}, **details)
 
+    # new #
+    # to time all of them takes minutes where batches are large, and may pay in long trainings
+    add("--cudnn_limit", type=at_least(0), default=10, help="algorithms timed a shape; 0: all")
+
     # data
     places = [folder / "data" / "digits" for folder in Path(__file__).resolve().parents]
     digits = next((place for place in places if place.is_dir()), places[1])
@@ -82,10 +86,6 @@ def build_parser():
     # files
     add("--result_dir", type=Path, default=Path("runs"), help="where record and checkpoint go")
     add("--resume", help="a checkpoint, or auto: RESULT_DIR's own if there is one")
-    # new #
-    # to time all of them takes minutes where batches are large, and may pay in long trainings
-    add("--cudnn_limit", type=at_least(0), default=10, help="algorithms timed a shape; 0: all")
-
     return parser
 
 

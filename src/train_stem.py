@@ -167,13 +167,13 @@ class BlockConv2d(nn.Conv2d):
             memory_format=layout) for each in (images, weight)), self.bias)
 
 # new #
-# compiled, a pool's backward pass looks into four windows for each pixel; here, twice into two
+# compiled, PyTorch's gradient of a pool searches four windows for each pixel; this, of rows, two
 class RowMaxima(torch.autograd.Function):
     """Of (N, C, H, W), the maxima of windows of a row; of equal ones the first has the gradient."""
     @staticmethod
     def forward(context, images, size, stride, padding, ceil_mode):
         width = images.shape[3]
-        more = stride - 1 if ceil_mode else 0
+        more = stride - 1 if ceil_mode else 0  # but no window begins in the padding on the right
         last = min(width + padding - 1, width + 2 * padding - size + more) // stride * stride
         padded = nn.functional.pad(
             images, (padding, last + size - padding - width), value=-torch.inf)
@@ -189,7 +189,7 @@ class RowMaxima(torch.autograd.Function):
     def backward(context, gradient):
         width, size, stride, padding = context.sizes
         pixels = torch.arange(padding, padding + width, device=gradient.device)
-        count, total = (padding + width - 1) // stride + 1, 0
+        count, total = (padding + width + size) // stride, 0
         for before in range(-(-size // stride)):  # the window that begins at or before the pixel
             place, value = (nn.functional.pad(
                 each, (before, count - before - each.shape[3]))[..., None].expand(
@@ -199,11 +199,11 @@ class RowMaxima(torch.autograd.Function):
         return total, None, None, None, None
 
 # new #
-# eager, two passes would be slower than one
+# along columns PyTorch's own gradient is as fast; eager, two passes would be slower than one
 class SplitMaxPool2d(nn.MaxPool2d):
-    """Compiled, the maxima of rows, then of their columns; the same pixels have the gradient."""
+    """Compiled, the maxima of rows, then of their columns; if finite, with the same gradient."""
     def forward(self, images):
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() or images.dim() < 4:
             return super().forward(images)
         size, stride, padding = self.kernel_size, self.stride, self.padding
         rows = RowMaxima.apply(images, size, stride, padding, self.ceil_mode)
@@ -301,7 +301,7 @@ def main():
             layer.__class__ = BlockConv2d
         elif type(layer) is nn.MaxPool2d and all(isinstance(each, int) for each in (
                 layer.kernel_size, layer.stride, layer.padding)) and not layer.return_indices and (
-                layer.kernel_size > layer.stride > 1 == layer.dilation):
+                128 > layer.kernel_size > layer.stride > 1 == layer.dilation):
             layer.__class__ = SplitMaxPool2d
         changed += type(layer) in (BlockConv2d, SplitMaxPool2d)
     print(f"{script}: {changed or 'nothing to do: no'} layers in blocks or, if compiled, rows",

@@ -4,6 +4,7 @@ import fcntl
 import functools
 import gzip
 import importlib.util
+import itertools
 import json
 import os
 import random
@@ -271,6 +272,34 @@ def test_the_stem_is_the_baselines_in_float64(model, size, changed, digits, tmp_
     names = [list(load(tmp_path / f"{name}.pt")["parts"]["model"])
              for name in ("train", "train_stem")]
     assert names[0] == names[1]
+
+
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize("size, stride, padding", [
+    (3, 2, 0), (3, 2, 1), (4, 2, 2), (4, 3, 1), (5, 2, 2), (5, 3, 0), (7, 2, 3), (7, 4, 1)])
+def test_the_stems_pool_is_torchs_when_compiled(size, stride, padding, ceil_mode, monkeypatch):
+    """Values, and which of equal ones has the gradient, of pictures down to the smallest."""
+    module, smallest = module_of(SRC / "train_stem.py"), max(1, size - 2 * padding)
+    pools = [torch.nn.MaxPool2d(size, stride, padding, ceil_mode=ceil_mode) for _ in range(2)]
+    pools[1].__class__ = module.SplitMaxPool2d
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    for height, width in itertools.product(range(smallest, smallest + 9), repeat=2):
+        images = torch.randint(3, (2, 3, height, width)).double()
+        images = images.to(memory_format=torch.channels_last).requires_grad_()
+        one, other = (pool(images) for pool in pools)
+        assert torch.equal(one, other) and one.stride() == other.stride()
+        weights = torch.rand_like(one)
+        gradients = [torch.autograd.grad(each, images, weights)[0] for each in (one, other)]
+        torch.testing.assert_close(*gradients)
+    assert pools[1](images[0]).shape == pools[0](images[0]).shape  # one picture
+
+
+def test_the_limit_of_cudnns_search(digits, tmp_path):
+    for words, limit in (([], 10), (["--cudnn_limit", 0], 0)):
+        script = changed("train_cudnn", tmp_path, ("---- model\n", "---- model\n    sys.exit("
+                         f"torch.backends.cudnn.benchmark_limit != {limit})\n"))
+        done = run_forked(script, "--dataset", digits, *words)
+        assert done.returncode == 0, done.stderr
 
 
 def test_the_stem_leaves_a_pool_that_is_not_compiled(monkeypatch):
