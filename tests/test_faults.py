@@ -404,13 +404,11 @@ def ranks_of(agent):
 
 
 def begun(options, *, log, script=SRC / "train_DDP.py", restarts=0):
-    """A torchrun of two ranks, of one thread as forked ones have, whose output goes to `log`; it
-    waits 5 s, not 30, for a stopped one to end by itself."""
+    """A torchrun of two ranks, of one thread as forked ones have, whose output goes to `log`."""
     command = torchrun(script, *options)
     with open(log, "w") as file:
         return start([*command[:3], f"--max-restarts={restarts}", *command[3:]],
-                     env={"OMP_NUM_THREADS": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"},
-                     stdout=file, stderr=file)
+                     env={"OMP_NUM_THREADS": "1"}, stdout=file, stderr=file)
 
 
 def new_ranks(agent, old=()):
