@@ -58,7 +58,7 @@ def build_parser():
         parser.add_argument(name, *{name.replace("_", "-")} - {name}, **details)
 
     # new #
-    # to time all of them takes minutes where batches are large, and may pay in long trainings
+    # all of cuDNN's algorithms take longer to time than ten, but one of them may be faster
     add("--cudnn_limit", type=at_least(0), default=10, help="algorithms timed a shape; 0: all")
 
     # data

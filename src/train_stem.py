@@ -190,7 +190,7 @@ class RowMaxima(torch.autograd.Function):
         width, size, stride, padding = context.sizes
         pixels = torch.arange(padding, padding + width, device=gradient.device)
         count, total = (padding + width + size) // stride, 0
-        for before in range(-(-size // stride)):  # the window that begins at or before the pixel
+        for before in range(-(-size // stride)):  # each window that holds the pixel, the last first
             place, value = (nn.functional.pad(
                 each, (before, count - before - each.shape[3]))[..., None].expand(
                 -1, -1, -1, -1, stride).flatten(3)[..., padding:padding + width]
