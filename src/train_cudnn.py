@@ -57,10 +57,6 @@ def build_parser():
     def add(name, **details):  # --batch_size, spelled --batch-size too
         parser.add_argument(name, *{name.replace("_", "-")} - {name}, **details)
 
-    # new #
-    # all of cuDNN's algorithms take longer to time than ten, but one of them may be faster
-    add("--cudnn_limit", type=at_least(0), default=10, help="algorithms timed a shape; 0: all")
-
     # data
     places = [folder / "data" / "digits" for folder in Path(__file__).resolve().parents]
     digits = next((place for place in places if place.is_dir()), places[1])
@@ -181,7 +177,6 @@ def main():
     # new #
     # cuDNN times its algorithms for each new shape and keeps the fastest: for shapes that recur
     torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.benchmark_limit = args.cudnn_limit
 
     # the weights are the same in every process and every run
     torch.manual_seed(args.seed)

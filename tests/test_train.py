@@ -294,14 +294,6 @@ def test_the_stems_pool_is_torchs_when_compiled(size, stride, padding, ceil_mode
     assert pools[1](images[0]).shape == pools[0](images[0]).shape  # one picture
 
 
-def test_the_limit_of_cudnns_search(digits, tmp_path):
-    for words, limit in (([], 10), (["--cudnn_limit", 0], 0)):
-        script = changed("train_cudnn", tmp_path, ("---- model\n", "---- model\n    sys.exit("
-                         f"torch.backends.cudnn.benchmark_limit != {limit})\n"))
-        done = run_forked(script, "--dataset", digits, *words)
-        assert done.returncode == 0, done.stderr
-
-
 def test_the_stem_leaves_a_pool_that_is_not_compiled(monkeypatch):
     module, pool, passes = module_of(SRC / "train_stem.py"), torch.nn.MaxPool2d(3, 2, 1), []
     images, max_pool2d = torch.rand(2, 3, 9, 9), torch.nn.functional.max_pool2d
