@@ -177,7 +177,7 @@ def storage_line(storage):
     words = [f"The data set lies on {storage['kind']} ({storage['file_system']} on "
              f"{storage['device']})"]
     if storage["rotational"] is not None:
-        words.append(f"which the kernel calls {'' if storage['rotational'] else 'not '}rotating")
+        words[0] += f", which the kernel calls {'' if storage['rotational'] else 'not '}rotating"
     if storage["droppable"]:
         words.append(f"read alone it gives {storage['cold_megabytes_per_second']:,.1f} MB/s "
                      f"cold, and it answers in {1000 * storage['answer_seconds']:.2f} ms")
