@@ -178,7 +178,7 @@ class RowMaxima(torch.autograd.Function):
         padded = nn.functional.pad(
             images, (padding, last + size - padding - width), value=-torch.inf)
         maxima, *others = padded.unfold(3, size, stride).unbind(4)
-        places = torch.zeros_like(maxima, dtype=torch.int8)
+        places = torch.zeros_like(maxima, dtype=torch.int8)  # so windows stay below 128
         for place, values in enumerate(others, 1):
             places = torch.where(values > maxima, place, places)
             maxima = torch.maximum(maxima, values)  # NaN stays
