@@ -247,7 +247,8 @@ class ExternalInputIterator:
     def __call__(self, info):
         if info.epoch_idx != self.epoch:
             self.epoch = info.epoch_idx
-            self.indices = self.order(self.epoch)[self.shard::self.shards]
+            bounds = [len(self.samples) * (self.shard + k) // self.shards for k in (0, 1)]
+            self.indices = self.order(self.epoch)[slice(*bounds)]
         if info.iteration >= self.steps:
             raise StopIteration
         i = self.indices[info.idx_in_epoch % len(self.indices)]
@@ -257,14 +258,15 @@ class ExternalInputIterator:
 # new #
 # the work of the transform, as a graph of DALI's operators
 @pipeline_def
-def pictures_pipeline(args, on_gpu, samples, numbers, source):
+def pictures_pipeline(args, on_gpu, samples, numbers, source, shard, shards):
     """Batches of pictures (crop, crop, 3), of their files' ends and sizes, of sample numbers."""
     if source:
-        *encoded, number = fn.external_source(source, num_outputs=3, batch=False)
+        *encoded, number = fn.external_source(*source, num_outputs=3, batch=False)
     else:  # what comes as a label is the sample's number; DALI shuffles their order once more
         encoded, number = fn.readers.file(
             files=[samples[i][0] for i in numbers], labels=numbers, name="reader",
-            pad_last_batch=True, shuffle_after_epoch=args.split == "train")
+            pad_last_batch=True, shuffle_after_epoch=args.split == "train",
+            stick_to_shard=args.split == "test", shard_id=shard, num_shards=shards)
         encoded = [encoded]
     sizes = [fn.peek_image_shape(each, dtype=types.INT64)[:2] for each in encoded]
     # of one that claims more pixels than Pillow allows, or fewer than none, no more than one
@@ -282,11 +284,11 @@ def pictures_pipeline(args, on_gpu, samples, numbers, source):
     # one step resizes, crops and mirrors: it reads the part of the full picture that is left
     scale = shapes[0] / fn.cast(size, dtype=types.FLOAT)
     start, end = (corner + across) * scale, (corner + args.crop - across) * scale
-    if on_gpu:  # most on its JPEG engine, all with libjpeg's smooth colours
+    if on_gpu:  # 3 of 4 on its JPEG engine, beside CUDA; all with libjpeg's smooth colours
         # the same bytes, but not decoded where the size is not to be had: that can crash
         known = [fn.reinterpret(each, shape=fn.cast(0 * size[:1] - 1, dtype=types.INT32))
                  for each, size in zip(encoded, sizes)]
-        decoded = [fn.decoders.image(each, device="mixed", hw_decoder_load=0.8,
+        decoded = [fn.decoders.image(each, device="mixed", hw_decoder_load=0.75,
                                      jpeg_fancy_upsampling=True) for each in known]
     else:  # decodes that part alone, and what the resize needs around it
         low = fn.cast(math.max(math.floor(math.min(start, end) - scale - 1), 0), dtype=types.INT32)
@@ -319,47 +321,76 @@ class DALILoader:
     def __init__(self, dataset, args, sampler, generator):
         self.dataset, self.args, self.sampler, self.generator = dataset, args, sampler, generator
         self.on_gpu = args.dali_device == "gpu" and torch.cuda.is_available()
+        # beside the GPU's decoder more threads hinder each other: of 16, 10 read more than 14 or 16
+        self.threads = max(1, args.num_workers * (5 if self.on_gpu else 8) // 8)
+        # two pipelines: while one waits for the last pictures of its batch, the other has work
+        two = self.on_gpu and self.threads > 1 and len(dataset) > args.batch_size
+        self.shards = 2 if two else 1
         self.parts = 1 if dataset.classes else 2
         self.labels = torch.tensor([k for _, k in dataset.samples] if dataset.classes else [])
-        self.epoch, self.source, self.batches = 0, None, None
+        self.epoch, self.sources, self.iterators = 0, [], []
         if odd := [name for name in dataset.files()
                    if name.encode(errors="ignore") != os.fsencode(name)]:
             raise OSError(f"DALI reads no file whose name is not UTF-8: {odd[0]}")
     def order(self, epoch):
+        """An epoch's samples, shard by shard: joined() brings back the sampler's order."""
         self.generator.manual_seed(self.args.seed + epoch)
-        return list(self.sampler)
+        order, size = list(self.sampler), self.args.batch_size
+        ends = [len(order) * k // self.shards for k in range(self.shards + 1)]
+        turns = [range(start, end)[i:i + size] for i in range(0, len(order), size)
+                 for start, end in zip(ends, ends[1:])]
+        turns.sort(key=lambda turn: len(turn) < size)  # less than a batch comes last
+        return [i for _, i in sorted(zip([place for turn in turns for place in turn], order))]
     def build(self, first):
-        """A pipeline, and the iterator over it, whose first epoch is number `first`."""
+        """A pipeline and the iterator over it for each shard; their first epoch is `first`."""
         def order(epoch):
             return self.order(first + epoch)
-        if not self.dataset.classes:
-            self.source = ExternalInputIterator(self.dataset.samples, self.args.batch_size, order)
-        # beside the GPU's decoder threads hinder each other: 10 of 16 read 1.2 to 1.3 times as fast
-        threads = max(1, self.args.num_workers * (5 if self.on_gpu else 8) // 8)
-        pipeline = pictures_pipeline(
-            self.args, self.on_gpu, self.dataset.samples, order(0), self.source,
-            seed=self.args.seed + first, batch_size=self.args.batch_size, prefetch_queue_depth=3,
-            num_threads=threads, device_id=0 if self.on_gpu else None)
         names = [f"{what} {k}" for what in ("picture", "ends", "shape") for k in range(self.parts)]
-        self.batches = DALIGenericIterator(
-            [pipeline], [*names, "number"], reader_name=None if self.source else "reader",
-            auto_reset=True, last_batch_policy=LastBatchPolicy.PARTIAL, prepare_first_batch=False)
+        self.sources, self.iterators = [], []
+        for k in range(self.shards):
+            if not self.dataset.classes:
+                self.sources.append(ExternalInputIterator(
+                    self.dataset.samples, self.args.batch_size, order, k, self.shards))
+            pipeline = pictures_pipeline(
+                self.args, self.on_gpu, self.dataset.samples, order(0), self.sources[k:], k,
+                self.shards, seed=(self.args.seed + first) * self.shards + k,
+                batch_size=self.args.batch_size, prefetch_queue_depth=3,
+                num_threads=self.threads // self.shards, device_id=0 if self.on_gpu else None)
+            self.iterators.append(DALIGenericIterator(
+                [pipeline], [*names, "number"], reader_name=None if self.sources else "reader",
+                auto_reset=True, last_batch_policy=LastBatchPolicy.PARTIAL,
+                prepare_first_batch=False))
     def __len__(self):
         return -(-len(self.dataset) // self.args.batch_size)
     def __iter__(self):
-        # DALI reads three batches into the next epoch, which --cold is to find on the disk; on the
-        # GPU they stay, since a new pipeline would have to warm up
-        if not self.batches or self.args.cold and not self.on_gpu:
+        # a pipeline reads three batches into the next epoch, which --cold is to find on the disk;
+        # on the GPU they stay, since a new one would have to warm up
+        if not self.iterators or self.args.cold and not self.on_gpu:
             self.build(self.epoch)
         self.epoch += 1
         return self.read()
+    def joined(self):
+        """The shards' batches by turns; what is less than a batch comes last, put together."""
+        size, rest = self.args.batch_size, []
+        for step, parts in enumerate(zip(*self.iterators, strict=True)):
+            for k, (part,) in enumerate(parts):
+                if self.sources:  # the file reader cuts its own
+                    left = len(self.sources[k].indices) - step * size
+                    part = {name: part[name][:left] for name in part}
+                if len(part["number"]) == size:
+                    yield part
+                else:
+                    rest.append(part)
+        if rest:
+            rest = {name: torch.cat([part[name] for part in rest]) for name in rest[0]}
+            for i in range(0, len(rest["number"]), size):
+                yield {name: rest[name][i:i + size] for name in rest}
     def read(self):
         try:
-            for step, (batch,) in enumerate(self.batches):
-                left = len(self.dataset) - step * self.args.batch_size
-                number = batch["number"][:left].flatten().long()
+            for batch in self.joined():
+                number = batch["number"].flatten().long()
                 pictures, ends, sizes = (
-                    [batch[f"{what} {k}"][:left] for k in range(self.parts)]
+                    [batch[f"{what} {k}"] for k in range(self.parts)]
                     for what in ("picture", "ends", "shape"))
                 self.check(number, torch.stack(ends), torch.stack(sizes))
                 pictures = [each.permute(0, 3, 1, 2) for each in pictures]
@@ -382,17 +413,17 @@ class DALILoader:
     def blame(self, text):
         """Raises OSError naming the file; DALI names what it cannot decode, not what it cannot
         make out at all."""
-        files = list(self.source.read) if self.source else self.dataset.files()
+        files = [name for source in self.sources for name in source.read] or self.dataset.files()
         named = [name for name in files if name in text]
         for name in named or files:
             try:
                 with Image.open(name) as image:  # of very many, no more than the header
-                    if named or self.source or image.format != "JPEG":
+                    if named or self.sources or image.format != "JPEG":
                         load_image(name, name)
             except Exception:
                 load_image(name, name)
         if not named:  # Pillow can read it; so which is it?
-            alone = one_by_one(files, bool(self.source), batch_size=1, num_threads=1,
+            alone = one_by_one(files, bool(self.sources), batch_size=1, num_threads=1,
                                device_id=None, prefetch_queue_depth=1)
             for name in files:
                 try:

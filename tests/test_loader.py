@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import (ROOT, SRC, Forked, SmallDisk, on_gpu, run, run_forked, start,
+from conftest import (ROOT, SRC, Forked, SmallDisk, change, on_gpu, run, run_forked, start,
                       wait_awhile, wait_until)
 from PIL import Image
 
@@ -193,7 +193,7 @@ def test_f06_f07_f08_f10_f11_f26_agreement_of_the_gpu_decoder(load, tmp_path):
         for path in sorted(SHARED.glob("imagenet_sample/val/*/*"))[:24]:
             shutil.copy(path, tmp_path / "data" / "test" / "all")
         names = sorted(path.name for path in (tmp_path / "data" / "test" / "all").iterdir())
-    options = (tmp_path / "data", "--split", "test")
+    options = (tmp_path / "data", "--split", "test", "--num_workers", 4, "--batch_size", 8)
     reference, labels = pixels_of(load("loader", *options, capture=True))
     dali, dali_labels = pixels_of(load("loader_DALI", *options, capture=True))
     assert (labels == dali_labels).all()
@@ -249,6 +249,33 @@ def test_f48_every_sample_once_an_epoch_in_a_new_order(load, numbered, tmp_path,
     assert [numbers_of(epoch, layout) for epoch in test.batches] == [list(range(13))] * 2
 
 
+@pytest.mark.parametrize("where", ["cpu", on_gpu("gpu")])
+@pytest.mark.parametrize("layout", ["classes", "pairs"])
+def test_f48_two_pipelines(load, numbered, tmp_path, layout, where):
+    """13 samples in batches of 4 and 5, read by two of DALI's pipelines, as on a GPU -> every epoch
+    brings each once, in the baseline's order; of classes in train, in a new one."""
+    script = tmp_path / "loader_DALI.py"
+    script.write_text((SRC / script.name).read_text())
+    change(script, "2 if two else 1", "2 if two else 1; print(self.shards, 'pipelines')")
+    if where == "cpu":
+        change(script, "two = self.on_gpu and", "two =")
+    for split, batch_size in (("train", 5), ("test", 4)):
+        orders = []
+        for loader in ("loader", str(script.with_suffix(""))):
+            done = load(loader, numbered / layout, "--split", split, "--resize", 48, "--crop", 40,
+                        "--batch_size", batch_size, "--num_workers", 4, "--epochs", 3,
+                        *(("--dali_device", where) if loader != "loader" else ()), capture=True)
+            assert done.returncode == 0, done.stderr
+            assert [len(epoch) for epoch in done.batches] == [-(-13 // batch_size)] * 3
+            orders.append([numbers_of(epoch, layout) for epoch in done.batches])
+            assert all(sorted(order) == list(range(13)) for order in orders[-1])
+        assert "2 pipelines" in done.stdout
+        if split == "test" or layout == "pairs":
+            assert orders[0] == orders[1]
+        else:  # DALI's file reader shuffles as well
+            assert len(set(map(tuple, orders[1]))) == 3
+
+
 @pytest.mark.parametrize("shards", [2, 3, 5])
 def test_f48_shards_of_the_iterator(numbered, shards, tmp_path):
     """13 pairs over 2, 3 and 5 shards of DALI's iterator -> equally many batches in each; it begins
@@ -277,7 +304,7 @@ for epoch in range(2):
                 count += 1
         except StopIteration:
             pass
-        own = orders[epoch][shard::{shards}]
+        own = orders[epoch][13 * shard // {shards}:13 * (shard + 1) // {shards}]
         assert numbers[:len(own)] == own
         seen += own
         steps.add(count / 2)
@@ -376,7 +403,8 @@ def test_f01_f02_f05_f46_damaged_picture(load, tmp_path, loader, kind, layout):
            else pairs(data) / "train/sharp/scene one/02.png")
     spoil(bad, kind)
     if loader != "loader_LMDB":
-        assert str(bad) in error_of(load(loader, data, *SMALL), loader)
+        done = load(loader, data, *SMALL, "--num_workers", 4)  # for DALI on a GPU two pipelines
+        assert str(bad) in error_of(done, loader)
         return
     done = load(loader, data, *SMALL)
     assert "without 1 samples" in error_of(done, loader)
