@@ -247,8 +247,8 @@ class ExternalInputIterator:
     def __call__(self, info):
         if info.epoch_idx != self.epoch:
             self.epoch = info.epoch_idx
-            bounds = [len(self.samples) * (self.shard + k) // self.shards for k in (0, 1)]
-            self.indices = self.order(self.epoch)[slice(*bounds)]
+            count, k, shards = len(self.samples), self.shard, self.shards
+            self.indices = self.order(self.epoch)[count * k // shards:count * (k + 1) // shards]
         if info.iteration >= self.steps:
             raise StopIteration
         i = self.indices[info.idx_in_epoch % len(self.indices)]
@@ -261,7 +261,7 @@ class ExternalInputIterator:
 def pictures_pipeline(args, on_gpu, samples, numbers, source, shard, shards):
     """Batches of pictures (crop, crop, 3), of their files' ends and sizes, of sample numbers."""
     if source:
-        *encoded, number = fn.external_source(*source, num_outputs=3, batch=False)
+        *encoded, number = fn.external_source(source, num_outputs=3, batch=False)
     else:  # what comes as a label is the sample's number; DALI shuffles their order once more
         encoded, number = fn.readers.file(
             files=[samples[i][0] for i in numbers], labels=numbers, name="reader",
@@ -321,9 +321,10 @@ class DALILoader:
     def __init__(self, dataset, args, sampler, generator):
         self.dataset, self.args, self.sampler, self.generator = dataset, args, sampler, generator
         self.on_gpu = args.dali_device == "gpu" and torch.cuda.is_available()
-        # beside the GPU's decoder more threads hinder each other: of 16, 10 read more than 14 or 16
+        # beside the GPU's decoder more threads hinder each other: on 16 cores 10 read more than 14
         self.threads = max(1, args.num_workers * (5 if self.on_gpu else 8) // 8)
-        # two pipelines: while one waits for the last pictures of its batch, the other has work
+        # two pipelines, of a thread and a batch at least: while one waits for the last pictures of
+        # its batch, the other has work
         two = self.on_gpu and self.threads > 1 and len(dataset) > args.batch_size
         self.shards = 2 if two else 1
         self.parts = 1 if dataset.classes else 2
@@ -337,6 +338,7 @@ class DALILoader:
         self.generator.manual_seed(self.args.seed + epoch)
         order, size = list(self.sampler), self.args.batch_size
         ends = [len(order) * k // self.shards for k in range(self.shards + 1)]
+        # of places in the result, one shard's batch after the other's
         turns = [range(start, end)[i:i + size] for i in range(0, len(order), size)
                  for start, end in zip(ends, ends[1:])]
         turns.sort(key=lambda turn: len(turn) < size)  # less than a batch comes last
@@ -346,13 +348,14 @@ class DALILoader:
         def order(epoch):
             return self.order(first + epoch)
         names = [f"{what} {k}" for what in ("picture", "ends", "shape") for k in range(self.parts)]
-        self.sources, self.iterators = [], []
+        self.sources, self.iterators, source = [], [], None
         for k in range(self.shards):
             if not self.dataset.classes:
-                self.sources.append(ExternalInputIterator(
-                    self.dataset.samples, self.args.batch_size, order, k, self.shards))
+                source = ExternalInputIterator(
+                    self.dataset.samples, self.args.batch_size, order, k, self.shards)
+                self.sources.append(source)
             pipeline = pictures_pipeline(
-                self.args, self.on_gpu, self.dataset.samples, order(0), self.sources[k:], k,
+                self.args, self.on_gpu, self.dataset.samples, order(0), source, k,
                 self.shards, seed=(self.args.seed + first) * self.shards + k,
                 batch_size=self.args.batch_size, prefetch_queue_depth=3,
                 num_threads=self.threads // self.shards, device_id=0 if self.on_gpu else None)
@@ -473,7 +476,7 @@ def main():
 
     # uint8 batches: two of (N, 3, crop, crop) for pairs, one and its (N,) labels for classes
     # new #
-    # DALI in place of DataLoader: --num_workers counts its threads
+    # DALI in place of DataLoader: --num_workers counts its threads, on the GPU five for eight
     loader = DALILoader(dataset, args, sampler, order)
 
     # --------------------------------------------------------------------------------- reading

@@ -59,7 +59,7 @@ def test_results_of_loading_hold_together(path):
     assert path.with_suffix(".md").read_text() == report.loading_markdown(rows)
     for row in rows:
         assert row["environment"]["gpu"] and row["date"] and len(row["epochs"]) >= 4
-        assert row["command"].startswith("./loading.sh") and row["samples"] >= 2000
+        assert "./loading.sh" in row["command"] and row["samples"] >= 2000
     assert len({row["samples"] for row in rows}) == len({row["bytes"] for row in rows}) == 1
 
 
