@@ -252,8 +252,8 @@ def test_f48_every_sample_once_an_epoch_in_a_new_order(load, numbered, tmp_path,
 @pytest.mark.parametrize("where", ["cpu", on_gpu("gpu")])
 @pytest.mark.parametrize("layout", ["classes", "pairs"])
 def test_f48_two_pipelines(load, numbered, tmp_path, layout, where):
-    """13, 9 and 11 samples in batches of 5, 4 and 3, by two of DALI's pipelines, as on a GPU -> each
-    epoch brings each once, in the baseline's order; of classes in train, in a new one."""
+    """13, 9 and 11 samples in batches of 5, 4 and 3, by two of DALI's pipelines, as on a GPU ->
+    each comes once an epoch, in the baseline's order; of classes in train, in a new one."""
     script = tmp_path / "loader_DALI.py"
     script.write_text((SRC / script.name).read_text())
     change(script, "2 if two else 1", "2 if two else 1; print(self.shards, 'pipelines')")
