@@ -236,14 +236,12 @@ SLOW_DISK = """
 import builtins
 plain = io.open
 def slow(path, mode="r", *args, **kwargs):
-    file = plain(path, mode, *args, **kwargs)
     if str(path).endswith(".jpg") and "b" in mode:
-        size = os.fstat(file.fileno()).st_size
-        try:
-            os.preadv(file.fileno(), [bytearray(1)], size // 2, os.RWF_NOWAIT)
-        except BlockingIOError:
-            time.sleep(size / 0.4e6)
-    return file
+        from loading import cached  # RWF_NOWAIT would have a fast disk read the page at once
+        if not cached([path]):
+            time.sleep(os.path.getsize(path) / 0.4e6)
+    return plain(path, mode, *args, **kwargs)
+sys.path.append(PROJECT)
 builtins.open = io.open = slow
 """
 
@@ -255,7 +253,8 @@ def test_it_names_io_on_a_simulated_disk(project, data, tmp_path):
         pytest.skip("this file system does not tell what is in the page cache")
     loader = project / "src" / "loader.py"  # which the driver imports, too
     change(loader, "\nimport json\n", "\nimport io\nimport json\n")
-    change(loader, "\n\n\ndef at_least", f"\n{SLOW_DISK}\n\ndef at_least")
+    slow = SLOW_DISK.replace("PROJECT", repr(str(project)))
+    change(loader, "\n\n\ndef at_least", f"\n{slow}\n\ndef at_least")
     done = run_forked(project / "loading.py", "loader.py", data, "--result_dir", tmp_path, *SMALL)
     assert done.returncode == 0, done.stdout + done.stderr
     assert verdicts(tmp_path)["loader"][0] == "IO", verdicts(tmp_path)
