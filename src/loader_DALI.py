@@ -338,7 +338,7 @@ class DALILoader:
         self.generator.manual_seed(self.args.seed + epoch)
         order, size = list(self.sampler), self.args.batch_size
         ends = [len(order) * k // self.shards for k in range(self.shards + 1)]
-        # of places in the result, one shard's batch after the other's
+        # the places of the shards' batches in what is returned, by turns as in joined()
         turns = [range(start, end)[i:i + size] for i in range(0, len(order), size)
                  for start, end in zip(ends, ends[1:])]
         turns.sort(key=lambda turn: len(turn) < size)  # less than a batch comes last
@@ -355,10 +355,10 @@ class DALILoader:
                     self.dataset.samples, self.args.batch_size, order, k, self.shards)
                 self.sources.append(source)
             pipeline = pictures_pipeline(
-                self.args, self.on_gpu, self.dataset.samples, order(0), source, k,
-                self.shards, seed=(self.args.seed + first) * self.shards + k,
-                batch_size=self.args.batch_size, prefetch_queue_depth=3,
-                num_threads=self.threads // self.shards, device_id=0 if self.on_gpu else None)
+                self.args, self.on_gpu, self.dataset.samples, order(0), source, k, self.shards,
+                seed=(self.args.seed + first) * self.shards + k, prefetch_queue_depth=3,
+                batch_size=self.args.batch_size, num_threads=self.threads // self.shards,
+                device_id=0 if self.on_gpu else None)
             self.iterators.append(DALIGenericIterator(
                 [pipeline], [*names, "number"], reader_name=None if self.sources else "reader",
                 auto_reset=True, last_batch_policy=LastBatchPolicy.PARTIAL,
@@ -375,17 +375,17 @@ class DALILoader:
     def joined(self):
         """The shards' batches by turns; what is less than a batch comes last, put together."""
         size, rest = self.args.batch_size, []
-        for step, parts in enumerate(zip(*self.iterators, strict=True)):
-            for k, (part,) in enumerate(parts):
+        for step, batches in enumerate(zip(*self.iterators, strict=True)):
+            for k, (batch,) in enumerate(batches):
                 if self.sources:  # the file reader cuts its own
                     left = len(self.sources[k].indices) - step * size
-                    part = {name: part[name][:left] for name in part}
-                if len(part["number"]) == size:
-                    yield part
+                    batch = {name: batch[name][:left] for name in batch}
+                if len(batch["number"]) == size:
+                    yield batch
                 else:
-                    rest.append(part)
+                    rest.append(batch)
         if rest:
-            rest = {name: torch.cat([part[name] for part in rest]) for name in rest[0]}
+            rest = {name: torch.cat([batch[name] for batch in rest]) for name in rest[0]}
             for i in range(0, len(rest["number"]), size):
                 yield {name: rest[name][i:i + size] for name in rest}
     def read(self):
