@@ -258,7 +258,7 @@ class ExternalInputIterator:
 # new #
 # the work of the transform, as a graph of DALI's operators
 @pipeline_def
-def pictures_pipeline(args, on_gpu, samples, numbers, source, shard, shards):
+def pictures_pipeline(args, on_gpu, samples, numbers, in_memory, source, shard, shards):
     """Batches of pictures (crop, crop, 3), of their files' ends and sizes, of sample numbers."""
     if source:
         *encoded, number = fn.external_source(source, num_outputs=3, batch=False)
@@ -266,7 +266,8 @@ def pictures_pipeline(args, on_gpu, samples, numbers, source, shard, shards):
         encoded, number = fn.readers.file(
             files=[samples[i][0] for i in numbers], labels=numbers, name="reader",
             pad_last_batch=True, shuffle_after_epoch=args.split == "train",
-            stick_to_shard=args.split == "test", shard_id=shard, num_shards=shards)
+            stick_to_shard=args.split == "test", shard_id=shard, num_shards=shards,
+            dont_use_mmap=in_memory)
         encoded = [encoded]
     sizes = [fn.peek_image_shape(each, dtype=types.INT64)[:2] for each in encoded]
     # of one that claims more pixels than Pillow allows, or fewer than none, no more than one
@@ -318,8 +319,12 @@ JPEG = torch.tensor([0xFF, 0xD8, 0xFF, 0xD9])
 # it stands where DataLoader stood, and names the file that DALI cannot read
 class DALILoader:
     """Yields what DataLoader yields: uint8 (N, 3, crop, crop) with (N,) labels, or two of them."""
-    def __init__(self, dataset, args, sampler, generator):
+    def __init__(self, dataset, args, sampler, generator, size):
         self.dataset, self.args, self.sampler, self.generator = dataset, args, sampler, generator
+        # a pipeline read()s one file after another, for less of the cores than mapping them takes;
+        # mapped, all threads wait for the disk at once: where the page cache cannot hold `size`
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        self.in_memory = size < memory / 2 and not args.cold
         self.on_gpu = args.dali_device == "gpu" and torch.cuda.is_available()
         # beside the GPU's decoder more threads hinder each other: on 16 cores 10 read more than 14
         self.threads = max(1, args.num_workers * (5 if self.on_gpu else 8) // 8)
@@ -355,7 +360,8 @@ class DALILoader:
                     self.dataset.samples, self.args.batch_size, order, k, self.shards)
                 self.sources.append(source)
             pipeline = pictures_pipeline(
-                self.args, self.on_gpu, self.dataset.samples, order(0), source, k, self.shards,
+                self.args, self.on_gpu, self.dataset.samples, order(0), self.in_memory, source,
+                k, self.shards,
                 seed=(self.args.seed + first) * self.shards + k, prefetch_queue_depth=3,
                 batch_size=self.args.batch_size, num_threads=self.threads // self.shards,
                 device_id=0 if self.on_gpu else None)
@@ -477,7 +483,7 @@ def main():
     # uint8 batches: two of (N, 3, crop, crop) for pairs, one and its (N,) labels for classes
     # new #
     # DALI in place of DataLoader: --num_workers counts its threads, on the GPU five for eight
-    loader = DALILoader(dataset, args, sampler, order)
+    loader = DALILoader(dataset, args, sampler, order, size)
 
     # --------------------------------------------------------------------------------- reading
     args.result_dir.mkdir(parents=True, exist_ok=True)

@@ -394,18 +394,22 @@ def spoil(path, kind):
                       "text": b"<html>404</html>\n" * 90}[kind])
 
 
-@pytest.mark.parametrize("loader", [*LOADERS, on_gpu("loader_DALI")])
+@pytest.mark.parametrize("loader", [*LOADERS, "loader_DALI --cold", on_gpu("loader_DALI"),
+                                    on_gpu("loader_DALI --cold")])
 @pytest.mark.parametrize("kind", ["zero bytes", "half", "text"])
 @pytest.mark.parametrize("layout", ["classes", "pairs"])
 def test_f01_f02_f05_f46_damaged_picture(load, tmp_path, loader, kind, layout):
-    """A picture of zero bytes, cut in half, or HTML -> one line names it, exit 1; LMDB leaves it
-    out while building, exit 1, and reads the others when run again."""
+    """A picture of zero bytes, cut in half, or HTML -> one line names it, exit 1, also where DALI
+    maps its file into memory (--cold); LMDB leaves it out while building, exit 1, and reads the
+    others when run again."""
+    loader, *cold = loader.split()
     data = tmp_path / "data"
     bad = (classes(data) / "train/dog/3.jpg" if layout == "classes"
            else pairs(data) / "train/sharp/scene one/02.png")
     spoil(bad, kind)
     if loader != "loader_LMDB":
-        done = load(loader, data, *SMALL, "--num_workers", 4)  # for DALI on a GPU two pipelines
+        # four for DALI on a GPU to have two pipelines
+        done = load(loader, data, *SMALL, *cold, "--num_workers", 4)
         assert str(bad) in error_of(done, loader)
         return
     done = load(loader, data, *SMALL)
