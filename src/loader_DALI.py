@@ -33,6 +33,7 @@ from pathlib import Path
 # new #
 # decoding, resizing and cropping in C++ threads or on the GPU
 import collections
+import ctypes
 import numpy as np
 try:
     from nvidia.dali import fn, math, pipeline_def, types
@@ -319,12 +320,8 @@ JPEG = torch.tensor([0xFF, 0xD8, 0xFF, 0xD9])
 # it stands where DataLoader stood, and names the file that DALI cannot read
 class DALILoader:
     """Yields what DataLoader yields: uint8 (N, 3, crop, crop) with (N,) labels, or two of them."""
-    def __init__(self, dataset, args, sampler, generator, size):
+    def __init__(self, dataset, args, sampler, generator):
         self.dataset, self.args, self.sampler, self.generator = dataset, args, sampler, generator
-        # a pipeline read()s one file after another, for less of the cores than mapping them takes;
-        # mapped, all threads wait for the disk at once: where the page cache cannot hold `size`
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        self.in_memory = size < memory / 2 and not args.cold
         self.on_gpu = args.dali_device == "gpu" and torch.cuda.is_available()
         # beside the GPU's decoder more threads hinder each other: on 16 cores 10 read more than 14
         self.threads = max(1, args.num_workers * (5 if self.on_gpu else 8) // 8)
@@ -348,8 +345,24 @@ class DALILoader:
                  for start, end in zip(ends, ends[1:])]
         turns.sort(key=lambda turn: len(turn) < size)  # less than a batch comes last
         return [i for _, i in sorted(zip([place for turn in turns for place in turn], order))]
+    def in_memory(self):
+        """Whether 64 of the files are all in the page cache, by mincore(2)."""
+        files, found = self.dataset.files(), ctypes.c_ubyte()
+        for name in files[::-(-len(files) // 64)]:
+            if not os.access(name, os.W_OK):  # of files of others it says that all are
+                return False
+            if os.path.getsize(name):
+                page = np.memmap(name, np.uint8, "c", shape=1)
+                failed = ctypes.CDLL(None).mincore(
+                    ctypes.c_void_p(page.ctypes.data), ctypes.c_size_t(1), ctypes.byref(found))
+                if failed or not found.value & 1:
+                    return False
+        return True
     def build(self, first):
         """A pipeline and the iterator over it for each shard; their first epoch is `first`."""
+        # read() takes less of the cores, but one file at a time; of files that are mapped into
+        # memory all threads wait for the disk at once
+        in_memory = self.in_memory()
         def order(epoch):
             return self.order(first + epoch)
         names = [f"{what} {k}" for what in ("picture", "ends", "shape") for k in range(self.parts)]
@@ -360,7 +373,7 @@ class DALILoader:
                     self.dataset.samples, self.args.batch_size, order, k, self.shards)
                 self.sources.append(source)
             pipeline = pictures_pipeline(
-                self.args, self.on_gpu, self.dataset.samples, order(0), self.in_memory, source,
+                self.args, self.on_gpu, self.dataset.samples, order(0), in_memory, source,
                 k, self.shards,
                 seed=(self.args.seed + first) * self.shards + k, prefetch_queue_depth=3,
                 batch_size=self.args.batch_size, num_threads=self.threads // self.shards,
@@ -483,7 +496,7 @@ def main():
     # uint8 batches: two of (N, 3, crop, crop) for pairs, one and its (N,) labels for classes
     # new #
     # DALI in place of DataLoader: --num_workers counts its threads, on the GPU five for eight
-    loader = DALILoader(dataset, args, sampler, order, size)
+    loader = DALILoader(dataset, args, sampler, order)
 
     # --------------------------------------------------------------------------------- reading
     args.result_dir.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
 """Fixtures: tiny data, the project copied to a folder whose name holds a space, processes."""
 
 import contextlib
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -224,6 +225,14 @@ def processes_of(word):
         if str(word) in words and process.info["status"] != psutil.STATUS_ZOMBIE:
             found.append(process)
     return found
+
+
+def module_of(path):
+    """A script, imported."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def change(path, old, new):

@@ -12,12 +12,12 @@ import psutil
 import pytest
 import torch
 from PIL import Image
-from conftest import (SRC, Forked, SmallDisk, free_port, on_gpu, processes_of, run, run_forked,
-                      start, torchrun, train, wait_awhile, wait_until)
+from conftest import (SRC, Forked, SmallDisk, free_port, module_of, on_gpu, processes_of, run,
+                      run_forked, start, torchrun, train, wait_awhile, wait_until)
 from test_loader import (ODD_NAMES, SHARED, Hostile, classes, edit, photo, save, spoil,
                          unusual)
 from test_resize import claims
-from test_train import (BARE, assert_one_line, batches, load, module_of, same_bits, weights,
+from test_train import (BARE, assert_one_line, batches, load, same_bits, weights,
                         with_captured_batches)
 from torchvision.transforms import v2 as transforms
 

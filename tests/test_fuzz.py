@@ -35,12 +35,12 @@ log, *sys.argv = sys.argv[1:]
 names = runpy.run_path(sys.argv[0])["main"].__globals__
 DALILoader = names.get("DALILoader")
 
-def read(dataset, args, sampler, order, size):
+def read(dataset, args, sampler, order):
     if not DALILoader:
         return dataset[0]
     sampler = copy.copy(sampler)
     sampler.data_source = dataset
-    (pictures, labels), = DALILoader(dataset, args, sampler, order, size)
+    (pictures, labels), = DALILoader(dataset, args, sampler, order)
     return pictures[0], labels[0]
 
 def read_each(dataset, *how):
@@ -65,7 +65,7 @@ def read_each(dataset, *how):
 if DALILoader:
     names["DALILoader"] = read_each
 else:
-    names["DataLoader"] = lambda dataset, *_, **__: read_each(dataset, *[None] * 4)
+    names["DataLoader"] = lambda dataset, *_, **__: read_each(dataset, None, None, None)
 names["main"]()
 """
 MODES = ["RGB", "L", "P", "RGBA", "LA", "I;16", "1"]

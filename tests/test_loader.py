@@ -12,9 +12,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import (ROOT, SRC, Forked, SmallDisk, change, on_gpu, run, run_forked, start,
-                      wait_awhile, wait_until)
+from conftest import (ROOT, SRC, Forked, SmallDisk, change, module_of, on_gpu, run, run_forked,
+                      start, wait_awhile, wait_until)
 from PIL import Image
+
+import loading
 
 LOADERS = sorted(path.stem for path in SRC.glob("loader*.py"))
 SHARED = ROOT.parent / "shared" / "data"
@@ -346,6 +348,30 @@ def test_both_pictures_of_a_pair_get_the_same_crop_and_flip(load, numbered, tmp_
     assert flips == {3, -3} and len(corners) > 20
 
 
+def test_files_in_the_page_cache_are_read_and_others_mapped(load, tmp_path):
+    """40 pictures in the page cache, and then on the disk alone -> DALI reads them there and maps
+    them into memory here."""
+    script = tmp_path / "loader_DALI.py"
+    script.write_text((SRC / script.name).read_text())
+    change(script, "def read(self):", """def read(self):
+        first = next(self.joined())
+        maps = Path("/proc/self/maps").read_text()
+        print("maps", sum(line.endswith(".jpg") for line in maps.splitlines()))
+        yield first["picture 0"].permute(0, 3, 1, 2), self.labels[first["number"].flatten()]
+        return""")
+    data = classes(tmp_path / "data", count=20)
+    pictures = sorted(data.rglob("*.jpg"))
+    for share in (1, 0):
+        if not share:
+            module_of(SRC / "loader.py").drop_from_cache(pictures)
+        if loading.cached(pictures) != share:
+            pytest.skip("a file system that does not tell what is cached, or drops nothing")
+        done = load(str(script.with_suffix("")), data, *SMALL)
+        assert done.returncode == 0, done.stderr
+        mapped = int(done.stdout.split("maps ")[1].split()[0])
+        assert mapped == 0 if share else mapped > 0
+
+
 @each_loader
 def test_samples_record_and_options(load, tmp_path, loader):
     data = classes(tmp_path / "data")
@@ -394,23 +420,22 @@ def spoil(path, kind):
                       "text": b"<html>404</html>\n" * 90}[kind])
 
 
-@pytest.mark.parametrize("loader", [*LOADERS, "loader_DALI --cold", on_gpu("loader_DALI"),
-                                    on_gpu("loader_DALI --cold")])
+@pytest.mark.parametrize("loader", [*LOADERS, on_gpu("loader_DALI")])
 @pytest.mark.parametrize("kind", ["zero bytes", "half", "text"])
 @pytest.mark.parametrize("layout", ["classes", "pairs"])
 def test_f01_f02_f05_f46_damaged_picture(load, tmp_path, loader, kind, layout):
     """A picture of zero bytes, cut in half, or HTML -> one line names it, exit 1, also where DALI
-    maps its file into memory (--cold); LMDB leaves it out while building, exit 1, and reads the
-    others when run again."""
-    loader, *cold = loader.split()
+    maps files into memory; LMDB leaves it out while building, exit 1, and reads the others when
+    run again."""
     data = tmp_path / "data"
     bad = (classes(data) / "train/dog/3.jpg" if layout == "classes"
            else pairs(data) / "train/sharp/scene one/02.png")
     spoil(bad, kind)
     if loader != "loader_LMDB":
         # four for DALI on a GPU to have two pipelines
-        done = load(loader, data, *SMALL, *cold, "--num_workers", 4)
-        assert str(bad) in error_of(done, loader)
+        for cold in [(), ("--cold",)] if (loader, layout) == ("loader_DALI", "classes") else [()]:
+            done = load(loader, data, *SMALL, *cold, "--num_workers", 4)
+            assert str(bad) in error_of(done, loader)
         return
     done = load(loader, data, *SMALL)
     assert "without 1 samples" in error_of(done, loader)

@@ -27,8 +27,8 @@ BUDGETS = {"train_cudnn": 3, "train_DP": 5, "train_amp": 16, "train_compile": 6,
            # what is free, crops of a whole batch and no other transform, shares of the decoding
            "train_cache": 108,
            # both layouts, the resize and crop of torchvision to the pixel, the names of bad files,
-           # two pipelines whose batches are the baseline's, files mapped or read as memory allows
-           "loader_DALI": 223,
+           # two pipelines whose batches are the baseline's, whether the page cache holds the files
+           "loader_DALI": 236,
            # the build that a kill does not harm, and an ImageFolder that damage does not crash
            "loader_LMDB": 188}
 # The baseline's, of text: blank lines are the room that merges need. The design's 220 does not

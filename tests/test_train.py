@@ -3,7 +3,6 @@
 import fcntl
 import functools
 import gzip
-import importlib.util
 import itertools
 import json
 import os
@@ -25,7 +24,8 @@ import pytest
 import torch
 from PIL import Image
 from torchvision.transforms import v2 as transforms
-from conftest import ROOT, SRC, change, free_port, run, run_forked, start, torchrun, train
+from conftest import (ROOT, SRC, change, free_port, module_of, run, run_forked, start, torchrun,
+                      train)
 from test_loader import Hostile
 
 SCRIPTS = sorted(SRC.glob("train*.py"))
@@ -69,13 +69,6 @@ def without_batch_norm(script, folder):
 
 
 # -------------------------------------------------------------------------- options, records
-def module_of(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def parser_of(path):
     return module_of(path).build_parser()
 
