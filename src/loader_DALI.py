@@ -379,11 +379,10 @@ class DALILoader:
                     self.dataset.samples, self.args.batch_size, order, k, self.shards)
                 self.sources.append(source)
             pipeline = pictures_pipeline(
-                self.args, self.on_gpu, self.dataset.samples, order(0), in_memory, source,
-                k, self.shards,
-                seed=(self.args.seed + first) * self.shards + k, prefetch_queue_depth=3,
-                batch_size=self.args.batch_size, num_threads=self.threads // self.shards,
-                device_id=0 if self.on_gpu else None)
+                self.args, self.on_gpu, self.dataset.samples, order(0), in_memory, source, k,
+                self.shards, seed=(self.args.seed + first) * self.shards + k,
+                batch_size=self.args.batch_size, prefetch_queue_depth=3,
+                num_threads=self.threads // self.shards, device_id=0 if self.on_gpu else None)
             self.iterators.append(DALIGenericIterator(
                 [pipeline], [*names, "number"], reader_name=None if self.sources else "reader",
                 auto_reset=True, last_batch_policy=LastBatchPolicy.PARTIAL,

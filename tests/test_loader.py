@@ -51,6 +51,15 @@ def load(tmp_path):
     return run_loader
 
 
+def changed_dali(folder, *changes):
+    """A copy of loader_DALI.py in `folder` with new text for old, named as load() wants it."""
+    script = folder / "loader_DALI.py"
+    shutil.copy(SRC / script.name, script)
+    for old, new in changes:
+        change(script, old, new)
+    return str(script.with_suffix(""))
+
+
 def photo(seed, size=(96, 72), mode="RGB"):
     """A picture with smooth parts, edges and the noise of a camera, which is mostly grey."""
     rng = np.random.default_rng(seed)
@@ -256,14 +265,12 @@ def test_f48_every_sample_once_an_epoch_in_a_new_order(load, numbered, tmp_path,
 def test_f48_two_pipelines(load, numbered, tmp_path, layout, where):
     """13, 9 and 11 samples in batches of 5, 4 and 3, by two of DALI's pipelines, as on a GPU ->
     each comes once an epoch, in the baseline's order; of classes in train, in a new one."""
-    script = tmp_path / "loader_DALI.py"
-    script.write_text((SRC / script.name).read_text())
-    change(script, "2 if two else 1", "2 if two else 1; print(self.shards, 'pipelines')")
-    if where == "cpu":
-        change(script, "two = self.on_gpu and", "two =")
+    dali = changed_dali(
+        tmp_path, ("2 if two else 1", "2 if two else 1; print(self.shards, 'pipelines')"),
+        *[("two = self.on_gpu and", "two =")] * (where == "cpu"))
     for split, batch_size, samples in (("train", 5, 13), ("test", 4, 9), ("train", 3, 11)):
         orders = []
-        for loader in ("loader", str(script.with_suffix(""))):
+        for loader in ("loader", dali):
             done = load(loader, numbered / layout, "--split", split, "--resize", 48, "--crop", 40,
                         "--samples", samples, "--batch_size", batch_size, "--num_workers", 4,
                         "--epochs", 3, capture=True,
@@ -349,16 +356,13 @@ def test_both_pictures_of_a_pair_get_the_same_crop_and_flip(load, numbered, tmp_
 
 
 def test_files_in_the_page_cache_are_read_and_others_mapped(load, tmp_path):
-    """40 pictures in the page cache, and then on the disk alone -> DALI reads them there and maps
-    them into memory here."""
-    script = tmp_path / "loader_DALI.py"
-    script.write_text((SRC / script.name).read_text())
-    change(script, "def read(self):", """def read(self):
+    """40 pictures that the page cache holds -> DALI read()s them; dropped from it -> maps them."""
+    dali = changed_dali(tmp_path, ("def read(self):", """def read(self):
         first = next(self.joined())
         maps = Path("/proc/self/maps").read_text()
         print("maps", sum(line.endswith(".jpg") for line in maps.splitlines()))
         yield first["picture 0"].permute(0, 3, 1, 2), self.labels[first["number"].flatten()]
-        return""")
+        return"""))
     data = classes(tmp_path / "data", count=20)
     pictures = sorted(data.rglob("*.jpg"))
     for share in (1, 0):
@@ -366,7 +370,7 @@ def test_files_in_the_page_cache_are_read_and_others_mapped(load, tmp_path):
             module_of(SRC / "loader.py").drop_from_cache(pictures)
         if loading.cached(pictures) != share:
             pytest.skip("a file system that does not tell what is cached, or drops nothing")
-        done = load(str(script.with_suffix("")), data, *SMALL)
+        done = load(dali, data, *SMALL)
         assert done.returncode == 0, done.stderr
         mapped = int(done.stdout.split("maps ")[1].split()[0])
         assert mapped == 0 if share else mapped > 0
@@ -435,11 +439,9 @@ def test_f01_f02_f05_f46_damaged_picture(load, tmp_path, loader, kind, layout):
         # four for DALI on a GPU to have two pipelines
         done = load(loader, data, *SMALL, "--num_workers", 4)
         assert str(bad) in error_of(done, loader)
-        if (loader, layout) == ("loader_DALI", "classes"):  # read by read(); and mapped?
-            script = tmp_path / "loader_DALI.py"
-            script.write_text((SRC / script.name).read_text())
-            change(script, "and self.in_memory()", "and False")
-            done = load(str(script.with_suffix("")), data, *SMALL, "--num_workers", 4)
+        if (loader, layout) == ("loader_DALI", "classes"):  # that was by read(); now mapped
+            dali = changed_dali(tmp_path, ("and self.in_memory()", "and False"))
+            done = load(dali, data, *SMALL, "--num_workers", 4)
             assert str(bad) in error_of(done, loader)
         return
     done = load(loader, data, *SMALL)
