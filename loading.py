@@ -180,7 +180,8 @@ def measure_storage(loader, files, threads):
 
 # --------------------------------------------------------------------------------------- runs
 class GPUWatch:
-    """Samples how busy the first GPU and its JPEG engine are, while a `with` block lasts."""
+    """Samples how busy the first GPU's kernels and its JPEG engine are, while a `with` block
+    lasts."""
 
     def __init__(self):
         self.samples, self.process = [], None
@@ -201,8 +202,9 @@ class GPUWatch:
 
     def collect(self):
         for line in self.process.stdout:
-            shares = [float(word) / 100 for word in line.split(",") if word.strip().isdecimal()]
-            self.samples.append((time.monotonic(), max(shares, default=0)))
+            shares = [float(word) / 100 if word.strip().isdecimal() else 0
+                      for word in line.split(",")]  # [N/A] where there is no such engine
+            self.samples.append((time.monotonic(), *shares))
 
     def __exit__(self, *_):
         if self.process:
@@ -210,9 +212,14 @@ class GPUWatch:
             self.process.wait()
 
     def busy(self, start, end):
-        """The mean share between two moments; None without a GPU."""
-        shares = [share for moment, share in self.samples if start <= moment <= end]
-        return statistics.mean(shares) if shares else None
+        """The mean shares between two moments, 0 to 1: of either, of kernels, of the engine.
+
+        None without a GPU; that of the engine alone where nvidia-smi does not know it.
+        """
+        samples = [shares for moment, *shares in self.samples if start <= moment <= end]
+        kernels, engine = [*map(statistics.mean, zip(*samples)), None, None][:2]
+        either = statistics.mean(map(max, samples)) if samples else None
+        return dict(gpu_busy=either, gpu_kernels_busy=kernels, jpeg_engine_busy=engine)
 
 
 def work_of(pid):
@@ -258,7 +265,7 @@ def run(script, words, folder, state):
     seconds = last[0] - first[0]
     details |= dict(cores_busy=(last[1] - first[1]) / seconds,
                     disk_megabytes_per_second=(last[2] - first[2]) / 1e6 / seconds,
-                    gpu_busy=gpu.busy(first[0], last[0]))
+                    **gpu.busy(first[0], last[0]))
     return "ok", 0, details
 
 
@@ -266,7 +273,12 @@ def bottleneck(cold, warm, storage, workers):
     """(IO, CPU or GPU; the evidence), from a loader's two rows, the cold one perhaps None."""
     speed, needs = warm["images_per_second"], warm["megabytes_per_second"]
     busy, of, gpu = warm["cores_busy"], cores(), warm["gpu_busy"]
-    engines = f"{busy:.1f} of {of} cores busy" + (f", the GPU {gpu:.0%}" if gpu is not None else "")
+    engines = f"{busy:.1f} of {of} cores busy"
+    if gpu is not None:
+        engines += f", the GPU {gpu:.0%}"
+    if warm["jpeg_engine_busy"]:
+        engines += (f" (its JPEG engine {warm['jpeg_engine_busy']:.0%}, kernels "
+                    f"{warm['gpu_kernels_busy']:.0%})")
     if warm["disk_megabytes_per_second"] > needs / 2:
         return "IO", (f"even warm it reads {warm['disk_megabytes_per_second']:.1f} of {needs:.1f} "
                       "MB/s from the disk: the data set does not fit the page cache")

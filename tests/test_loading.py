@@ -180,6 +180,24 @@ def test_f31_f67_ctrl_c(number, whole_group, short, data, tmp_path):
 
 
 # --------------------------------------------------------------------------------- bottleneck
+@pytest.fixture
+def disk(data, tmp_path):
+    """The data set on a disk of its own: limited, it does not keep Python from its packages."""
+    image, folder = tmp_path / "image", tmp_path / "disk"
+    folder.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(32 << 20)
+    for command in (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, folder]):
+        done = shutil.which(command[0]) and subprocess.run(command, capture_output=True, text=True)
+        if not done or done.returncode:
+            pytest.skip(f"no right to mount a disk here ({done and done.stderr.strip()})")
+    try:
+        shutil.copytree(data, folder / data.name)
+        yield folder / data.name
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
 @contextlib.contextmanager
 def throttled(folder, megabytes):
     """A function for a process to call at its start: from then on the disk under `folder` gives it
@@ -218,10 +236,10 @@ def verdicts(folder):
             if "bottleneck" in row}
 
 
-def test_it_names_io_on_a_throttled_disk(data, tmp_path):
+def test_it_names_io_on_a_throttled_disk(disk, tmp_path):
     """From a disk limited by a control group, with the disk's own speed as evidence."""
-    with throttled(data, 0.4) as slow:
-        done = run(ROOT / "loading.sh", "loader.py", data, "--result_dir", tmp_path, *SMALL,
+    with throttled(disk, 0.4) as slow:
+        done = run(ROOT / "loading.sh", "loader.py", disk, "--result_dir", tmp_path, *SMALL,
                    preexec_fn=slow)
     assert done.returncode == 0, done.stdout + done.stderr
     name, evidence = verdicts(tmp_path)["loader"]
@@ -260,10 +278,45 @@ def test_it_names_io_on_a_simulated_disk(project, data, tmp_path):
     assert verdicts(tmp_path)["loader"][0] == "IO", verdicts(tmp_path)
 
 
+# in place of the driver's: of what it samples, kernels 57 % of the time and its JPEG engine 98 %
+NVIDIA_SMI = """#!/usr/bin/env bash
+case "$*" in
+*utilization.jpeg*) line='57, 98'; {engine} ;;
+*utilization.gpu*) line=57 ;;
+*) line='550.00' ;;
+esac
+echo "$line"
+while [[ $* == *-lms* ]]; do sleep 0.02; echo "$line"; done
+"""
+
+
+@pytest.mark.parametrize("engine, share, said", [
+    ("true", 0.98, "the GPU 98% (its JPEG engine 98%, kernels 57%); "),
+    ("line='57, [N/A]'", 0, "the GPU 57%: neither is full"),
+    ("exit 1", None, "the GPU 57%: neither is full")],
+    ids=["both", "no engine", "older driver"])
+def test_how_busy_the_gpu_and_its_jpeg_engine_are(engine, share, said, short, data, tmp_path):
+    """By nvidia-smi, here a stand-in for it -> record and evidence have both, where it tells."""
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text(NVIDIA_SMI.replace("{engine}", engine))
+    smi.chmod(0o755)
+    done = run(short / "loading.sh", "loader.py", data, "--result_dir", tmp_path, *SMALL,
+               env={"PATH": f"{smi.parent}:{os.environ['PATH']}"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    warm = rows_of(tmp_path)[-1]
+    assert warm["gpu_kernels_busy"] == pytest.approx(0.57)
+    assert warm["jpeg_engine_busy"] == (share if share is None else pytest.approx(share))
+    assert warm["gpu_busy"] == pytest.approx(max(0.57, share or 0))
+    assert warm["bottleneck"] == "GPU" and said in warm["evidence"]
+    assert f"{max(0.57, share or 0):.0%} |" in (tmp_path / "loading.md").read_text()
+
+
 def row(speed, needs=50.0, busy=0.1, gpu=None, disk=0.0):
     epochs = [dict(images_per_second=speed * factor) for factor in (0.5, 0.99, 1, 1.01)]
     return dict(images_per_second=speed, megabytes_per_second=needs, cores_busy=busy, gpu_busy=gpu,
-                disk_megabytes_per_second=disk, epochs=epochs)
+                gpu_kernels_busy=gpu, jpeg_engine_busy=0, disk_megabytes_per_second=disk,
+                epochs=epochs)
 
 
 def test_the_verdict_on_each_kind_of_evidence(monkeypatch):
