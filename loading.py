@@ -184,7 +184,7 @@ class GPUWatch:
     lasts."""
 
     def __init__(self):
-        self.samples, self.process = [], None
+        self.samples, self.process, self.columns = [], None, 0
 
     def __enter__(self):
         for engines in ("utilization.gpu,utilization.jpeg", "utilization.gpu"):
@@ -192,6 +192,7 @@ class GPUWatch:
                        "--format=csv,noheader,nounits"]
             try:
                 if subprocess.run(command, capture_output=True).returncode == 0:
+                    self.columns = len(engines.split(","))
                     self.process = subprocess.Popen([*command, "-lms", "200"], text=True,
                                                     stdout=subprocess.PIPE)
                     threading.Thread(target=self.collect, daemon=True).start()
@@ -204,7 +205,8 @@ class GPUWatch:
         for line in self.process.stdout:
             shares = [float(word) / 100 if word.strip().isdecimal() else 0
                       for word in line.split(",")]  # [N/A] where there is no such engine
-            self.samples.append((time.monotonic(), *shares))
+            if len(shares) == self.columns:
+                self.samples.append((time.monotonic(), *shares))
 
     def __exit__(self, *_):
         if self.process:
@@ -214,7 +216,8 @@ class GPUWatch:
     def busy(self, start, end):
         """The mean shares between two moments, 0 to 1: of either, of kernels, of the engine.
 
-        None without a GPU; that of the engine alone where nvidia-smi does not know it.
+        None without a GPU; the engine's is None where the driver does not know it, 0 where there
+        is none.
         """
         samples = [shares for moment, *shares in self.samples if start <= moment <= end]
         kernels, engine = [*map(statistics.mean, zip(*samples)), None, None][:2]
@@ -300,7 +303,8 @@ def bottleneck(cold, warm, storage, workers):
     if busy < BUSY * of and 0 < workers < of and busy >= BUSY * workers:
         engines += f", all {workers} workers: raise --num_workers"
     elif busy < BUSY * of and (gpu or 0) < BUSY:
-        engines += ": neither is full, so a larger --batch_size or more --num_workers may help"
+        engines += (": neither cores nor GPU are full, so a larger --batch_size or more "
+                    "--num_workers may help")
     return ("GPU" if (gpu or 0) > busy / of else "CPU"), f"{engines}; {same}"
 
 

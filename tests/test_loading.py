@@ -190,12 +190,14 @@ def disk(data, tmp_path):
     for command in (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, folder]):
         done = shutil.which(command[0]) and subprocess.run(command, capture_output=True, text=True)
         if not done or done.returncode:
-            pytest.skip(f"no right to mount a disk here ({done and done.stderr.strip()})")
+            said = done.stderr.strip() if done else "not installed"
+            pytest.skip(f"no disk of one's own is to be had here ({command[0]}: {said})")
     try:
         shutil.copytree(data, folder / data.name)
         yield folder / data.name
     finally:
         subprocess.run(["umount", "-l", folder], check=True)
+        image.unlink()
 
 
 @contextlib.contextmanager
@@ -292,15 +294,17 @@ while [[ $* == *-lms* ]]; do sleep 0.02; echo "$line"; done
 
 @pytest.mark.parametrize("engine, share, said", [
     ("true", 0.98, "the GPU 98% (its JPEG engine 98%, kernels 57%); "),
-    ("line='57, [N/A]'", 0, "the GPU 57%: neither is full"),
-    ("exit 1", None, "the GPU 57%: neither is full")],
-    ids=["both", "no engine", "older driver"])
+    ("line='57, 60'", 0.60, "the GPU 60% (its JPEG engine 60%, kernels 57%): neither cores nor"),
+    ("line='57, [N/A]'", 0, "the GPU 57%: neither cores nor GPU are full"),
+    ("exit 1", None, "the GPU 57%: neither cores nor GPU are full")],
+    ids=["engine", "neither", "no engine", "older driver"])
 def test_how_busy_the_gpu_and_its_jpeg_engine_are(engine, share, said, short, data, tmp_path):
     """By nvidia-smi, here a stand-in for it -> record and evidence have both, where it tells."""
     smi = tmp_path / "bin" / "nvidia-smi"
     smi.parent.mkdir()
     smi.write_text(NVIDIA_SMI.replace("{engine}", engine))
     smi.chmod(0o755)
+    change(short / "stand_in.py", "sleep(0.05)", "sleep(0.3)")
     done = run(short / "loading.sh", "loader.py", data, "--result_dir", tmp_path, *SMALL,
                env={"PATH": f"{smi.parent}:{os.environ['PATH']}"})
     assert done.returncode == 0, done.stdout + done.stderr
