@@ -147,7 +147,7 @@ for name in "${techniques[@]}"; do
   if [[ $into ]]; then
     while read -r line; do
       warnings+=("$name may not do all that it should in $into: it $line")
-    done < <("${PYTHON:-python3}" "$root/compose_check.py" "$base" "$variant" "$into" "$work/next" 2>/dev/null || true)
+    done < <("${PYTHON:-python3}" "$root/tools/compose_check.py" "$base" "$variant" "$into" "$work/next" 2>/dev/null || true)
   fi
   mv -- "$work/next" "$work/current"
 done

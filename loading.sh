@@ -4,4 +4,4 @@
 # SCRIPT is a name in src/ (loader_DALI.py) or a path; OPTIONs go to the loaders. Drops the cache of the data set's
 # own files alone; needs no root. Writes DIR/loading.md and .json (DIR: results); records and logs lie in DIR/loading/.
 set -euo pipefail
-exec "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/driver.sh" loading "$@"
+exec "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/tools/driver.sh" loading "$@"

@@ -4,4 +4,4 @@
 # Without DATASET it draws the digits first. OPTIONs go to every script: ./running.sh 5 -- --batch_size 512
 # Writes DIR/running.md, .json and .png (DIR: results); the scripts, their records and logs lie in DIR/running/.
 set -euo pipefail
-exec "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/driver.sh" running "$@"
+exec "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/tools/driver.sh" running "$@"

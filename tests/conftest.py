@@ -25,7 +25,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
 TECHNIQUES = sorted(path.stem.removeprefix("train_") for path in SRC.glob("train_*.py"))
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "tests")]
 
 # tests at a time share the cores: more threads than cores spin, and all take ten times as long
 if WORKERS := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
@@ -336,7 +336,9 @@ def project(tmp_path):
     """A copy of the project's scripts in a folder with a space in its name."""
     folder = tmp_path / "a project"
     folder.mkdir()
-    shutil.copytree(SRC, folder / "src", ignore=shutil.ignore_patterns("__pycache__", "runs"))
+    for name in ("src", "tools"):
+        shutil.copytree(ROOT / name, folder / name,
+                        ignore=shutil.ignore_patterns("__pycache__", "runs"))
     for path in [*ROOT.glob("*.sh"), *ROOT.glob("*.py")]:
         shutil.copy2(path, folder)
     return folder

@@ -358,9 +358,9 @@ def test_no_usual_edit_is_warned_of():
 
 def test_another_script_is_no_copy(tmp_path):
     mine = tmp_path / "mine.py"
-    mine.write_text((ROOT / "loading.py").read_text())
+    mine.write_text((ROOT / "tools" / "loading.py").read_text())
     done = run(ROOT / "compose.sh", "--into", mine, "DDP")
-    assert done.returncode == 1 and mine.read_text() == (ROOT / "loading.py").read_text()
+    assert done.returncode == 1 and mine.read_text() == (ROOT / "tools" / "loading.py").read_text()
     assert "less than a third" in done.stderr and len(done.stderr.splitlines()) == 1
 
 

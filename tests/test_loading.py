@@ -57,7 +57,7 @@ def short(project, record):
     """The project where a stand-in for the baseline runs, which spares to import torch twice."""
     (project / "stand_in.py").write_text(STAND_IN)
     line = "    marks = []\n"
-    change(project / "loading.py", line, f"""{line}\
+    change(project / "tools" / "loading.py", line, f"""{line}\
     if script.stem == "loader":
         command = [sys.executable, str(ROOT / "stand_in.py"), {str(record)!r}, *command[2:]]
 """)
@@ -97,7 +97,7 @@ def test_a_path_and_options_of_its_own(short, data, tmp_path):
     """A script of the user's, and an option that the baseline does not have."""
     mine = tmp_path / "my loader.py"
     mine.write_text((SRC / "loader_DALI.py").read_text())
-    done = run_forked(short / "loading.py", mine, data, "--result_dir", tmp_path, *SMALL,
+    done = run_forked(short / "tools" / "loading.py", mine, data, "--result_dir", tmp_path, *SMALL,
                       "--samples", "16", "--dali_device", "cpu", "--split", "train")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(tmp_path)
@@ -128,7 +128,7 @@ def test_f68_wrong_use(data, tmp_path, words, said):
     if len(words) < 2 or "touch" in str(words):  # what a shell might take apart
         done = run(ROOT / "loading.sh", *words, cwd=tmp_path)
     else:
-        done = run_forked(ROOT / "loading.py", *words, cwd=tmp_path)
+        done = run_forked(ROOT / "tools" / "loading.py", *words, cwd=tmp_path)
     assert done.returncode == 2 and said in done.stderr, done.stderr
     assert "Traceback" not in done.stderr and not (tmp_path / "hit").exists()
 
@@ -139,7 +139,7 @@ def test_f65_a_loader_that_fails(short, data, tmp_path):
     broken = tmp_path / "loader_broken.py"
     broken.write_text((SRC / "loader.py").read_text().replace(
         "    epochs = []\n", '    raise OSError("out of order")\n', 1))
-    done = run_forked(short / "loading.py", broken, data, "--result_dir", tmp_path, *SMALL)
+    done = run_forked(short / "tools" / "loading.py", broken, data, "--result_dir", tmp_path, *SMALL)
     assert done.returncode == 1
     last = rows_of(tmp_path)[-1]
     assert last["status"] == "fail" and "out of order" in last["error"]
@@ -149,7 +149,7 @@ def test_f65_a_loader_that_fails(short, data, tmp_path):
 def test_f47_without_dali_it_is_skipped(short, data, tmp_path):
     """loader_DALI.py where DALI cannot be imported -> SKIP, and what to install; exit 0."""
     change(short / "src" / "loader_DALI.py", "from nvidia.dali", "from no_such_package")
-    done = run_forked(short / "loading.py", "loader_DALI.py", data, "--result_dir", tmp_path,
+    done = run_forked(short / "tools" / "loading.py", "loader_DALI.py", data, "--result_dir", tmp_path,
                       *SMALL)
     assert done.returncode == 0, done.stderr
     assert "SKIP" in done.stdout and "pip install nvidia-dali-cuda120" in done.stdout
@@ -275,7 +275,7 @@ def test_it_names_io_on_a_simulated_disk(project, data, tmp_path):
     change(loader, "\nimport json\n", "\nimport io\nimport json\n")
     slow = SLOW_DISK.replace("PROJECT", repr(str(project)))
     change(loader, "\n\n\ndef at_least", f"\n{slow}\n\ndef at_least")
-    done = run_forked(project / "loading.py", "loader.py", data, "--result_dir", tmp_path, *SMALL)
+    done = run_forked(project / "tools" / "loading.py", "loader.py", data, "--result_dir", tmp_path, *SMALL)
     assert done.returncode == 0, done.stdout + done.stderr
     assert verdicts(tmp_path)["loader"][0] == "IO", verdicts(tmp_path)
 
@@ -363,7 +363,7 @@ def test_cpu_is_named_in_memory(data, tmp_path):
     folder = memory / f"loading-test-{os.getpid()}"
     try:
         shutil.copytree(data, folder)
-        done = run_forked(ROOT / "loading.py", "loader.py", folder, "--result_dir", tmp_path,
+        done = run_forked(ROOT / "tools" / "loading.py", "loader.py", folder, "--result_dir", tmp_path,
                           *SMALL)
         assert done.returncode == 0, done.stderr
         (only,) = rows_of(tmp_path)

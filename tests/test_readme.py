@@ -15,7 +15,7 @@ LOADING = sorted((ROOT / "results").glob("*/loading.json"))
 
 
 def test_tables_are_those_of_the_files_and_records():
-    assert report.readme(README) == README, "stale: run `python report.py`"
+    assert report.readme(README) == README, "stale: run `python tools/report.py`"
 
 
 @pytest.mark.skipif(not FAULTS.exists(), reason="needs the list of ../shared/FAULTS.md")

@@ -61,7 +61,7 @@ def train_only(names, project, record):
     """
     (project / "stand_in.py").write_text(STAND_IN)
     head = "def command_of(script, processes):\n"
-    change(project / "running.py", head, f"""{head}\
+    change(project / "tools" / "running.py", head, f"""{head}\
     if script.stem not in {[*names]!r}:
         return [sys.executable, str(ROOT / "stand_in.py"), str(script), {str(record)!r}]
 """)
@@ -198,10 +198,10 @@ def test_f63_f65_failing_variants_leave_rows_and_the_others_run(project, record)
     train_only(["train_cudnn", "train_amp", "train_DDP_amp"], project, record)
     change(project / "src" / "train_amp.py", "scaler.update()", "scaler.update(no_such_name)")
     change(project / "src" / "train_cudnn.py", "= loss.detach()", "= loss.detach() / 0")
-    change(project / "report.py", '"DP": ["DP"], "DDP": ["DDP"]}', "}")
-    change(project / "report.py", '"+cudnn +amp": ["cudnn", "amp"]}',
+    change(project / "tools" / "report.py", '"DP": ["DP"], "DDP": ["DDP"]}', "}")
+    change(project / "tools" / "report.py", '"+cudnn +amp": ["cudnn", "amp"]}',
            '"+DDP +amp": ["DDP", "amp"], "+DP": ["DP"]}')
-    done = run_forked(project / "running.py", "1", "--part", "cells", *QUICK, timeout=300)
+    done = run_forked(project / "tools" / "running.py", "1", "--part", "cells", *QUICK, timeout=300)
     assert done.returncode == 1
     assert (project / "data" / "digits" / "train" / "0").is_dir()
     rows = json.loads((project / "results" / "running.json").read_text())
@@ -286,7 +286,7 @@ def test_f64_wrong_use(words, project, tmp_path):
 def test_f19_f61_wrong_options_for_the_scripts_end_it_at_once(words, part, project, digits):
     """A data set that is not there, an unknown model, --batch_size 0, an unknown option, a wrong
     value for an option of one technique -> one line names the option, exit 2."""
-    done = run_forked(project / "running.py", *[digits if word == "DIGITS" else word
+    done = run_forked(project / "tools" / "running.py", *[digits if word == "DIGITS" else word
                                                 for word in words], cwd=project)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1 and part in done.stderr
@@ -310,9 +310,9 @@ def test_f62_two_at_once_in_one_folder_are_refused(project, digits):
 def test_f62_f67_two_at_once_in_folders_of_their_own_then_ctrl_c_for_one(project, digits, tmp_path):
     """Two runs at once, each with torchrun and a --result_dir of its own, then Ctrl-C for one while
     it trains -> no clash of ports, the other's rows are there; exit 130, no process left."""
-    change(project / "report.py", 'ROWS = {"single": [], "DP": ["DP"], ', "ROWS = {")
-    text = (project / "report.py").read_text()
-    (project / "report.py").write_text(re.sub(
+    change(project / "tools" / "report.py", 'ROWS = {"single": [], "DP": ["DP"], ', "ROWS = {")
+    text = (project / "tools" / "report.py").read_text()
+    (project / "tools" / "report.py").write_text(re.sub(
         r"COLUMNS = \{.*?\}", 'COLUMNS = {"plain": []}', text, count=1, flags=re.DOTALL))
     long, short = [start([
         project / "running.sh", epochs, digits, "--part", "cells", "--result_dir",
@@ -348,7 +348,7 @@ def give_up_soon(name, project):
     """Has a technique take long, and the driver wait for it a second and a bit."""
     change(project / "src" / f"train_{name}.py", "\nimport torch\n",
            "\ntime.sleep(99)\nimport torch\n")
-    change(project / "running.py", "limit = 300 + 3 *",
+    change(project / "tools" / "running.py", "limit = 300 + 3 *",
            f"limit = (1 if {name!r} in techniques else 300) + 3 *")
 
 
@@ -360,7 +360,7 @@ def test_the_staircase_alone_gives_up_on_what_takes_too_long(project, digits, re
     train_only(["train_cache", "train_fused"], project, record)
     change(project / "src" / "train_cache.py", "if needed > free:", "if True:")
     give_up_soon("fused", project)
-    done = run_forked(project / "running.py", "2", digits, "--part", "staircase", *QUICK)
+    done = run_forked(project / "tools" / "running.py", "2", digits, "--part", "staircase", *QUICK)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((project / "results" / "running.json").read_text())
     assert [row["status"] for row in rows] == ["ok", "skip", "skip"]
@@ -372,7 +372,7 @@ def test_the_staircase_alone_gives_up_on_what_takes_too_long(project, digits, re
 def test_the_grid_gives_up_on_what_takes_too_long(project, digits, record):
     train_only(["train_cudnn"], project, record)
     give_up_soon("cudnn", project)
-    done = run_forked(project / "running.py", "1", digits, "--part", "cells", "--without", "amp",
+    done = run_forked(project / "tools" / "running.py", "1", digits, "--part", "cells", "--without", "amp",
                       "--without", "DP", "--without", "DDP", *QUICK)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"\| training seconds \| plain \| \+cudnn \|\n.*\n\| single \| .* \| SKIP \|",
@@ -383,7 +383,7 @@ def test_the_grid_gives_up_on_what_takes_too_long(project, digits, record):
 def test_without_techniques(project, digits, record):
     train_only([], project, record)
     words = [word for name in TECHNIQUES if name != "amp" for word in ("--without", name)]
-    done = run_forked(project / "running.py", "2", digits, *words, *QUICK)
+    done = run_forked(project / "tools" / "running.py", "2", digits, *words, *QUICK)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((project / "results" / "running.json").read_text())
     assert [(row["row"], row["column"]) for row in rows] == [

@@ -1,4 +1,4 @@
-"""Tables and charts, made from records. `python report.py` renews those in README.md."""
+"""Tables and charts, made from records. `python tools/report.py` renews those in README.md."""
 
 import ast
 import difflib
@@ -7,7 +7,7 @@ import re
 import statistics
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parent.parent
 
 # what the drivers run: name of a row or column of the table, and the techniques it stands for
 ROWS = {"single": [], "DP": ["DP"], "DDP": ["DDP"]}

@@ -23,7 +23,7 @@ import psutil
 
 import report
 
-ROOT = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parent.parent
 GRACE_SECONDS = 10
 PAYS = 1.01  # a step of the staircase stays if it is so many times as fast as without it
 POINTLESS = {0: ("DP", "cudnn"), 1: ("DP", "DDP")}  # what so many GPUs give nothing to do

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# What running.sh and loading.sh share: driver.sh NAME ARGUMENT ... starts NAME.py with a Python that has the packages:
-# $PYTHON, or the active virtual environment's, or .venv's beside this file, or python3.
+# What running.sh and loading.sh share: driver.sh NAME ARGUMENT ... starts tools/NAME.py with a Python that has the packages:
+# $PYTHON, or the active virtual environment's, or .venv in the project, or python3.
 set -euo pipefail
-root=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")
+root=$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")
 name=$1
 shift
 python=${PYTHON:-}
@@ -14,4 +14,4 @@ fi
   echo "$name.sh: $python lacks packages: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt" >&2
   exit 1
 }
-exec "$python" -u "$root/$name.py" "$@"
+exec "$python" -u "$root/tools/$name.py" "$@"
