@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import compose_check
-from conftest import ROOT, SRC, TECHNIQUES, run, train
+from helpers import ROOT, SRC, TECHNIQUES, run, train
 
 # Choose one: DataParallel or DDP; one source of data.
 EXCLUSIVE = [("DDP", "DP"), ("DALI", "LMDB", "cache")]

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 from PIL import Image
-from conftest import (SRC, Forked, SmallDisk, free_port, module_of, on_gpu, processes_of, run,
+from helpers import (SRC, Forked, SmallDisk, free_port, module_of, on_gpu, processes_of, run,
                       run_forked, start, torchrun, train, wait_awhile, wait_until)
 from test_loader import (ODD_NAMES, SHARED, Hostile, classes, edit, photo, save, spoil,
                          unusual)

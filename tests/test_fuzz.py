@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import lmdb
 import pytest
-from conftest import ROOT, SRC, Forked, run, run_forked
+from helpers import ROOT, SRC, Forked, run, run_forked
 from PIL import Image
 from test_loader import SHARED, error_of, photo
 from test_resize import encoded, is_clean, words

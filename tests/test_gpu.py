@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 import conftest
-from conftest import ROOT, SRC, run, torchrun
+from helpers import ROOT, SRC, run, torchrun
 from test_compose import PAIRS, SETS, WHOLE, compose
 from test_train import (AT_ONCE, PHOTOS, SCRIPTS, TINY, assert_equal_epochs, batches, in_float64,
                         module_of, same_bits, weights, with_captured_batches, without_batch_norm)

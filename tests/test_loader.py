@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import (ROOT, SRC, Forked, SmallDisk, change, module_of, on_gpu, run, run_forked,
+from helpers import (ROOT, SRC, Forked, SmallDisk, change, module_of, on_gpu, run, run_forked,
                       start, wait_awhile, wait_until)
 from PIL import Image
 

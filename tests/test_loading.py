@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SRC, change, processes_of, run, run_forked, start, wait_until
+from helpers import ROOT, SRC, change, processes_of, run, run_forked, start, wait_until
 from test_loader import photo, save
 
 import loading

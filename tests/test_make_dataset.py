@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT, run, start
+from helpers import ROOT, run, start
 from PIL import Image
 
 import make_dataset

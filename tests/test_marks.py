@@ -4,7 +4,7 @@ import random
 import re
 
 import pytest
-from conftest import SRC
+from helpers import SRC
 from marks import MARKER, growth, problems
 
 VARIANTS = sorted(path for base in ("train", "loader") for path in SRC.glob(f"{base}_*.py"))

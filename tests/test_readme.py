@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from conftest import ROOT, SRC, TECHNIQUES
+from helpers import ROOT, SRC, TECHNIQUES
 
 import report
 

@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 import pytest
-from conftest import ROOT, SmallDisk, processes_of, run, start, wait_awhile, wait_until
+from helpers import ROOT, SmallDisk, processes_of, run, start, wait_awhile, wait_until
 from PIL import Image, ImageCms, ImageOps
 
 SCRIPT = ROOT / "resize_imagenet.py"

@@ -13,7 +13,7 @@ from importlib.metadata import version
 
 import psutil
 import pytest
-from conftest import SRC, TECHNIQUES, change, processes_of, run, run_forked, start, train
+from helpers import SRC, TECHNIQUES, change, processes_of, run, run_forked, start, train
 
 import running
 

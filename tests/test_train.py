@@ -24,7 +24,7 @@ import pytest
 import torch
 from PIL import Image
 from torchvision.transforms import v2 as transforms
-from conftest import (ROOT, SRC, change, free_port, module_of, run, run_forked, start, torchrun,
+from helpers import (ROOT, SRC, change, free_port, module_of, run, run_forked, start, torchrun,
                       train)
 from test_loader import Hostile
 
