@@ -1,4 +1,4 @@
-"""Techniques join: all sets, any order, into the baseline and into a user's own copy."""
+"""compose.sh: all sets of techniques join in any order, also into a user's edited copy."""
 
 import ast
 import collections
@@ -15,15 +15,16 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import compose_check
-from helpers import ROOT, SRC, TECHNIQUES, run, train
+from helpers import ROOT, SRC, TECHNIQUES, SmallDisk, run, train
 
-# Choose one: DataParallel or DDP; one source of data.
+import compose
+
+# Techniques of which a script can have one: parallel training, and the source of data.
 EXCLUSIVE = [("DDP", "DP"), ("DALI", "LMDB", "cache")]
 
 
 def sets_of_techniques():
-    """Every set that holds no two of one exclusive group, the empty one left out."""
+    """Yield every set but the empty one that has at most one technique of each exclusive group."""
     for count in range(1, len(TECHNIQUES) + 1):
         for chosen in itertools.combinations(TECHNIQUES, count):
             if not any(len(set(group) & set(chosen)) > 1 for group in EXCLUSIVE):
@@ -38,7 +39,7 @@ FOLDER = tempfile.TemporaryDirectory()
 
 @functools.cache
 def joined(text, name):
-    """The three-way merge of one technique over `text`."""
+    """Return `text` with one technique, merged by git itself."""
     path = Path(FOLDER.name) / "current.py"
     path.write_text(text)
     done = subprocess.run(["git", "merge-file", "-q", path, SRC / "train.py",
@@ -48,16 +49,15 @@ def joined(text, name):
 
 
 def merged(current, techniques):
-    """The three-way merge of `techniques`, in their order, over the text `current`."""
+    """Return the text `current` with `techniques`, merged one after the other in this order."""
     return functools.reduce(joined, techniques, current)
 
 
-def compose(*words, script=ROOT / "compose.sh"):
-    return run(script, *words)
+def run_compose(*words, **options):
+    return run(ROOT / "compose.sh", *words, **options)
 
 
 def test_the_sets_are_all_of_one_from_each_group():
-    """768 of eleven techniques, and the profile with or without each; the empty set is no set."""
     assert len(SETS) == 3 * 4 * 2 ** (len(TECHNIQUES) - 5) - 1
     assert len(WHOLE) == 6
 
@@ -82,33 +82,31 @@ def test_every_set_joins_in_any_order_into_one_text(order):
 
 @pytest.mark.parametrize("chosen", [*PAIRS[::5], *WHOLE], ids="_".join)
 def test_compose_prints_just_the_merge(chosen):
-    done = compose(*chosen)
+    done = run_compose(*reversed(chosen), chosen[0])
     assert done.returncode == 0 and done.stderr == ""
-    assert done.stdout == merged((SRC / "train.py").read_text(), chosen)
-    assert compose(*reversed(chosen), chosen[0]).stdout == done.stdout
+    assert done.stdout == merged((SRC / "train.py").read_text(), chosen) == compose.join(chosen)
 
 
-def test_f70_just_those_of_a_group_are_refused_together_and_it_says_why():
-    """Two techniques of one group -> one line names both and says why, exit 2; two of different
-    groups are not refused.
-
-    Refused where their merge truly conflicts, and nowhere else.
-    """
+@pytest.mark.fault(70)
+def test_techniques_of_one_group_are_refused_with_the_reason():
+    """Every pair that conflicts is refused, and no other."""
     for one, other in itertools.combinations(TECHNIQUES, 2):
-        done = compose("profile", other, one)
-        assert (done.returncode == 2) == any({one, other} <= set(group) for group in EXCLUSIVE)
-        if done.returncode == 2:
-            assert done.stdout == "" and len(done.stderr.splitlines()) == 1
-            assert f"{one} and {other} exclude each other" in done.stderr
-            reasons = [text.split("# new #\n")[1:] for text in (
-                (SRC / f"train_{name}.py").read_text() for name in (one, other))]
-            for blocks in reasons:  # each one's own words
-                assert any(block.splitlines()[0].strip("# ") in done.stderr for block in blocks)
+        reason = compose.excluded(one, other)
+        assert bool(reason) == any({one, other} <= set(group) for group in EXCLUSIVE), reason
+        if not reason:
+            continue
+        assert f"{one} and {other} exclude each other" in reason
+        for name in (one, other):  # the reason quotes both scripts
+            comments = re.findall(r"# ([^#\s].*)", (SRC / f"train_{name}.py").read_text())
+            assert any(f'{name}: "{comment}"' in reason for comment in comments), reason
+        done = run_compose("profile", other, one)
+        assert done.returncode == 2 and done.stdout == ""
+        assert done.stderr == f"compose.sh: {reason}\n"
 
 
 def test_groups_follow_from_the_scripts(project):
     code = "import running; print(running.groups())"
-    found = run(sys.executable, "-c", code, cwd=project)
+    found = run(sys.executable, "-c", code, cwd=project / "tools")
     assert found.stdout.strip() == str(
         {"data": [["DALI", "LMDB", "cache"]],
          "compute": [["amp"], ["channels_last"], ["compile"], ["cudnn"], ["fused"], ["stem"]],
@@ -117,18 +115,18 @@ def test_groups_follow_from_the_scripts(project):
     (project / "src/train_clip.py").write_text((SRC / "train_cudnn.py").read_text().replace(
         "    # cuDNN times its", "    # one more: cuDNN times its"))
     (project / "src/train_cudnn.py").unlink()
-    assert "['clip']" in run(sys.executable, "-c", code, cwd=project).stdout
+    assert "['clip']" in run(sys.executable, "-c", code, cwd=project / "tools").stdout
     joined = run(project / "compose.sh", "clip", "amp")
     assert joined.returncode == 0 and "one more: " in joined.stdout and "autocast" in joined.stdout
 
 
+@pytest.mark.fault(70)
 @pytest.mark.parametrize("words", [
     [], ["nothing"], ["amp", "nothing"], ["a[$(touch x)]"], ["../src/train"], ["--into"],
     ["--help"], [""], ["--into", "no/such/file.py", "amp"], ["am*"]])
-def test_f70_wrong_use(words, tmp_path):
-    """No technique, an unknown one, `a[$(touch x)]`, --into without a file or with one that is not
-    there -> one line, exit 2, nothing printed, executed or written."""
-    done = run(ROOT / "compose.sh", *words, cwd=tmp_path)
+def test_wrong_use(words, tmp_path):
+    """One line says why, and nothing is printed, executed or written."""
+    done = run_compose(*words, cwd=tmp_path)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
     assert list(tmp_path.iterdir()) == []
@@ -136,16 +134,22 @@ def test_f70_wrong_use(words, tmp_path):
         assert all(name in done.stderr for name in TECHNIQUES)
 
 
-def test_f66_from_another_folder_through_a_link_with_a_space(project, tmp_path):
-    """From another folder, through a link, in a path with a space -> the same text as ever."""
+@pytest.mark.fault(66)
+def test_from_another_folder_through_a_link_with_a_space(project, tmp_path):
     link = tmp_path / "link.sh"
     link.symlink_to(project / "compose.sh")
     done = run(link, "amp", "cudnn", cwd="/")
-    assert done.returncode == 0 and done.stdout == compose("amp", "cudnn").stdout
+    assert done.returncode == 0 and done.stdout == compose.join(["cudnn", "amp"])
+
+
+def test_it_needs_no_packages(tmp_path):
+    """Python and git are enough: -I -S hides all that is installed beside the standard library."""
+    done = run(sys.executable, "-I", "-S", ROOT / "tools" / "compose.py", "amp", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout == (SRC / "train_amp.py").read_text()
 
 
 # ---------------------------------------------------------------- into a user's own copy
-# What people change: (what stands in the baseline, what they write there).
+# What people change: {subject: [(text of the baseline, what they write instead)]}.
 USUAL_EDITS = {
     "model": [('        layers, channels = [], 3\n', '        layers, channels = [], 3  # mine\n'),
               ('''    classes = len(train_set.classes)
@@ -247,7 +251,7 @@ def test_a_users_copy_with_techniques_runs(chosen, tmp_path, digits):
     mine = tmp_path / "my_train.py"
     mine.write_text(edited(USUAL_EDITS))
     mine.chmod(0o750)
-    done = run(ROOT / "compose.sh", "--into", mine, *chosen)
+    done = run_compose("--into", mine, *chosen)
     assert done.returncode == 0, done.stderr
     assert stat.S_IMODE(mine.stat().st_mode) == 0o750
     assert sorted(path.name for path in tmp_path.iterdir()) == ["my_train.py"]
@@ -261,14 +265,15 @@ def test_one_after_the_other_is_as_all_at_once(tmp_path):
     mine = tmp_path / "my_train.py"
     mine.write_text(edited(USUAL_EDITS))
     for name in ("cudnn", "DDP", "amp"):
-        assert run(ROOT / "compose.sh", "--into", mine, name).returncode == 0
+        assert run_compose("--into", mine, name).returncode == 0
     at_once = merged(edited(USUAL_EDITS), ("amp", "DDP", "cudnn"))
     assert mine.read_text() == at_once
-    again = run(ROOT / "compose.sh", "--into", mine, "amp")
+    again = run_compose("--into", mine, "amp")
     assert again.returncode == 0 and "already" in again.stderr
     assert mine.read_text() == at_once
 
 
+@pytest.mark.fault(70)
 @pytest.mark.parametrize("technique, old, new", [
     ("amp", "            loss = loss_function(output, labels)\n",
      "            loss = loss_function(output, labels) + 1e-4 * output.square().mean()\n"),
@@ -276,21 +281,18 @@ def test_one_after_the_other_is_as_all_at_once(tmp_path):
      "    sampler = my_sampler(train_set)\n"),
     ("amp", "            optimizer.step()\n", "            optimizer.step(lambda: loss)\n"),
     ("DDP", "    rank = 0\n", "")])
-def test_f70_conflict_names_the_place_and_leaves_the_file(technique, old, new, tmp_path):
-    """--into a copy whose own edits a technique conflicts with -> it names technique, file and
-    line, exit 1; the copy stays as it was, nothing beside it."""
+def test_a_conflict_names_the_place_and_leaves_the_file(technique, old, new, tmp_path):
     text = (SRC / "train.py").read_text()
     assert text.count(old) == 1
     mine = tmp_path / "my train.py"
     mine.write_text(text.replace(old, new))
     before = mine.read_bytes()
-    done = run(ROOT / "compose.sh", "--into", mine, "cudnn", technique)
+    done = run_compose("--into", mine, "cudnn", technique)
     assert done.returncode == 1
     assert mine.read_bytes() == before and [path.name for path in tmp_path.iterdir()] == [mine.name]
     last = done.stderr.splitlines()[-1]
     at = text[:text.index(old)].count("\n") + 1
-    (named,) = [int(word) for word in last.replace("line ", "line").split() if word[:4] == "line"
-                for word in [word[4:]]]
+    named = int(re.search(r"line (\d+)", last)[1])
     assert technique in last and "my train.py" in last and abs(named - at) <= 3, last
     assert not new or new.strip() in done.stderr
 
@@ -309,16 +311,16 @@ UNSET = {"correct": "hits", "net": "network", "losses": "history"}
 
 @pytest.mark.parametrize("name", UNREAD)
 def test_into_a_copy_that_does_not_read_what_a_technique_sets_warns(name, tmp_path):
-    """It merges cleanly, but each process would go its own way, or count pictures twice."""
+    """It merges without a conflict, but the processes train apart or count pictures twice."""
     old, new = UNREAD[name]
     text = (SRC / "train.py").read_text()
     assert text.count(old) == 1
     mine = tmp_path / "mine.py"
     mine.write_text(text.replace(old, new))
-    done = run(ROOT / "compose.sh", "--into", mine, "cudnn", "fused", "DDP")
+    done = run_compose("--into", mine, "cudnn", "fused", "DDP")
     (warning,) = done.stderr.splitlines()
     assert done.returncode == 0 and "DistributedDataParallel" in mine.read_text()
-    assert f"warning: DDP may not do all that it should in {mine}: it sets {name}," in warning
+    assert f"warning: DDP may not work as it should in {mine}: it changes {name}," in warning
     assert old.strip().splitlines()[0] in warning
 
 
@@ -326,8 +328,8 @@ def test_into_a_copy_that_does_not_read_what_a_technique_sets_warns(name, tmp_pa
 def test_into_a_copy_that_does_not_set_what_a_technique_reads_warns(name, tmp_path):
     mine = tmp_path / "mine.py"
     mine.write_text(re.sub(rf"\b{name}\b", UNSET[name], (SRC / "train.py").read_text()))
-    done = run(ROOT / "compose.sh", "--into", mine, "DDP")
-    assert done.returncode == 0 and f"it reads {name}, which is not set there" in done.stderr
+    done = run_compose("--into", mine, "DDP")
+    assert done.returncode == 0 and f"it uses {name}, which your copy does not have" in done.stderr
 
 
 def test_into_a_copy_that_sets_again_what_a_technique_sets_warns(tmp_path):
@@ -336,11 +338,11 @@ def test_into_a_copy_that_sets_again_what_a_technique_sets_warns(tmp_path):
     mine.write_text((SRC / "train.py").read_text().replace(
         "    # ------------------------------------------------------------------------------- opt",
         again + "    # --- opt"))
-    done = run(ROOT / "compose.sh", "--into", mine.name, "cudnn", "amp", cwd=tmp_path)
+    done = run_compose("--into", mine.name, "cudnn", "amp", cwd=tmp_path)
     (warning,) = done.stderr.splitlines()
     assert done.returncode == 0 and "benchmark = True" in mine.read_text()
-    assert warning.endswith("it sets torch.backends.cudnn.benchmark, which is set again behind it: "
-                            + again.strip())
+    assert warning.endswith("it sets torch.backends.cudnn.benchmark, and your copy sets it again "
+                            f"later: {again.strip()}")
 
 
 def test_no_usual_edit_is_warned_of():
@@ -353,13 +355,13 @@ def test_no_usual_edit_is_warned_of():
         pairs += ("train_DDP", users), ("train_cache", users)
     for variant, users in pairs:
         joined = "" if variant == "train" else merged(users, [variant.removeprefix("train_")])
-        assert compose_check.misses(texts["train"], texts[variant], users, joined) == []
+        assert compose.warnings(texts["train"], texts[variant], users, joined) == []
 
 
 def test_another_script_is_no_copy(tmp_path):
     mine = tmp_path / "mine.py"
     mine.write_text((ROOT / "tools" / "loading.py").read_text())
-    done = run(ROOT / "compose.sh", "--into", mine, "DDP")
+    done = run_compose("--into", mine, "DDP")
     assert done.returncode == 1 and mine.read_text() == (ROOT / "tools" / "loading.py").read_text()
     assert "less than a third" in done.stderr and len(done.stderr.splitlines()) == 1
 
@@ -369,8 +371,8 @@ def test_a_copy_of_which_there_is_no_history_says_so(project, tmp_path):
     mine.write_text((SRC / "train.py").read_text().replace(
         "            loss.backward()\n            optimizer.step()\n", ""))
     done = run(project / "compose.sh", "--into", mine, "amp")
-    assert done.returncode == 1 and "with the whole git history of" in done.stderr
-    assert "both rewrite the place (shown above)" in done.stderr
+    assert done.returncode == 1 and "it may join in a full clone" in done.stderr
+    assert "both change the lines shown above" in done.stderr
 
 
 def test_into_an_older_copy_takes_the_techniques_of_its_time(project, tmp_path):
@@ -391,9 +393,47 @@ def test_into_an_older_copy_takes_the_techniques_of_its_time(project, tmp_path):
     git("commit", "-qam", "new names")
     done = run(project / "compose.sh", "--into", mine, "amp", "DDP")
     assert done.returncode == 0, done.stderr
-    assert "comes from" in done.stderr
+    assert "was copied from an older train.py" in done.stderr
     text = merged(edited(["loss", "defaults"]), ("amp", "DDP"))
     assert mine.read_text() == text.replace("small gradients vanish", "small gradients get lost")
+
+
+def test_windows_line_ends_are_refused(tmp_path):
+    mine = tmp_path / "my train.py"
+    mine.write_bytes((SRC / "train.py").read_bytes().replace(b"\n", b"\r\n"))
+    before = mine.read_bytes()
+    done = run_compose("--into", mine, "amp")
+    assert done.returncode == 1 and mine.read_bytes() == before
+    assert f"sed -i 's/\\r$//' '{mine}'" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_bytes_that_are_not_utf8_stay_as_they_are(tmp_path):
+    mine, extra = tmp_path / "mine.py", "# caf\u00e9\n".encode("latin-1")
+    mine.write_bytes((SRC / "train.py").read_bytes() + extra)
+    assert run_compose("--into", mine, "cudnn").returncode == 0
+    assert mine.read_bytes() == (SRC / "train_cudnn.py").read_bytes() + extra
+
+
+def test_the_users_git_settings_do_not_matter(tmp_path):
+    """With merge.conflictStyle=diff3 git would show three versions of the conflict."""
+    mine = tmp_path / "mine.py"
+    mine.write_text((SRC / "train.py").read_text().replace(
+        "            optimizer.step()\n", "            optimizer.step(lambda: loss)\n"))
+    (tmp_path / ".gitconfig").write_text("[merge]\n\tconflictStyle = diff3\n")
+    done = run_compose("--into", mine, "amp", env={"HOME": str(tmp_path)})
+    assert done.returncode == 1 and "|||||||" not in done.stderr
+    assert done.stderr == run_compose("--into", mine, "amp").stderr
+
+
+@pytest.mark.fault(29)
+def test_a_full_disk_leaves_the_copy(tmp_path):
+    with SmallDisk(tmp_path / "disk", kilobytes=28, bytes_a_file=16 << 10) as disk:
+        mine = disk.folder / "mine.py"
+        shutil.copy(SRC / "train.py", mine)
+        done = run_compose("--into", mine, "DALI", **disk.options)
+        assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+        assert mine.read_bytes() == (SRC / "train.py").read_bytes()
+        assert [path.name for path in disk.folder.iterdir()] == [mine.name]
 
 
 def test_into_follows_a_link_and_refuses_a_folder(tmp_path):
@@ -402,9 +442,9 @@ def test_into_follows_a_link_and_refuses_a_folder(tmp_path):
     shutil.copy(SRC / "train.py", mine)
     link = tmp_path / "link.py"
     link.symlink_to(mine)
-    assert run(ROOT / "compose.sh", "--into", link, "cudnn").returncode == 0
+    assert run_compose("--into", link, "cudnn").returncode == 0
     assert link.is_symlink() and mine.read_text() == (SRC / "train_cudnn.py").read_text()
-    assert run(ROOT / "compose.sh", "--into", tmp_path / "there", "cudnn").returncode == 2
+    assert run_compose("--into", tmp_path / "there", "cudnn").returncode == 2
 
 
 # all whole sets hold compile, which takes the longest
