@@ -1,107 +1,68 @@
 # /// script
 # requires-python = ">=3.10"
-# dependencies = ["numpy", "pillow", "torch>=2.11", "torchvision>=0.26", "tqdm"]
+# dependencies = ["numpy", "pillow>=10.1", "simplejpeg>=1.9", "torch>=2.11", "tqdm"]
 # ///
-"""Make a smaller copy of a data set of pictures, for quick ideas.
+"""Make a smaller copy of a folder of pictures, and check each picture on the way.
 
     python resize_imagenet.py --src imagenet --dst imagenet_256 --max-size 256
 
-The smaller edge becomes at most --max-size, antialiased; a picture that is small enough is copied
-byte for byte. Folders and names stay, and what a name says is what the file becomes: a PNG named
-.JPEG is written as a JPEG. Grey stays grey, CMYK becomes RGB, transparency becomes white, 16 bits
-become 8, a picture that EXIF turns is turned. Files that are no pictures are passed over.
+The smaller edge of each picture becomes at most --max-size pixels; pictures are never enlarged.
+A picture that is small enough is copied byte for byte. Names and folders stay the same, and the
+name decides the format: a PNG named .JPEG becomes a JPEG. Grey stays grey, CMYK becomes RGB,
+transparency becomes white, 16 bits become 8, and EXIF rotation is applied. Damaged pictures are
+named and left out. Files that are not pictures are ignored.
 
-It may be stopped at any moment: run again, it goes on where it was and redoes what has changed in
---src (by size and time). Pictures that are gone from --src stay in --dst.
+You can stop it at any time. Run it again to continue; pictures that changed in --src since then
+(by size or time) are made again. Pictures that were deleted from --src stay in --dst.
 """
 
 import argparse
-import collections
 import concurrent.futures
 import contextlib
-import fcntl
 import functools
-import importlib.util
 import io
-import itertools
 import json
 import multiprocessing
 import os
 import re
 import shutil
 import signal
-import stat
 import sys
 import threading
 import time
-import types
 import warnings
-import zlib
+from collections import Counter
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
-from PIL import ExifTags, Image, UnidentifiedImageError
+import simplejpeg
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from tqdm import tqdm
 
 FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP", ".bmp": "BMP",
            ".ppm": "PPM", ".pgm": "PPM", ".tif": "TIFF", ".tiff": "TIFF"}
-READABLE = sorted({*FORMATS.values(), "GIF"})  # no others: EPS would start a program
-BACKGROUND = "white"  # what shows through a transparent picture
-MOST_PIXELS = 100_000_000  # a worker holds three bytes of each, of some kinds a dozen
-Image.MAX_IMAGE_PIXELS = None  # Pillow's own limit gives way to this one
+READABLE = sorted({*FORMATS.values(), "GIF"})  # not EPS: Pillow would start a program to read it
+BACKGROUND = "white"  # the colour behind transparent pictures
+MOST_PIXELS = 100_000_000  # a worker needs 3 to 12 bytes of memory for each
+Image.MAX_IMAGE_PIXELS = None  # MOST_PIXELS replaces Pillow's own limit
 NOTE, PARTS = ".resize_imagenet.json", ".resize_imagenet.part"
-# EXIF orientation: (rows become columns, edges then flipped) of a (channel, row, column) tensor
-TURNS = {2: (False, [2]), 3: (False, [1, 2]), 4: (False, [1]), 5: (True, []), 6: (True, [2]),
-         7: (True, [1, 2]), 8: (True, [1])}
-STOPS = {signal.SIGINT, signal.SIGTERM}
-# of the machine's cores, those that this process may use
+# libjpeg's warnings about files whose pixels are whole: unusual headers, bytes too many in a header
+# or (up to three) before the end marker 0xd9. More than three are a sign of damage.
+HARMLESS = re.compile("subsampling level|nknown|Invalid SOS| [123] extraneous"
+                      "|extraneous .* 0x(?!d9)")
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-warnings.filterwarnings("ignore", module="PIL")  # they name no file, and the pictures are whole
+warnings.filterwarnings("ignore", module="PIL")  # its warnings name no file and are harmless
 
 
-def shown(path):
-    """A path on one line of any terminal: what cannot be printed is escaped."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(path))
-
-
-@functools.cache
-def codec():
-    """torchvision.io.image, without the seconds that the rest of torchvision takes to import."""
-    package = types.ModuleType("torchvision")
-    package.__path__ = importlib.util.find_spec("torchvision").submodule_search_locations
-    sys.modules.setdefault("torchvision", package)
-    return importlib.import_module("torchvision.io.image")
-
-
-def decode_jpeg(content, grey):
-    """A whole JPEG as a (channel, row, column) tensor; CMYK becomes RGB. Raises ValueError.
-
-    Where data is missing, torchvision raises. Of damage that leaves the length as it is, libjpeg
-    only says a line on stderr, which is a pipe in a worker. Extraneous bytes in the header do no
-    harm, nor do up to three before the end; damage leaves more.
-    """
-    import torch  # seconds to import: not before the options are known to be right
-
-    modes, wrong, said = codec().ImageReadMode, "", b""
-    try:
-        pixels = codec().decode_jpeg(torch.frombuffer(bytearray(content), dtype=torch.uint8),
-                                     modes.GRAY if grey else modes.RGB)
-    except RuntimeError as error:
-        wrong = str(error).splitlines()[0].split(" ")[-1]
-    with contextlib.suppress(BlockingIOError):
-        said = os.read(COMPLAINTS, 1 << 16)
-    for line in said.decode(errors="replace").splitlines():
-        if not re.search("unknown|Invalid SOS| [123] extraneous|extraneous .* 0x(?!d9)", line):
-            wrong = wrong or line
-    if wrong:
-        raise ValueError(f"damaged or cut short ({wrong})")
-    return pixels
+def printable(text):
+    """Return `text` with line breaks and characters that no terminal can show escaped."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(text))
 
 
 def flatten(image):
-    """A Pillow picture of any mode as 8 bits of grey or RGB."""
-    if image.mode.startswith("I"):
+    """Return a Pillow image of any mode as 8 bits of grey or RGB."""
+    if image.mode.startswith("I"):  # 16 bits
         image = image.convert("I").point(lambda value: value / 257 + 0.5).convert("L")
     if image.has_transparency_data:
         image = image.convert("RGBA")
@@ -109,284 +70,232 @@ def flatten(image):
     return image.convert("L" if image.mode in ("1", "L") else "RGB")
 
 
-def encode(pixels, format, quality, profile):
-    """A tensor of one or three channels as the bytes of a file, with its ICC profile."""
-    if profile and profile[16:20] != (b"GRAY" if len(pixels) == 1 else b"RGB "):
-        profile = None  # a CMYK picture's, whose colours are no more
-    if format == "JPEG":
-        content = codec().encode_jpeg(pixels, quality).numpy().tobytes()
-        pieces = [profile[i:i + 65519] for i in range(0, len(profile or b""), 65519)]
-        segments = [b"\xff\xe2" + (len(piece) + 16).to_bytes(2, "big") + b"ICC_PROFILE\0"
-                    + bytes([i, len(pieces)]) + piece for i, piece in enumerate(pieces, 1)]
-        start = 4 + int.from_bytes(content[4:6], "big")  # behind the first segment
-        return content[:start] + b"".join(segments) + content[start:]
-    image = Image.fromarray((pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)).numpy())
-    options = {"quality": quality} if format == "WEBP" else {}
-    image.save(file := io.BytesIO(), format, icc_profile=profile, **options)
+def decode(image, content, size):
+    """Return the pixels as a uint8 array (height, width, 1 or 3). Raise Exception on damage.
+
+    A large JPEG is decoded at a fraction of its size, at least twice `size` (width, height).
+    """
+    if image.format in ("JPEG", "MPO"):
+        try:
+            return simplejpeg.decode_jpeg(content, "GRAY" if image.mode == "L" else "RGB",
+                                          min_width=2 * size[0], min_height=2 * size[1],
+                                          min_factor=2, strict=True)
+        except ValueError as error:
+            if not HARMLESS.search(str(error)):
+                raise ValueError(f"damaged or cut short ({error})") from None
+    return np.atleast_3d(np.array(flatten(image)))
+
+
+def encode(image, format, quality, profile):
+    """Return an image of mode L or RGB as the bytes of a file, with its ICC profile if it fits."""
+    options = {"quality": quality} if format in ("JPEG", "WEBP") else {}
+    if profile and profile[16:20] == (b"GRAY" if image.mode == "L" else b"RGB "):  # else CMYK's
+        options["icc_profile"] = profile
+    elif format == "JPEG":  # faster than Pillow, but without profiles
+        spaces = ("GRAY", "Gray") if image.mode == "L" else ("RGB", "420")
+        return simplejpeg.encode_jpeg(np.atleast_3d(np.array(image)), quality, *spaces)
+    image.save(file := io.BytesIO(), format, **options)
     return file.getvalue()
 
 
-def shrink(file, format, max_size, quality):
-    """The bytes of the smaller picture, or the file's own where it is small enough and sound.
+def shrink(content, format, max_size, quality):
+    """Return the smaller picture as the bytes of a file, or `content` itself if it fits.
 
-    `file` is an open binary file. Raises Exception, of many types, where the picture cannot be
-    read: too large, damaged, cut short, none at all.
+    Raise Exception, of many types, if the picture is too large, damaged or not a picture.
     """
-    import torch
+    import torch  # takes seconds, and checking the options does not need it
+    from torch.nn import functional
 
-    with Image.open(file, formats=READABLE) as image:
+    with Image.open(io.BytesIO(content), formats=READABLE) as image:
         if image.width * image.height > MOST_PIXELS:  # known from the header
             raise ValueError(f"{image.width}x{image.height}, more than {MOST_PIXELS:,} pixels")
-        profile, turn = image.info.get("icc_profile"), None
-        is_jpeg = image.format in ("JPEG", "MPO")
-        if not is_jpeg:
-            pixels = torch.from_numpy(np.array(flatten(image)))
-        with contextlib.suppress(Exception):  # a corrupt block says nothing of the pixels
-            turn = image.getexif().get(ExifTags.Base.Orientation)
-        file.seek(0)
-        content = file.read()
-        if is_jpeg:
-            pixels = decode_jpeg(content, image.mode == "L").permute(1, 2, 0)
-        is_named_right = format == ("JPEG" if is_jpeg else image.format)
-    size = pixels.shape[:2]
-    edge = min(size)
-    if edge <= max_size and is_named_right:
-        return content
-    # made anew as rows of pixels, it is known to be channels_last, which is fast
-    pixels = pixels.reshape(1, *size, -1).permute(0, 3, 1, 2)
-    if edge > max_size:
-        size = [(2 * length * max_size + edge) // (2 * edge) for length in size]
-        pixels = torch.nn.functional.interpolate(pixels, size, mode="bilinear", antialias=True)
-    pixels = pixels[0]
-    if turn in TURNS:
-        is_across, flips = TURNS[turn]
-        pixels = (pixels.transpose(1, 2) if is_across else pixels).flip(flips)
-    return encode(pixels, format, quality, profile)
+        size, edge, orientation = image.size, min(image.size), None
+        if edge > max_size:
+            size = [round(length * max_size / edge) for length in size]
+        with contextlib.suppress(Exception):  # the pixels can be good when the EXIF block is not
+            orientation = image.getexif().get(ExifTags.Base.Orientation)
+        pixels = decode(image, content, size)
+        if edge <= max_size and format == image.format.replace("MPO", "JPEG"):
+            return content
+        profile = image.info.get("icc_profile")
+    if edge > max_size:  # with torch, which is faster than Pillow
+        pixels = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+        pixels = functional.interpolate(pixels, size[::-1], mode="bilinear", antialias=True)
+        pixels = pixels[0].permute(1, 2, 0).numpy()
+    small = Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
+    small.getexif()[ExifTags.Base.Orientation] = orientation
+    return encode(ImageOps.exif_transpose(small), format, quality, profile)
+
+
+def do_picture(src, dst, max_size, quality, name):
+    """Make `dst`/`name` from `src`/`name`. Return a Counter and, on failure, the reason, else None.
+
+    The file is written whole or not at all. Raise OSError if `dst` cannot be written.
+    """
+    source, target = os.path.join(src, name), os.path.join(dst, name)
+    part = os.path.join(dst, PARTS, str(os.getpid()))
+    try:
+        found = os.stat(source)
+        # the output's time shows what it was made from: the source's time plus its size
+        stamp = (found.st_mtime_ns // 1000 + found.st_size) * 1000
+        if os.path.exists(target) and os.stat(target).st_mtime_ns == stamp:
+            return Counter(kept=1), None
+        content = Path(source).read_bytes()
+        content = shrink(content, FORMATS[os.path.splitext(name)[1].lower()], max_size, quality)
+    except Exception as error:
+        reason = getattr(error, "strerror", None) or str(error) or repr(error)
+        if isinstance(error, UnidentifiedImageError):  # its text is an object's address
+            reason = "not a picture, or a damaged one"
+        Path(target).unlink(missing_ok=True)  # made from an earlier version of this picture
+        return Counter(failed=1), reason
+    Path(part).write_bytes(content)
+    os.utime(part, ns=(stamp, stamp))
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    os.replace(part, target)
+    return Counter(done=1, read=found.st_size, written=len(content)), None
+
+
+def find_pictures(src, dst):
+    """Return the sorted paths of the pictures in `src` and {path: reason} of what is unreadable.
+
+    Paths are relative to `src`. Links are followed, but not into a parent folder or `dst`.
+    """
+    names, unreadable = [], {}
+    folders = [("", {src, dst})]  # each with the real paths of itself and its parents
+    while folders:
+        folder, above = folders.pop()
+        try:
+            entries = list(os.scandir(os.path.join(src, folder)))
+        except OSError as error:
+            unreadable[folder] = error.strerror
+            continue
+        for entry in entries:
+            name = os.path.join(folder, entry.name)
+            if entry.is_symlink() and not os.path.exists(entry.path):
+                unreadable[name] = "a link to nowhere"
+            elif entry.is_dir():
+                real = os.path.realpath(entry.path)
+                if real not in above:
+                    folders.append((name, above | {real}))
+            elif (os.path.splitext(name)[1].lower() in FORMATS and entry.is_file()
+                  and not entry.name.startswith("._")):  # macOS keeps notes in such files
+                names.append(name)
+    return sorted(names), unreadable
+
+
+@contextlib.contextmanager
+def claim(dst, settings):
+    """Make the folder `dst`, or continue what a run with the same `settings` began there.
+
+    In the with block it has a folder for unfinished files. Raise ValueError if `dst` holds anything
+    else, OSError if it cannot be written.
+    """
+    dst.mkdir(parents=True, exist_ok=True)
+    note, text = dst / NOTE, json.dumps(settings)
+    before = note.read_text() if note.exists() else ""
+    if before not in ("", text):
+        raise ValueError(f"--dst {dst} was made with other settings, {before}: delete it or choose "
+                         "another folder")
+    if not before and any(not name.startswith(".") for name in os.listdir(dst)):
+        raise ValueError(f"--dst {dst} already holds other files: choose another folder")
+    note.write_text(text)
+    (dst / PARTS).mkdir(exist_ok=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(dst / PARTS, ignore_errors=True)
 
 
 def begin():
-    """In a worker: one core, Ctrl-C is the parent's, and no worker outlives a killed parent."""
+    """Prepare a worker: one core, leave Ctrl-C to the parent, end when the parent is killed."""
     import torch
-    global COMPLAINTS
 
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
-    COMPLAINTS, stderr = os.pipe()
-    for end in (COMPLAINTS, stderr):
-        os.set_blocking(end, False)
-    os.dup2(stderr, 2)
 
 
-def put(part, target, content, stamp):
-    """Writes a file, with its time, whole or not at all. Raises OSError with the name `target`."""
-    try:
-        with open(part, "wb") as file:
-            file.write(content)
-        os.utime(part, ns=(stamp, stamp))
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        os.replace(part, target)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, target) from None
+def do_all(job, names, workers):
+    """Run `job` on all `names` in `workers` processes. Return a Counter and {name: reason}.
 
-
-def do_pictures(src, dst, max_size, quality, names):
-    """Does the pictures `names` of `src`: returns counts and [(name, why it cannot be done)].
-
-    An output's time is its source's second and a checksum of that one's time and size: what it was
-    made from. Raises OSError where `dst` cannot be written.
+    Raise what `job` raises, and BrokenProcessPool if a worker is killed.
     """
-    counts, failures = collections.Counter(), []
-    part = os.path.join(dst, PARTS, str(os.getpid()))
-    for name in names:
-        source, target = os.path.join(src, name), os.path.join(dst, name)
-        try:
-            found = os.stat(source)
-            check = zlib.crc32(f"{found.st_mtime_ns} {found.st_size}".encode()) % 1_000_000
-            stamp = (found.st_mtime_ns // 10**9 * 10**6 + check) * 1000
-            if not stat.S_ISREG(found.st_mode) or not found.st_size:
-                raise ValueError("empty, or not a regular file")
-            with contextlib.suppress(OSError):
-                there = os.stat(target)
-                if there.st_mtime_ns == stamp and there.st_size:
-                    counts["kept"] += 1
-                    continue
-            format = FORMATS[os.path.splitext(name)[1].lower()]
-            with open(source, "rb") as file:
-                content = shrink(file, format, max_size, quality)
-        except Exception as error:
-            reason = getattr(error, "strerror", None) or str(error) or repr(error)
-            if isinstance(error, UnidentifiedImageError):  # it would show an object's address
-                reason = "not a picture, or a damaged one"
-            failures.append((name, reason))
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(target)  # made from what this picture was before
-            continue
-        put(part, target, content, stamp)
-        counts.update(done=1, read=found.st_size, written=len(content))
-    return counts, failures
+    import torch  # noqa: F401: imported here once, forked workers have it at once
 
-
-def find_pictures(src, dst, failed, is_case_told=True):
-    """Yields the paths within `src` of its pictures, through links too, and holds none of them.
-
-    No folder is entered again below itself, nor is `dst`. Links to nowhere and folders that cannot
-    be read go to failed(name, reason), and so does, where `dst` takes a and A for one name, what
-    would share its name with another.
-    """
-    folders = [("", {str(src), str(dst)})]
-    while folders:
-        folder, above = folders.pop()
-        try:
-            entries = os.scandir(src / folder)
-        except OSError as error:
-            failed(folder, error.strerror)
-            continue
-        taken = set()
-
-        def is_free(name):
-            """Whether no other has this name in `dst`."""
-            if is_case_told:
-                return True
-            if name.casefold() in taken:
-                failed(name, "another has this name in --dst, which does not tell A from a")
-                return False
-            taken.add(name.casefold())
-            return True
-        for entry in entries if is_case_told else sorted(entries, key=lambda entry: entry.name):
-            name = os.path.join(folder, entry.name)
-            if entry.is_symlink() and not os.path.exists(entry.path):
-                failed(name, "a link to nowhere")
-            elif entry.is_dir():
-                real = os.path.realpath(entry.path)
-                if real not in above and entry.name != PARTS and is_free(name):
-                    folders.append((name, above | {real}))
-            elif (os.path.splitext(name)[1].lower() in FORMATS
-                  and not entry.name.startswith("._")  # a file system's notes
-                  and is_free(name)):
-                yield name
-
-
-def do_all(job, names, workers, batch):
-    """Yields what `job` returns for the names, a batch at a time, from so many processes.
-
-    Raises what `job` raises, and BrokenProcessPool where a process was killed.
-    """
-    codec()  # here, so that forked workers have it at once
+    counts, failures = Counter(), {}
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
-    batches = iter(lambda: list(itertools.islice(names, batch)), [])
-    waiting = set()
+    chunk = max(1, min(16, len(names) // (8 * workers)))
     with concurrent.futures.ProcessPoolExecutor(workers, context, begin) as pool:
         try:
-            while True:
-                signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # a new worker is not ready for any
-                for some in itertools.islice(batches, 4 * workers - len(waiting)):
-                    waiting.add(pool.submit(job, some))
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
-                if not waiting:
-                    return
-                done, waiting = concurrent.futures.wait(waiting, return_when="FIRST_COMPLETED")
-                for future in done:
-                    yield future.result()
+            results = tqdm(pool.map(job, names, chunksize=chunk), total=len(names), unit="image",
+                           disable=None)
+            for (count, reason), name in zip(results, names):
+                counts += count
+                if reason:
+                    failures[name] = reason
         except BaseException:
-            for stop in STOPS:
-                signal.signal(stop, signal.SIG_IGN)
+            for stop in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(stop, signal.SIG_IGN)  # it ends now, whatever comes
             for process in multiprocessing.active_children():
                 process.terminate()
             raise
-
-
-def claim(dst, settings):
-    """Makes `dst`, or takes up what a run with the same `settings` has left there.
-
-    Returns its note, a file that is locked while this run or a worker of it lives. Raises
-    ValueError where there is anything else, OSError where `dst` cannot be written.
-    """
-    dst.mkdir(parents=True, exist_ok=True)
-    if not (dst / NOTE).exists() and any(not name.startswith(".") for name in os.listdir(dst)):
-        raise ValueError(f"--dst {dst} holds something else: name another")
-    note = open(dst / NOTE, "a+")
-    try:
-        fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        print("waiting for the run that is writing to --dst", flush=True)
-        fcntl.flock(note, fcntl.LOCK_EX)
-    note.seek(0)
-    text = note.read()
-    if text not in ("", json.dumps(settings)):
-        raise ValueError(f"--dst {dst} was made with other settings, {text.strip()}: remove it "
-                         "or name another")
-    note.write("" if text else json.dumps(settings))
-    note.flush()
-    shutil.rmtree(dst / PARTS, ignore_errors=True)  # what a killed run was writing
-    (dst / PARTS).mkdir()
-    return note
+    return counts, failures
 
 
 def main():
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    fail = f"{parser.prog}: error:"
-    parser.error = lambda message: parser.exit(2, f"{fail} {shown(message)}\n")
+
+    def fail(message, status=1):
+        parser.exit(status, f"{parser.prog}: error: {printable(message)}\n")
+    parser.error = functools.partial(fail, status=2)
     parser.add_argument("--src", type=Path, required=True, help="folder of pictures, at any depth")
-    parser.add_argument("--dst", type=Path, required=True, help="where the smaller ones go")
-    parser.add_argument("--max-size", type=int, required=True, help="pixels of the smaller edge")
+    parser.add_argument("--dst", type=Path, required=True, help="folder for the smaller copy")
+    parser.add_argument("--max-size", type=int, required=True, help="smaller edge in pixels")
     parser.add_argument("--quality", type=int, default=90, help="of JPEG and WebP, 1 to 100 (90)")
-    parser.add_argument("--workers", type=int, default=CORES, help="processes (all cores)")
+    parser.add_argument("--workers", type=int, default=CORES, help="processes (one per core)")
     args = parser.parse_args()
     if min(args.max_size, args.workers) < 1 or not 1 <= args.quality <= 100:
-        parser.error("--max-size and --workers are 1 or more, --quality 1 to 100")
-    try:
-        src, dst = args.src.resolve(strict=True), args.dst.resolve()
-        os.scandir(src).close()
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        parser.error(f"--src {args.src}: {getattr(error, 'strerror', error)}")
+        parser.error("--max-size and --workers must be at least 1, --quality 1 to 100")
+    src, dst = Path(os.path.realpath(args.src)), Path(os.path.realpath(args.dst))
+    if not src.is_dir():
+        parser.error(f"--src {args.src}: no such folder")
     if src in (dst, *dst.parents) or dst in src.parents:
-        parser.error("--src and --dst are the same, or one lies inside the other")
+        parser.error("--src and --dst must be two folders, neither inside the other")
 
-    note, message, failures, counts, total = None, "", [], collections.Counter(), 0
     start = time.perf_counter()
     try:
-        total = sum(1 for _ in find_pictures(src, dst, lambda *_: None))
-        if not total:
+        names, unreadable = find_pictures(str(src), str(dst))
+        if not names:
             parser.error(f"--src {src}: no pictures there (names that end in {' '.join(FORMATS)})")
-        note = claim(dst, dict(src=str(src), max_size=args.max_size, quality=args.quality))
-        names = find_pictures(src, dst, lambda *failure: failures.append(failure),
-                              not (dst / NOTE.upper()).exists())
-        job = functools.partial(do_pictures, str(src), str(dst), args.max_size, args.quality)
-        batch = max(1, min(16, total // (8 * args.workers)))
-        with (tqdm(total=total, unit="image", disable=None) as bar,
-              contextlib.closing(do_all(job, names, args.workers, batch)) as results):
-            for some, failed in results:
-                counts += some
-                failures += failed
-                saved = (counts["read"] - counts["written"]) / 1e6
-                bar.set_postfix_str(f"{saved:,.1f} MB saved", refresh=False)
-                bar.update(some["done"] + some["kept"] + len(failed))
+        with claim(dst, {"src": str(src), "max_size": args.max_size, "quality": args.quality}):
+            if (dst / NOTE.upper()).exists():  # a disk on which a and A are the same name
+                taken = {}
+                unreadable |= {name: "--dst cannot tell its name from another picture's"
+                               for name in names if taken.setdefault(name.casefold(), name) != name}
+                names = [name for name in names if name not in unreadable]
+            job = functools.partial(do_picture, str(src), str(dst), args.max_size, args.quality)
+            counts, failures = do_all(job, names, args.workers)
     except KeyboardInterrupt:
-        message = f"{parser.prog}: stopped; run it again and it goes on"
+        fail("stopped; run it again to continue")
     except BrokenProcessPool:
-        message = (f"{fail} a worker was killed, for want of memory perhaps; run it again and it "
-                   "goes on, with fewer --workers if need be")
+        fail("a worker was killed, perhaps for lack of memory; run it again to continue, with "
+             "fewer --workers if need be")
     except ValueError as error:
         parser.error(str(error))
     except OSError as error:
-        message = (f"{fail} cannot write {shown(error.filename)}: {error.strerror}; mend that, run "
-                   "it again and it goes on")
-    finally:
-        if note:
-            shutil.rmtree(dst / PARTS, ignore_errors=True)
-    for name, reason in failures:
-        print(f"{fail} {shown(src / name)}: {shown(reason)}", file=sys.stderr)
-    seconds = time.perf_counter() - start
-    print(f"{counts['done']:,} of {total:,} pictures done, {counts['kept']:,} were there, "
-          f"{len(failures):,} cannot be done; {counts['read'] / 1e6:,.1f} MB became "
-          f"{counts['written'] / 1e6:,.1f}; {counts['done'] / seconds:,.0f} images/s", flush=True)
-    sys.exit(message or bool(failures))
+        fail(f"cannot write to --dst {dst}: {error.strerror}; run it again to continue")
+    failures |= unreadable
+    for name, reason in failures.items():
+        print(f"{parser.prog}: error: {printable(f'{src / name}: {reason}')}", file=sys.stderr)
+    print(f"{counts['done']:,} of {len(names):,} pictures done, {counts['kept']:,} were there "
+          f"already, {len(failures):,} cannot be done; {counts['read'] / 1e6:,.1f} MB became "
+          f"{counts['written'] / 1e6:,.1f}; {counts['done'] / (time.perf_counter() - start):,.0f} "
+          "images/s")
+    sys.exit(bool(failures))
 
 
 if __name__ == "__main__":
