@@ -86,6 +86,20 @@ def decode(image, content, size):
     return np.atleast_3d(np.array(flatten(image)))
 
 
+def resize(pixels, size, new_size):
+    """Return `pixels` as decode() gave them of a picture of `size`, resized to `new_size`."""
+    import torch  # takes seconds, and checking the options does not need it
+
+    eighths = 8 * max(pixels.shape) // max(size)
+    # Where `size` is no multiple of 8, the last decoded column stands for a part of one. So give
+    # torch the exact scale; it rounds the new size down, hence the 1e-4.
+    scale = [8 * (new + 1e-4) / (old * eighths) for old, new in zip(size, new_size)]
+    pixels = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)  # channels_last: the fast layout
+    pixels = torch.nn.functional.interpolate(pixels, scale_factor=scale[::-1], mode="bilinear",
+                                             antialias=True)  # 2 to 3 times as fast as Pillow
+    return pixels[0].permute(1, 2, 0).numpy()
+
+
 def encode(image, format, quality, profile):
     """Return an image of mode L or RGB as the bytes of a file, with its ICC profile if it fits."""
     options = {"quality": quality} if format in ("JPEG", "WEBP") else {}
@@ -103,9 +117,6 @@ def shrink(content, format, max_size, quality):
 
     Raise Exception, of many types, if the picture is too large, damaged or not a picture.
     """
-    import torch  # takes seconds, and checking the options does not need it
-    from torch.nn import functional
-
     with Image.open(io.BytesIO(content), formats=READABLE) as image:
         if image.width * image.height > MOST_PIXELS:  # known from the header
             raise ValueError(f"{image.width}x{image.height}, more than {MOST_PIXELS:,} pixels")
@@ -118,10 +129,8 @@ def shrink(content, format, max_size, quality):
         if edge <= max_size and format == image.format.replace("MPO", "JPEG"):
             return content
         profile = image.info.get("icc_profile")
-    if edge > max_size:  # with torch, which is faster than Pillow
-        pixels = torch.from_numpy(pixels).permute(2, 0, 1)[None]
-        pixels = functional.interpolate(pixels, size[::-1], mode="bilinear", antialias=True)
-        pixels = pixels[0].permute(1, 2, 0).numpy()
+    if edge > max_size:
+        pixels = resize(pixels, image.size, size)
     small = Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
     small.getexif()[ExifTags.Base.Orientation] = orientation
     return encode(ImageOps.exif_transpose(small), format, quality, profile)

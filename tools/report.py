@@ -4,10 +4,10 @@ It writes results/<folder>/README.md and its chart, results/README.md, and in RE
 docs/*.md what stands between <!-- NAME WORD ... --> and <!-- /NAME -->. NAME is one of PARTS.
 """
 
+import difflib
 import json
 import re
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
@@ -92,14 +92,9 @@ def setting(row):
             f"{row['date']}; `{row['command']}`")
 
 
-def ending(rows):
-    """Return the lines under a table of runs that failed or were stopped."""
-    failed = {row["log"]: row for row in rows if row["status"] == "fail"}
-    lines = [f"- {row['script_name']} failed; its log: {log}" if "script_name" in row else
-             f"- {row.get('loader') or script_name(row)} failed; its log: {log}"
-             for log, row in failed.items()]
-    return ["", *lines] * bool(lines) + [
-        line for row in rows if "stopped" in row for line in ("", row["stopped"])]
+def stopped(rows):
+    """Return the lines under a table of a run that was stopped."""
+    return [line for row in rows if "stopped" in row for line in ("", row["stopped"])]
 
 
 # ------------------------------------------------------------------------------ running.sh
@@ -144,7 +139,7 @@ def staircase(rows):
     for row in [rows[0], *steps]:
         name = row["column"] if row in steps else "baseline"
         if row["status"] != "ok":
-            lines.append(f"| {name} | {row['status'].upper()}: {row['error']} | | | | |")
+            lines.append(f"| {name} | {summary(row, row)} | | | | |")
             continue
         before = ratio(row, by_name[script_name({"techniques": row["on"]})]) if "on" in row else ""
         verdict = "" if "kept" not in row else "kept" if row["kept"] else "left out"
@@ -186,15 +181,17 @@ def markdown(rows):
     lines += [*staircase(rows), *grid(rows)]
     lines += ["| run | images/s: median (least to most) | top-1 | peak memory, first GPU | data wait"
               " | warm-up |", "|---|---|---|---|---|---|"]
-    named = {script_name(row) + ", again" * (row["row"] == "again"): row for row in reversed(rows)}
-    for name, row in reversed(named.items()):
+    missing = {}  # why: what is in no table above
+    for row in {(script_name(row), row["row"] == "again"): row for row in rows}.values():
+        name = script_name(row) + ", again" * (row["row"] == "again")
         if row["status"] != "ok":
-            lines.append(f"| {name} | {row['status'].upper()}: {row['error']} | | | | |")
+            missing.setdefault(summary(row, row), []).append(name)
             continue
         memory = row["peak_memory_bytes"]
         memory = "" if memory is None else f"{memory / 2 ** 20:,.0f} MB"
         lines.append(f"| {name} | {spread(row)} | {row['val_top1']:.2%} | {memory} | "
                      f"{data_wait(row):.0%} | {row['warmup_seconds']:.1f} s |")
+    lines += ["", *(f"- {', '.join(names)}: {why}" for why, names in missing.items())]
     if good := first_good(rows):
         steps = good["options"].get("steps")
         length = f"{len(good['epochs'])} epochs" + (f" of {steps} steps" if steps else "")
@@ -207,7 +204,7 @@ def markdown(rows):
         if not good["machine"]["gpus"]:
             lines += ["", f"There is no GPU here: DDP is {good['processes']} processes on the same "
                       "cores, and amp is bfloat16. What a GPU gains is not to be seen here."]
-    return "\n".join(lines + ending(rows)) + "\n"
+    return "\n".join(lines + stopped(rows)) + "\n"
 
 
 def chart(rows, path):
@@ -294,8 +291,7 @@ def loading_markdown(rows):
     base = {row["cache"]: row for row in reversed(rows) if row["loader"] == rows[0]["loader"]}
     for row in rows:
         if row["status"] != "ok":
-            lines.append(f"| {row['loader']} | {row['cache']} | {row['status'].upper()}: "
-                         f"{row['error']} | | | | | |")
+            lines.append(f"| {row['loader']} | {row['cache']} | {summary(row, row)} | | | | | |")
             continue
         times = ratio(row, base[row["cache"]]) if row["cache"] in base else ""
         gpu = "" if row["gpu_busy"] is None else f"{row['gpu_busy']:.0%}"
@@ -308,7 +304,7 @@ def loading_markdown(rows):
         lines += ["", f"{good['samples']:,} samples, {good['bytes'] / 1e6:,.1f} MB an epoch; "
                   f"medians of {which_epochs(good)}. {storage_line(good['storage'])}", "",
                   setting(good)]
-    return "\n".join(lines + ending(rows)) + "\n"
+    return "\n".join(lines + stopped(rows)) + "\n"
 
 
 def write_loading(rows, stem):
@@ -391,41 +387,37 @@ def pages(root=ROOT):
 
 
 # ------------------------------------------------------------------------------ parts of pages
-def changes(variant, base):
-    """Return (lines added, lines removed) between two scripts' texts, blank lines left out."""
-    import difflib
-    lines = [line for line in difflib.ndiff(base.splitlines(), variant.splitlines())
-             if line[2:].strip()]
-    return tuple([line[2:] for line in lines if line.startswith(sign)] for sign in "+-")
+def diff(base, variant):
+    """Return the lines of the smallest diff between two scripts."""
+    lines = difflib.unified_diff(base.read_text().splitlines(), variant.read_text().splitlines(),
+                                 n=0, lineterm="")
+    return [re.sub(r"^@@ .*\+(\d+).*", r"@@ line \1 @@", line) for line in lines][2:]
 
 
-def own_options(added):
-    """Return the options that these lines add to a parser."""
-    return re.findall(r'\badd(?:_argument)?\(\s*"(--\w+)"(?!.*SUPPRESS)', "\n".join(added))
+def own_options(base, variant):
+    """Return the options that a script has and its baseline has not."""
+    added = "\n".join(line for line in diff(base, variant) if line.startswith("+"))
+    return re.findall(r'\badd(?:_argument)?\(\s*"(--\w+)"', added)
 
 
 def variants_part(base):
     """Return the part that has a line for each variant of src/<base>.py."""
     def part(words, root, up):
-        text = (root / "src" / f"{base}.py").read_text()
+        src = root / "src"
         lines = ["| script | blocks | lines added | options added |", "|---|---|---|---|"]
-        for path in sorted((root / "src").glob(f"{base}_*.py")):
-            added, _ = changes(path.read_text(), text)
-            lines.append(f"| [{path.name}]({up}src/{path.name}) | "
-                         f"{sum(line.strip() == '# new #' for line in added)} | {len(added)} | "
-                         f"{', '.join(f'`{option}`' for option in own_options(added))} |")
+        for path in sorted(src.glob(f"{base}_*.py")):
+            added = [line[1:].strip() for line in diff(src / f"{base}.py", path) if line[0] == "+"]
+            options = ", ".join(f"`{name}`" for name in own_options(src / f"{base}.py", path))
+            lines.append(f"| [{path.name}]({up}src/{path.name}) | {added.count('# new #')} | "
+                         f"{sum(map(bool, added))} | {options} |")
         return lines
     return part
 
 
 def diff_part(words, root, up):
     """Return the whole diff of the script words[0] to its baseline."""
-    base = words[0].split("_")[0]
-    done = subprocess.run(["git", "diff", "--no-index", "--no-color", "-U0", f"src/{base}.py",
-                           f"src/{words[0]}.py"], cwd=root, capture_output=True, text=True)
-    lines = [re.sub(r"^@@ .*\+(\d+).*", r"@@ line \1 @@", line)
-             for line in done.stdout.splitlines()[4:]]
-    return ["```diff", *lines, "```"]
+    base, variant = (root / "src" / f"{name}.py" for name in (words[0].split("_")[0], words[0]))
+    return ["```diff", *diff(base, variant), "```"]
 
 
 def read_rows(name, root):

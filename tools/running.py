@@ -26,7 +26,7 @@ MINUTES = 5  # of the whole without a DATASET
 RUNS = 10  # with a limit of time, a run of the baseline takes at most this part of it
 LEAST_STEPS = 5  # an epoch is not made shorter than this
 CLOSING_SECONDS = 15  # for the table and the chart at the end
-TIME = "time: {:g} minutes are over, --minutes gives more"
+TIME = "time: it does not fit into the {:g} minutes (--minutes)"
 
 
 def compose(techniques, path):
@@ -129,9 +129,9 @@ def due(stairs, tries, best):
 
 def technique_options():
     """Return {option: techniques that have it} of the options that the baseline has not."""
-    base, owners = (ROOT / "src" / "train.py").read_text(), {}
-    for name, text in scripts().items():
-        for option in report.own_options(report.changes(text, base)[0]):
+    src, owners = ROOT / "src", {}
+    for name in scripts():
+        for option in report.own_options(src / "train.py", src / f"train_{name}.py"):
             owners.setdefault(option, []).append(name)
     return owners
 
