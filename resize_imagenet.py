@@ -90,7 +90,7 @@ def resize(pixels, size, new_size):
     """Return `pixels` as decode() gave them of a picture of `size`, resized to `new_size`."""
     import torch  # takes seconds, and checking the options does not need it
 
-    eighths = 8 * max(pixels.shape) // max(size)
+    eighths = 8 * max(pixels.shape[:2]) // max(size)
     # Where `size` is no multiple of 8, the last decoded column stands for a part of one. So give
     # torch the exact scale; it rounds the new size down, hence the 1e-4.
     scale = [8 * (new + 1e-4) / (old * eighths) for old, new in zip(size, new_size)]
