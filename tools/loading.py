@@ -232,7 +232,8 @@ def bottleneck(cold, warm, storage, workers):
         if 0 < workers < cores and busy >= BUSY * workers:
             used += f", which is all {workers} workers: try more --num_workers"
         else:
-            used += ", so neither is full: try a larger --batch_size or more --num_workers"
+            full = "the cores are not" if warm["gpu_busy"] is None else "neither is"
+            used += f", so {full} full: try a larger --batch_size or more --num_workers"
     return "GPU" if gpu > busy / cores else "CPU", f"{used}; {compared}"
 
 
