@@ -67,7 +67,8 @@ def first_good(rows):
 def place(row):
     """Return the machine in a few words."""
     here = row["machine"]
-    return f"{here['gpus']}x {here['gpu']}" if here["gpus"] else f"{here['cores']}x {here['cpu']}"
+    return (f"{here['gpus']}x {here['gpu']}" if here["gpus"] else
+            f"{here['cores']} cores of {here['cpu']}")
 
 
 def workload(row):
@@ -191,7 +192,8 @@ def markdown(rows):
         memory = "" if memory is None else f"{memory / 2 ** 20:,.0f} MB"
         lines.append(f"| {name} | {spread(row)} | {row['val_top1']:.2%} | {memory} | "
                      f"{data_wait(row):.0%} | {row['warmup_seconds']:.1f} s |")
-    lines += ["", *(f"- {', '.join(names)}: {why}" for why, names in missing.items())]
+    lines += [""] * bool(missing) + [
+        f"- {', '.join(names)}: {why}" for why, names in missing.items()]
     if good := first_good(rows):
         steps = good["options"].get("steps")
         length = f"{len(good['epochs'])} epochs" + (f" of {steps} steps" if steps else "")
@@ -397,7 +399,7 @@ def diff(base, variant):
 def own_options(base, variant):
     """Return the options that a script has and its baseline has not."""
     added = "\n".join(line for line in diff(base, variant) if line.startswith("+"))
-    return re.findall(r'\badd(?:_argument)?\(\s*"(--\w+)"', added)
+    return re.findall(r'\badd(?:_argument)?\(\s*"(--\w+)"(?!.*SUPPRESS)', added)
 
 
 def variants_part(base):

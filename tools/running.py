@@ -186,11 +186,11 @@ def run(techniques, options, folder, processes, limit, judge):
             raise GiveUp(f"given up after {seconds:.0f} s")
         judge(progress)
         pace, *_ = progress.pace()
-        left = f"{pace:.1f} steps/s" if pace else ""
-        if told := progress.estimate(epochs):
-            left += f"  {max(0, told[0] - seconds):.0f} s left"
-        show(f"        epoch {progress.epoch}/{epochs}  step {progress.step}/{progress.steps}  {left}"
-             if progress.epoch else f"        starting: {seconds:.0f} s")
+        told = progress.estimate(epochs)
+        show(f"        {seconds:.0f} s  " + (
+            f"epoch {progress.epoch}/{epochs}  step {progress.step}/{progress.steps}"
+            if progress.epoch else "starting") + (f"  {pace:.1f} steps/s" if pace else "") + (
+            f"  {max(0, told[0] - seconds):.0f} s left" if told else ""))
     try:
         code = follow(command, log, watch, threads)
     except GiveUp as reason:
@@ -266,7 +266,7 @@ def main():
     without = {*left_out, *args.without}
     cells = [(row, column, report.ROWS[row] + report.COLUMNS[column])
              for row in report.ROWS for column in report.COLUMNS]
-    cells = [cell for cell in cells if without.isdisjoint(cell[2])]
+    cells = [cell for cell in cells if {*cell[2]} <= {*scripts()} - without]
     baseline, cells = cells[0], [] if args.part == "staircase" else cells[1:]
     stairs = []
     if args.part != "cells" and args.EPOCHS > 1:
@@ -307,7 +307,10 @@ def main():
                 emulated = "amp" in techniques and not here["gpus"] and here["bfloat16"] is False
                 raise GiveUp(f"{times:.0f} times slower" + (
                     " on this CPU, which has no bfloat16" if emulated else " than the baseline"))
-        return give_up_if_slow if rows and rows[0]["status"] == "ok" else lambda progress: None
+        return give_up_if_slow if rows[0]["status"] == "ok" else let_run
+
+    def let_run(progress):
+        """Never give up a run."""
 
     def attempt(row, column, techniques):
         """Run a set of techniques, if it has not been run yet, and add its row."""
@@ -324,13 +327,13 @@ def main():
                     say(f"        {details['error']}")
                     begin = time.monotonic()
                     status, code, details = run([], options_of([], options, owners), folder,
-                                                processes, time_left() / 2, judge([]))
+                                                processes, time_left() / 2, let_run)
                 first_seconds = time.monotonic() - begin
             elif limit < 0.8 * first_seconds:
                 status, code, details = "skip", 0, {"error": TIME.format(minutes)}
             else:
                 status, code, details = run(techniques, words, folder, processes, limit,
-                                            judge(techniques))
+                                            judge(techniques) if techniques else let_run)
             if not rows and code == 2:  # wrong use is the same for every script
                 print(details["error"], file=sys.stderr)
                 sys.exit(2)

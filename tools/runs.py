@@ -1,0 +1,290 @@
+"""Run scripts one at a time, follow their progress, stop them; and say what the machine is."""
+
+import bisect
+import contextlib
+import fcntl
+import importlib.metadata
+import os
+import platform
+import pty
+import re
+import runpy
+import select
+import shlex
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+import tty
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+GRACE_SECONDS = 10
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+BAR = re.compile(r"(?:(?P<name>[^\r|]*): +)?\d+%\|[^|]*\| (?P<step>\d+)/(?P<steps>\d+) \[[^]]*\]")
+
+
+class Stopped(BaseException):
+    """Ctrl-C or a signal to end; no Exception, so that no library catches it by accident."""
+
+
+class GiveUp(Exception):
+    """A run is not worth its time; the message says why."""
+
+
+# ------------------------------------------------------------------------------ the machine
+def cores():
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def packages():
+    """Return {name: version} of the packages that figures depend on, where installed."""
+    found = {}
+    for each in importlib.metadata.distributions():
+        if re.fullmatch(r"torch|torchvision|lmdb|nvidia-dali-cuda\d+", each.name or ""):
+            found.setdefault(each.name, each.version)  # Python imports the first one, too
+    return found
+
+
+def has_bfloat16():
+    """Return whether this CPU calculates in bfloat16; None where it does not say.
+
+    ONEDNN_MAX_CPU_ISA takes instructions away from PyTorch, so it counts too.
+    """
+    try:
+        words = Path("/proc/cpuinfo").read_text().split()
+    except OSError:
+        return None
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
+    allowed = any(name in limit for name in ("ALL", "DEFAULT", "BF16", "FP16", "AMX", "AVX10"))
+    return allowed and not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(words)
+
+
+def machine():
+    """Return what figures depend on: CPU, cores, GPUs, driver, Python and packages, as a dict."""
+    import torch  # takes seconds
+    gpus, gpu, driver = torch.cuda.device_count(), None, None
+    if gpus:
+        told = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+            capture_output=True, text=True).stdout
+        gpu, driver = told.splitlines()[0].split(", ")
+    cpu = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())[1]
+    return dict(cpu=cpu, cores=cores(), bfloat16=has_bfloat16(), gpus=gpus, gpu=gpu, driver=driver,
+                cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
+                python=platform.python_version(), packages=packages())
+
+
+# ------------------------------------------------------------------------------ the terminal
+def say(text):
+    """Print a line, in place of what `show` shows."""
+    print(f"\r\033[K{text}" if sys.stdout.isatty() else text, flush=True)
+
+
+def show(text):
+    """Show a line that the next one replaces; in a log, nothing."""
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns - 1
+        print(f"\r{text[:width]}\033[K", end="", flush=True)
+
+
+# ------------------------------------------------------------------------------ one run
+class Progress:
+    """What a script's progress bar says, timed by our own clock."""
+
+    def __init__(self):
+        self.epoch = self.step = self.steps = 0
+        self.started = time.monotonic()
+        self.first = None  # (moment, steps done by then, of all epochs)
+        self.marks = []  # (moment, step) of this epoch, from its first step on
+
+    def update(self, epoch, step, steps):
+        """Note that `step` of `steps` are done in `epoch` (counted from 1)."""
+        if epoch != self.epoch:
+            self.marks = []
+        self.epoch, self.step, self.steps = epoch, step, steps
+        if step and (not self.marks or step > self.marks[-1][1]):
+            self.marks.append((time.monotonic(), step))
+            self.first = self.first or (self.marks[0][0], self.done())
+
+    def done(self):
+        """Return the steps done in all epochs."""
+        return (self.epoch - 1) * self.steps + self.step
+
+    def pace(self):
+        """Return (steps a second, the steps and seconds seen of this epoch beyond its first step).
+
+        The pace is that of the later half: the first steps may compile or search for kernels.
+        """
+        if len(self.marks) < 2:
+            return None, 0, 0.0
+        (start, first), (end, last) = self.marks[0], self.marks[-1]
+        middle = bisect.bisect_right(self.marks[:-1], (first + last) / 2, key=lambda mark: mark[1])
+        moment, step = self.marks[middle - 1]
+        return (last - step) / (end - moment), last - first, end - start
+
+    def estimate(self, epochs):
+        """Return (seconds of the whole run of so many epochs, of its start); None too early."""
+        if not self.first or self.done() < self.first[1] + 3:
+            return None
+        moment, before = self.first
+        share = (self.done() - before) / (epochs * self.steps)
+        start = moment - self.started
+        return start + (time.monotonic() - moment) / share, start
+
+
+def follow(command, log, watch, env=None):
+    """Run `command` to its end and return its exit code; append its lines to the file `log`.
+
+    The command has a terminal of its own, so that it shows its progress bars; those do not go to
+    the log. `watch(progress, line)` is called for every line, and with None in between; what it
+    raises stops the command.
+    """
+    ours, its = pty.openpty()
+    tty.setraw(its)
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
+    progress, text, is_open = Progress(), b"", True
+    with open(log, "a") as output:
+        print(f"$ {shlex.join(command)}", file=output, flush=True)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=its, stderr=its,
+                                   env={**os.environ, **(env or {})}, start_new_session=True)
+        os.close(its)
+        try:
+            while True:
+                watch(progress, None)
+                ended = process.poll() is not None  # asked first: what it wrote last is read below
+                if is_open and select.select([ours], [], [], 0.2)[0]:
+                    try:
+                        piece = os.read(ours, 65536)
+                    except OSError:  # Linux says so when nobody has the other side open
+                        piece = b""
+                    is_open, text = bool(piece), text + piece
+                elif ended:
+                    break
+                elif not is_open:
+                    time.sleep(0.1)
+                bars = list(BAR.finditer(text.decode(errors="replace")))
+                if bars and (epoch := re.fullmatch(r"epoch (\d+)", bars[-1]["name"] or "")):
+                    progress.update(*map(int, (epoch[1], bars[-1]["step"], bars[-1]["steps"])))
+                *lines, text = (text if is_open else text + b"\n").split(b"\n")
+                text = text[text.rfind(b"\r") + 1:]
+                for line in lines:
+                    line = BAR.sub("", line.split(b"\r")[-1].decode(errors="replace")).rstrip()
+                    if line:
+                        print(line, file=output, flush=True)
+                        watch(progress, line)
+        except BaseException:
+            stop(process)
+            raise
+        finally:
+            os.close(ours)
+    return process.returncode
+
+
+def session_of(pid):
+    """Return the session that a process belongs to; None if it has ended."""
+    with contextlib.suppress(OSError):
+        return os.getsid(pid)
+
+
+def stop(process):
+    """End `process`, which began a session, and all that it started, in whatever sessions."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        tree = psutil.Process(process.pid).children(recursive=True)
+        sessions = {session_of(each.pid) for each in tree} | {process.pid}
+        process.terminate()  # torchrun ends its workers itself, given a moment
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_SECONDS)
+        process.kill()
+        # a process started in the meantime has lost its parent, but not its session
+        sessions -= {session_of(0), None}
+        tree += [each for each in psutil.process_iter() if session_of(each.pid) in sessions]
+        for child in tree:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(tree, GRACE_SECONDS)
+    process.wait()
+
+
+def error_line(log):
+    """Return the line of a log that tells a reader most: a script's own error, or the last line."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    own = [line for line in lines if re.match(r"[\w.]+: error: ", line)]
+    raised = [line for line in lines
+              if re.match(r"(\[rank\d+\]: )?[\w.]+(Error|Exception)\b", line)]
+    return (own + raised + lines[-1:])[0]
+
+
+def failure(code, log):
+    """Return (status, exit code, details) of a run that did not end well.
+
+    A script that refuses (exit 2) or lacks a package is a skip: the options have been checked, so
+    it is this machine or data set that cannot have the technique.
+    """
+    error = error_line(log)
+    refused = code == 2 or re.search(r"exitcode *: 2 ", log.read_text(errors="replace"))  # torchrun
+    if refused or ": pip install " in error:
+        return "skip", code, {"error": error}
+    return "fail", code, {"error": error, "log": str(log)}
+
+
+# ------------------------------------------------------------------------------ a driver
+def stop_on_signals():
+    """Have Ctrl-C and the signals to end raise Stopped from now on."""
+    def stopped(number, frame):
+        raise Stopped(signal.Signals(number).name)
+    for number in SIGNALS:
+        signal.signal(number, stopped)
+
+
+def guarded(main, driver):
+    """Run `main`; end with one line on a signal or an error of the system, such as a full disk."""
+    try:
+        main()
+    except Stopped as reason:
+        print(f"{driver}: stopped by {reason}", file=sys.stderr)
+        sys.exit(130)
+    except OSError as error:
+        sys.exit(f"{driver}: error: {error}")
+
+
+def folder_of_its_own(folder, driver):
+    """Make `folder` and lock it against other runs; return the lock. Exit 1 where it cannot."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / ".lock", "w")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock
+    except BlockingIOError:
+        sys.exit(f"{driver}: error: another run uses {folder}: name another --result_dir")
+    except OSError as error:
+        sys.exit(f"{driver}: error: {error}")
+
+
+def check_options(script, words, driver):
+    """Check options with the script's own parser, before any run; exit 2 if one is wrong."""
+    try:
+        parser = runpy.run_path(str(script))["build_parser"]()
+    except (Exception, SystemExit):
+        return  # a package is missing, or the script is the user's: running it will tell
+    parser.prog = driver
+    parser.parse_args(words)
+
+
+def conclude(rows, write, stem, interrupted):
+    """Write and print the tables, then end: 130 if interrupted, 1 if a run failed, else 0."""
+    for number in SIGNALS:  # writing takes a second or two
+        signal.signal(number, signal.SIG_IGN)
+    if rows:
+        rows[-1] |= {"stopped": interrupted} if interrupted else {}
+        write(rows, stem)
+        print(f"\n{stem.with_suffix('.md').read_text()}")
+    sys.exit(130 if interrupted else any(row["status"] == "fail" for row in rows))
