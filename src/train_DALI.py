@@ -2,21 +2,18 @@
 # requires-python = ">=3.10"
 # dependencies = [
 #     # new #
-#     # decoding on the GPU or in threads
+#     # decodes pictures on the GPU or in C++ threads
 #     "nvidia-dali-cuda120",
 #
-#     "pillow",
-#     "torch>=2.11",
-#     "torchvision>=0.26",
-#     "tqdm",
+#     "pillow", "torch>=2.11", "torchvision>=0.26", "tqdm",
 # ]
 # ///
 """Train an image classifier on DATASET/train/<class>/* and validate it on DATASET/val/<class>/*.
 
     python train.py --dataset DATASET --epochs 5
 
-Every epoch it prints loss, accuracy and images/s and saves RESULT_DIR/<script name>.pt, which
---resume takes; at the end it writes its record, RESULT_DIR/<script name>.json.
+Each epoch prints loss, accuracy and images/s, and saves RESULT_DIR/<script name>.pt, which --resume
+continues. The last one is followed by a record in RESULT_DIR/<script name>.json.
 """
 
 import argparse
@@ -28,11 +25,10 @@ import sys
 import time
 import warnings
 import zipfile
-from itertools import islice
 from pathlib import Path
 
 # new #
-# decoding, resizing and cropping on the GPU or in C++ threads
+# decodes pictures on the GPU or in C++ threads
 import numpy as np
 try:
     from nvidia.dali import fn, math, pipeline_def, types
@@ -47,272 +43,179 @@ from torchvision import datasets, models
 from torchvision.transforms import v2 as transforms
 from tqdm import tqdm
 
-warnings.filterwarnings("ignore", module="PIL")  # they name no file, and the pictures are whole
-
-# of the machine's cores, those that this process may use
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+warnings.filterwarnings("ignore", module="PIL")  # they name no file and are harmless
 
 
-def at_least(least):
-    """The type of an option that is a whole number, `least` or more."""
-    def whole_number(text):
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
-        return int(text)
-    return whole_number
+def fail(message):
+    """Print one line on stderr and exit with status 2, which means wrong usage."""
+    print(f"{Path(__file__).name}: error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def count(text):
+    """Return an option's whole number, which is 1 or more. Raises ValueError."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
 
 
 def build_parser():
-    """The options: the same, with the same defaults, in every script."""
+    """Return the parser of the options. They have the same defaults in every script."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.error = lambda message: parser.exit(2, f"{parser.prog}: error: {message}\n")
-    def add(name, **details):  # --batch_size, spelled --batch-size too
-        parser.add_argument(name, *{name.replace("_", "-")} - {name}, **details)
-
-    # data
+    parser.error = fail
+    add = parser.add_argument
     places = [folder / "data" / "digits" for folder in Path(__file__).resolve().parents]
-    digits = next((place for place in places if place.is_dir()), places[1])
-    add("--dataset", type=Path, default=digits, help="folder of train/<class>/*, val/<class>/*")
-    add("--image_size", type=at_least(1), default=32, help="pixels a side in training")
-    add("--val_size", type=at_least(1), help="pixels a side in validation; None: as in training")
+    digits = next(filter(Path.is_dir, places), places[1])
+    add("--dataset", type=Path, default=digits, help="folder with train/<class>/*, val/<class>/*")
+    add("--image_size", type=count, default=32, help="height and width in training, pixels")
+    add("--val_size", type=count, help="the same in validation; None: as in training")
     add("--augment", action="store_true", help="random resized crop and flip")
-    add("--workers", type=at_least(0), default=min(16, CORES), help="loaders in all")
-
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    add("--workers", type=int, default=min(16, cores), help="loading processes in all")
     # new #
-    # the CPU where there is no GPU; --workers counts threads; more pictures at once wait less
-    add("--dali_device", choices=["gpu", "cpu"], default="gpu", help="what decodes")
-    add("--dali_batch", type=at_least(1), help="pictures decoded at once, of whole steps")
+    # without a GPU the CPU decodes; --workers is then the number of threads
+    add("--dali_device", choices=["gpu", "cpu"], default="gpu", help="what decodes pictures")
 
-    # model
     add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
-    add("--width", type=at_least(1), default=16, help="channels of conv11's first layer")
-
-    # optimizer
-    add("--batch_size", type=at_least(1), default=120, help="pictures a step, over all processes")
-    add("--lr", type=float, default=0.1, help="peak learning rate")
-
-    # length
-    add("--epochs", type=at_least(1), default=5, help="passes over the training pictures")
-    add("--steps", type=at_least(1), help="end every epoch after so many steps; None: do not")
+    add("--width", type=count, default=16, help="channels of conv11's first layer")
+    add("--batch_size", type=count, default=120, help="pictures a step, over all processes")
+    add("--lr", type=float, default=0.1, help="highest learning rate")
+    add("--epochs", type=count, default=5, help="passes over the training pictures")
+    add("--steps", type=count, help="end each epoch after this many; None: train on all")
     add("--seed", type=int, default=0, help="of weights, order and augmentation")
-
-    # files
-    add("--result_dir", type=Path, default=Path("runs"), help="where record and checkpoint go")
-    add("--resume", help="a checkpoint, or auto: RESULT_DIR's own if there is one")
+    add("--result_dir", type=Path, default=Path("runs"), help="folder of record and checkpoint")
+    add("--resume", help="a checkpoint, or auto: the one in RESULT_DIR if there is one")
     return parser
 
 
-def is_picture(path):
-    """Whether the name is a picture's; those that begin with ._ are a file system's notes."""
-    name = os.path.basename(path).lower()
-    return name.endswith(datasets.folder.IMG_EXTENSIONS) and not name.startswith("._")
-
-
-def load_image(path, file=None):
-    """An RGB picture, upright by its EXIF, of what is at `path` or in `file`. Raises OSError."""
+def load_image(path):
+    """Return the picture at `path` in RGB, upright by its EXIF. Raises OSError with the path."""
     try:
-        with Image.open(file or path) as image:
-            image = ImageOps.exif_transpose(image)
-            if image.mode.startswith("I"):  # 16 bits become 8
-                image = image.convert("I").point(lambda value: value / 257 + 0.5).convert("L")
-            return image.convert("RGB")
+        with Image.open(path) as image:
+            return ImageOps.exif_transpose(image).convert("RGB")
     except Exception as error:
-        raise OSError(f"cannot read the picture {path}: {error}") from None
+        raise OSError(f"cannot read {path}: {error}") from None
 
 
-# new #
-# the work of the transforms, as a graph of DALI's operators
-@pipeline_def
-def pictures_pipeline(paths, size, augment, on_gpu):
-    """Batches of pictures (size, size, 3), and of the ends of their files."""
-    encoded = fn.io.file.read(fn.external_source(paths, dtype=types.UINT8, ndim=1))
-    shape = fn.peek_image_shape(encoded, dtype=types.INT32)[:2]
-    # the same bytes, but not decoded where the size is not to be had: that can crash
-    known, options = fn.reinterpret(encoded, shape=0 * shape[:1] - 1), {}
-    if on_gpu:  # by its JPEG engine what that can, all with libjpeg's smooth colours
-        options = dict(device="mixed", hw_decoder_load=1.0, jpeg_fancy_upsampling=True)
-    pictures = fn.decoders.image(known, **options)
-    if augment:  # RandomResizedCrop's draw; where it ends before it starts it is mirrored
-        corner, extent = fn.random_crop_generator(shape)
-        across = extent * fn.stack(np.float32(0), fn.random.uniform(values=[0, 1]))
-        start, end = corner + across, corner + extent - across
-    else:  # torchvision's sizes: the larger edge rounded down, the centre rounded to even
-        resized = size * shape // math.min(shape[0], shape[1])
-        room = resized - size
-        corner = (room + (room // 2 & 1)) // 2
-        scale = shape / fn.cast(resized, dtype=types.FLOAT)
-        start, end = corner * scale, (corner + size) * scale
-    pictures = fn.resize(pictures, size=[size, size], antialias=True, roi_start=start, roi_end=end,
-                         interp_type=types.INTERP_LINEAR)
-    return pictures, fn.cat(encoded[:2], encoded[-2:])
-
-# new #
-# it stands where DataLoader stood
-class DALILoader:
-    """Yields what DataLoader yields: uint8 (N, 3, size, size) with (N,) labels.
-    Takes the sampler's order, whatever it is; names the file that DALI cannot read.
-    """
-    def __init__(self, folder, sampler, size, augment, dali_device, dali_batch, device, batch_size,
-                 num_workers, generator, pin_memory, drop_last=False, prefetch_factor=None):
-        crop = [transforms.Resize(size), transforms.CenterCrop(size)]
-        if augment:
-            crop = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
-        wanted, done = (" ".join(str(each).split()) for each in (getattr(
-            folder, "transform", None), transforms.Compose([*crop, transforms.PILToTensor()])))
-        if wanted != done:
-            raise OSError(f"pictures_pipeline does {done}, not your {wanted}")
-        self.folder, self.sampler, self.batch_size = folder, sampler, batch_size
-        self.drop_last, self.generator, self.pipeline = drop_last, generator, None
-        self.on_gpu = dali_device == "gpu" and device.type == "cuda"
-        self.at_once = max(1, (dali_batch or 0) // batch_size) * batch_size
-        self.details = dict(
-            size=size, augment=augment, on_gpu=self.on_gpu, batch_size=self.at_once,
-            num_threads=max(1, num_workers), prefetch_queue_depth=3,
-            device_id=(device.index or 0) if self.on_gpu else None)
-        self.device, self.jpeg = device, torch.tensor([[0xFF, 0xD8], [0xFF, 0xD9]])
-        self.looked_at = set()
-        # numbers to be read, DALI's batches of those being read, our batches that are read
-        self.left, self.fed, self.ready = [], [], []
-        number = folder.target_transform or int
-        self.labels = torch.tensor([number(label) for _, label in folder.samples])
-    def __len__(self):
-        rest = 0 if self.drop_last else self.batch_size - 1
-        return (len(self.sampler) + rest) // self.batch_size
-    def paths(self):
-        """What DALI calls for each of its batches."""
-        if not self.left:
-            raise StopIteration
-        self.fed.append(self.left[:self.at_once])
-        del self.left[:self.at_once]
-        return [np.frombuffer(os.fsencode(self.folder.samples[i][0]), np.uint8)
-                for i in self.fed[-1]]
-    def __iter__(self):
-        self.left.clear()
-        if not self.pipeline:  # seeded by the epoch
-            seed = self.generator.initial_seed() % 2 ** 31
-            self.pipeline = pictures_pipeline(self.paths, seed=seed, **self.details)
-        while self.fed:  # read ahead in an epoch that ended early
-            self.read()
-        self.pipeline.reset()
-        self.ready.clear()
-        self.left = list(self.sampler)[:len(self) * self.batch_size]
-        while self.left or self.fed or self.ready:
-            if not self.ready:
-                self.read()
-            # freeing memory, DALI waits for all steps that the GPU was given
-            if self.on_gpu and self.at_once > self.batch_size:
-                torch.cuda.current_stream(self.device).synchronize()
-            yield self.ready.pop(0)
-    def read(self):
-        try:
-            pictures, ends = self.pipeline.run(
-                torch.cuda.current_stream(self.device) if self.on_gpu else None)
-        except (RuntimeError, UnicodeDecodeError) as error:  # the latter of a name
-            self.blame([self.folder.samples[i][0] for i in sum(self.fed, [])], str(error))
-        number, ends = self.fed.pop(0), torch.from_dlpack(ends.as_tensor())
-        is_jpeg, is_whole = (ends.view(-1, 2, 2) == self.jpeg).all(2).unbind(1)
-        odd = [number[i] for i in (is_jpeg & ~is_whole).nonzero().flatten().tolist()]
-        for i in set(odd) - self.looked_at:  # cut short, or with a trailer
-            load_image(self.folder.samples[i][0])
-            self.looked_at.add(i)
-        pictures = torch.from_dlpack(pictures.as_tensor()).permute(0, 3, 1, 2).contiguous()
-        self.ready = [*zip(pictures.split(self.batch_size),
-                           self.labels[number].split(self.batch_size))]
-    def blame(self, names, said):
-        """Raises OSError with the name of what cannot be read, which DALI does not always tell."""
-        self.pipeline = None  # and its memory
-        for name in names:
-            load_image(name)
-        paths = ([np.frombuffer(os.fsencode(name), np.uint8)] for name in names)
-        alone = pictures_pipeline(
-            paths, **self.details | dict(batch_size=1, prefetch_queue_depth=1))
-        for name in names:  # Pillow can read them all
-            try:
-                alone.run()
-            except RuntimeError as error:
-                wrong, said = name, str(error)
-                break
-        else:
-            wrong = f"{len(names):,} pictures at once (try smaller --dali_batch, --batch_size)"
-        said = [line for line in said.splitlines() if line and "no longer valid" not in line]
-        raise OSError(f"DALI cannot read {wrong}: {said[-1]}")
-
-def class_folders(parser, dataset, names, transform):
-    """ImageFolder over the first of DATASET/<names> that exists; where it cannot, exit 2."""
+def open_folder(dataset, names, transform):
+    """Return an ImageFolder over the first of DATASET/<names> that is there."""
     root = next((dataset / name for name in names if (dataset / name).is_dir()), dataset / names[0])
     try:
-        return datasets.ImageFolder(root, transform, loader=load_image, is_valid_file=is_picture)
+        return datasets.ImageFolder(root, transform, loader=load_image, is_valid_file=lambda path: (
+            datasets.folder.is_image_file(path) and not os.path.basename(path).startswith("._")))
     except OSError as error:
-        parser.error(f"--dataset {dataset}: {error} (it has to hold {' or '.join(names)}/<class>/*;"
-                     " `python make_dataset.py digits` makes the default)")
+        fail(f"--dataset {dataset}: {error} (it needs {' or '.join(names)}/<class>/*; "
+             "`python make_dataset.py digits` makes the default)")
 
 
-class Conv11(nn.Module):
-    """Eleven 3x3 convolutions: (N, 3, H, W) floats to (N, classes) scores."""
-
-    def __init__(self, width, classes):
-        super().__init__()
-        layers, channels = [], 3
-        for i in range(11):
-            wider = width * 2 ** ((i + 1) // 3)
-            layers += [nn.Conv2d(channels, wider, 3, 2 if i % 3 == 2 else 1, 1, bias=False),
-                       nn.BatchNorm2d(wider), nn.ReLU(inplace=True)]
-            channels = wider
-        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, images):
-        return self.layers(images)
+def write(path, content):
+    """Write bytes beside `path`, then move them there: `path` is never half a file."""
+    Path(f"{path}.part").write_bytes(content)
+    os.replace(f"{path}.part", path)
 
 
-def environment(device):
-    """The machine and the versions that a record was made with."""
-    def ask(command):
-        return os.popen(f"{command} 2>/dev/null | head -n 1").read().strip()
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return dict(python=sys.version.split()[0], torch=torch.__version__, cuda=torch.version.cuda,
-                cudnn=torch.backends.cudnn.version(), gpu=gpu, gpus=torch.cuda.device_count(),
-                driver=ask("nvidia-smi --query-gpu=driver_version --format=csv,noheader"),
-                cpu=ask("sed -n 's/^model name.*: //p' /proc/cpuinfo"), cores=CORES)
+# new #
+# does what the transforms do; change it where you change them
+@pipeline_def
+def picture_pipeline(paths, size, augment, on_gpu):
+    """Return a DALI pipeline: uint8 pictures (size, size, 3) of the files that `paths` names."""
+    engine = dict(device="mixed", hw_decoder_load=1.0, jpeg_fancy_upsampling=True) if on_gpu else {}
+    resize = dict(size=[size, size], antialias=True, interp_type=types.INTERP_LINEAR)
+    encoded = fn.io.file.read(fn.external_source(paths, dtype=types.UINT8, ndim=1))
+    pictures = fn.decoders.image(encoded, **engine)
+    if augment:
+        pictures = fn.random_resized_crop(pictures, **resize)
+        return fn.flip(pictures, horizontal=fn.random.coin_flip())
+    # Resize rounds the larger edge down, CenterCrop a half to the even pixel
+    shape = pictures.shape()[:2]
+    resized = size * shape // math.min(shape[0], shape[1])
+    margin = resized - size
+    corner = (margin + (margin // 2 & 1)) // 2
+    scale = shape / fn.cast(resized, dtype=types.FLOAT)
+    return fn.resize(pictures, roi_start=corner * scale, roi_end=(corner + size) * scale, **resize)
 
+# new #
+# takes the place of DataLoader
+class DALILoader:
+    """Yield uint8 pictures (N, 3, size, size) and labels (N,) in the order of `sampler`."""
+    def __init__(self, folder, sampler, size, augment, on_gpu, batch_size, num_workers,
+                 drop_last=False, **others):
+        self.folder, self.on_gpu, self.pipeline = folder, on_gpu, None
+        self.labels = torch.tensor([*map(folder.target_transform or int, folder.targets)])
+        self.order = torch.utils.data.BatchSampler(sampler, batch_size, drop_last)
+        self.to_read, self.reading = iter(()), []
+        self.options = dict(
+            size=size, augment=augment, on_gpu=on_gpu, batch_size=batch_size,
+            num_threads=max(1, num_workers), prefetch_queue_depth=3,
+            device_id=torch.cuda.current_device() if on_gpu else None)
+    def __len__(self):
+        return len(self.order)
+    def paths(self):
+        """Return the paths of the next batch. DALI calls this, some batches ahead of training."""
+        self.reading.append(next(self.to_read))
+        return [np.frombuffer(os.fsencode(self.folder.samples[i][0]), np.uint8)
+                for i in self.reading[-1]]
+    def __iter__(self):
+        if not self.pipeline:  # its seed is that of this run's first epoch and of the process
+            self.pipeline = picture_pipeline(
+                self.paths, seed=torch.initial_seed() % 2 ** 31, **self.options)
+        self.to_read = iter(())
+        while self.reading:  # what was read ahead in an epoch that ended early
+            self.read()
+        self.pipeline.reset()
+        self.to_read = iter(self.order)
+        for _ in range(len(self)):
+            yield self.read()
+    def read(self):
+        """Return the next batch. Raise OSError if a file cannot be read."""
+        try:
+            stream = torch.cuda.current_stream() if self.on_gpu else None
+            pictures = self.pipeline.run(stream)[0].as_tensor()
+        except RuntimeError as error:
+            for i in sum(self.reading, []):  # Pillow names the file, DALI does not always
+                load_image(self.folder.samples[i][0])
+            said = str(error).split("\nCurrent pipeline")[0].splitlines()[-1]
+            raise OSError(f"DALI cannot read the pictures: {said}") from None
+        # a copy, since DALI uses its memory again
+        images = torch.from_dlpack(pictures).permute(0, 3, 1, 2).contiguous()
+        return images, self.labels[self.reading.pop(0)]
 
-def peak_memory(device):
-    """The most bytes held at once: on the GPU, or else by this process, which Linux alone tells."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    status = Path("/proc/self/status")
-    found = status.exists() and status.read_text().partition("VmHWM:")[2].split()
-    return 1024 * int(found[0]) if found else None
-
-
-def replace(path, content):
-    """Writes bytes beside `path`, then moves them there: never half a file. Raises OSError."""
-    try:
-        with open(f"{path}.part", "wb") as file:
-            file.write(content)
-        os.replace(f"{path}.part", path)
-    except OSError as error:
-        Path(f"{path}.part").unlink(missing_ok=True)
-        raise OSError(f"cannot write {path}: {error.strerror}") from None
+def conv11(width, classes):
+    """Return eleven 3x3 convolutions: (N, 3, H, W) floats to (N, classes) scores."""
+    layers, channels = [], 3
+    for i in range(11):
+        wider = width * 2 ** ((i + 1) // 3)
+        layers += [nn.Conv2d(channels, wider, 3, 2 if i % 3 == 2 else 1, 1, bias=False),
+                   nn.BatchNorm2d(wider), nn.ReLU(inplace=True)]
+        channels = wider
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
+    return nn.Sequential(*layers)
 
 
 def main():
     # --------------------------------------------------------------------------------- options
     started = time.perf_counter()
     script = Path(__file__).stem
-    parser = build_parser()
-    args = parser.parse_args()
+    args = build_parser().parse_args()
 
     # which process this is, of how many, and its device
     rank = 0
     world_size = 1
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-    # the weights are the same in every process and every run
+    # every process starts from the same weights
     torch.manual_seed(args.seed)
     on_gpu = device.type == "cuda"
     if args.batch_size % world_size:
-        parser.error(f"--batch_size {args.batch_size} does not divide by {world_size} processes")
+        fail(f"--batch_size {args.batch_size} is not a multiple of {world_size} processes")
+    if not 0 < args.lr < float("inf") or not 0 <= args.seed < 2 ** 31 or args.workers < 0:
+        fail("--lr is a number above 0, --workers and --seed are whole numbers from 0 up")
+    saved = args.result_dir / f"{script}.pt"
+    try:
+        args.result_dir.mkdir(parents=True, exist_ok=True)
+        open(f"{saved}.part", "ab").close()
+    except OSError as error:
+        fail(f"--result_dir: {error}")
 
     # ------------------------------------------------------------------------------------ data
     val_size = args.val_size or args.image_size
@@ -324,37 +227,34 @@ def main():
     train_transform = transforms.Compose([*crop, transforms.PILToTensor()])
 
     # uint8 pictures (3, height, width) with the number of their class
-    train_set = class_folders(parser, args.dataset, ("train", "training"), train_transform)
-    val_set = class_folders(parser, args.dataset, ("val", "test", "testing"), val_transform)
+    train_set = open_folder(args.dataset, ("train", "training"), train_transform)
+    val_set = open_folder(args.dataset, ("val", "test", "testing"), val_transform)
     if odd := set(train_set.classes) ^ set(val_set.classes):
-        parser.error(f"--dataset {args.dataset}: not in both train and val: {sorted(odd)}")
+        fail(f"--dataset {args.dataset}: not in both train and val: {sorted(odd)}")
     if len(train_set) < args.batch_size:
-        parser.error(f"--batch_size {args.batch_size}: only {len(train_set)} training pictures")
+        fail(f"--batch_size {args.batch_size}: there are only {len(train_set)} training pictures")
 
     # epoch e's order is the torch.randperm of a generator seeded with seed + e
     sampler = RandomSampler(train_set, generator=torch.Generator())
 
-    # every picture once, whatever the number of processes
+    # each process has its share of the validation pictures, the batch and the workers
     val_sampler = range(rank, len(val_set), world_size)
-
-    # workers draw from the epoch's seed, so that an epoch can be replayed
-    worker_seed = torch.Generator()
     workers = -(-args.workers // world_size)
-    loading = dict(batch_size=args.batch_size // world_size, num_workers=workers,
-                   pin_memory=on_gpu, generator=worker_seed)
+    loading = dict(batch_size=args.batch_size // world_size, num_workers=workers, pin_memory=on_gpu)
 
+    # workers that augment start anew each epoch, which seeds them
     # new #
-    # the same pictures in the same order, from DALI
-    train_loader = DALILoader(train_set, sampler, args.image_size, args.augment, args.dali_device,
-                              args.dali_batch, device, drop_last=True, **loading)
+    # DALI reads the same pictures in the same order
+    dali_gpu = on_gpu and args.dali_device == "gpu"
+    train_loader = DALILoader(train_set, sampler, args.image_size, args.augment, dali_gpu,
+                              drop_last=True, **loading)
 
     # validation draws nothing, so its workers can stay
     # new #
-    # validation waits for decoding as training does
-    val_loader = DALILoader(val_set, val_sampler, val_size, False, args.dali_device,
-                            args.dali_batch, device, **loading)
+    # DALI reads the pictures for validation too
+    val_loader = DALILoader(val_set, val_sampler, val_size, False, dali_gpu, **loading)
 
-    # bytes turn into floats on the device
+    # the device turns bytes into floats
     normalize = transforms.Compose([
         transforms.ToDtype(torch.float32, scale=True),
         transforms.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])])
@@ -362,13 +262,15 @@ def main():
 
     # ----------------------------------------------------------------------------------- model
     classes = len(train_set.classes)
-    if args.model == "conv11":
-        model = Conv11(args.width, classes)
-    elif args.model in models.list_models(module=models):
-        no_aux = {"aux_logits": False} if args.model in ("googlenet", "inception_v3") else {}
-        model = models.get_model(args.model, num_classes=classes, **no_aux)
-    else:
-        parser.error(f"--model {args.model}: neither conv11 nor a model of torchvision.models")
+    try:
+        if args.model == "conv11":
+            model = conv11(args.width, classes)
+        else:
+            no_aux = {"aux_logits": False} if args.model in ("googlenet", "inception_v3") else {}
+            model = models.get_model(args.model, num_classes=classes, **no_aux)
+        model.eval()(torch.zeros(1, 3, val_size, val_size))  # some take one size only
+    except Exception as error:
+        fail(f"--model {args.model}, pictures of {val_size} pixels: {error}")
 
     # model stays the bare module: optimizer, checkpoint and validation use it
     model = model.to(device)
@@ -377,68 +279,63 @@ def main():
     loss_function = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True)
 
-    # what is trained
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{script}: {parameters:,} parameters, {len(train_set):,} pictures, {device}", flush=True)
 
-    # the learning rate rises for a fifth of all steps, then falls to zero
-    total = args.epochs * steps
-    scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / (0.2 * total), (total - step) / (0.8 * total)))
-
-    # what a checkpoint holds
-    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    # whose states a checkpoint holds
+    parts = {"model": model, "optimizer": optimizer}
 
     # what a training step calls on bytes; more may wrap it
     net = nn.Sequential(normalize, model)
 
     # -------------------------------------------------------------------------------- training
-    args.result_dir.mkdir(parents=True, exist_ok=True)
-    saved = args.result_dir / f"{script}.pt"
-    checkpoint, resume = None, args.resume
-    if resume == "auto":
-        resume = saved if saved.exists() else None
-    if resume:
-        try:
-            if damaged := zipfile.ZipFile(resume).testzip():  # torch.load compares no checksums
-                raise ValueError(f"{damaged} is damaged")
-            checkpoint = torch.load(resume, map_location="cpu", weights_only=True)
-        except Exception as error:
-            parser.error(f"--resume {resume}: not a whole checkpoint: {error!r:.150}")
+    there = saved if saved.exists() else None
+    resume = there if args.resume == "auto" else args.resume
+    if there and not resume:
+        print(f"{script}: replaces {there}; --resume auto would continue it", flush=True)
+    content = Path(resume).read_bytes() if resume and rank == 0 else None
 
-    # go on where it stopped
+    # go on with the states of the checkpoint and the options of this run
     epochs = []
-    if checkpoint:
+    if content is not None:
         try:
-            for name, state in checkpoint["parts"].items():
-                if name in parts and state:  # a scaler that was off has none
-                    parts[name].load_state_dict(state)
+            if damaged := zipfile.ZipFile(io.BytesIO(content)).testzip():
+                raise ValueError(f"{damaged} is damaged")  # torch.load would not notice
+            checkpoint = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            states = checkpoint["parts"]
+            states["optimizer"]["param_groups"] = optimizer.state_dict()["param_groups"]
+            for name in states.keys() & parts.keys():
+                parts[name].load_state_dict(states[name])
             epochs = checkpoint["epochs"]
-            scheduler.last_epoch = len(epochs) * steps  # which an option may have changed
-            torch.set_rng_state(checkpoint["rng"][0])
-            if on_gpu and checkpoint["rng"][1:]:
-                torch.cuda.set_rng_state(checkpoint["rng"][1], device)
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
-            parser.error(f"--resume {resume}: of another model: {error!r:.150}")
+        except Exception as error:
+            fail(f"--resume {resume}: no checkpoint of this model: {error!r:.150}")
+        changed = [f"--{name} {vars(args)[name]}, which was {old}" for name, old in
+                   checkpoint["options"].items() if str(vars(args).get(name, old)) != old]
+        print(f"{script}: {len(epochs)} of {args.epochs} epochs are done", *changed, sep="; ")
+
+    # the learning rate rises for a fifth of all steps, then falls to zero
+    done, total = len(epochs) * steps, args.epochs * steps
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
+        (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
 
     # nothing in a step waits for the device; the clock does, at the edges of what it times
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None
     warmup_seconds = 0.0
     resumed = len(epochs)
     for epoch in range(resumed, args.epochs):
+        # each epoch and process draws its own augmentation and dropout, and can repeat them
+        torch.manual_seed((args.seed + epoch) * world_size + rank)
+
         # the order of the pictures
         sampler.generator.manual_seed(args.seed + epoch)
 
-        # one pass over them
-        worker_seed.manual_seed((args.seed + epoch) * world_size + rank)
         losses = torch.zeros(steps, device=device)
         data_wait = 0.0
         model.train()
         synchronize()
         start = tick = time.perf_counter()
-        for step, (images, labels) in enumerate(tqdm(
-                islice(train_loader, steps), f"epoch {epoch + 1}", total=steps, leave=False,
-                disable=None if rank == 0 else True)):
+        for step, (images, labels) in tqdm(zip(range(steps), train_loader), f"epoch {epoch + 1}",
+                                           steps, leave=False, disable=None if rank == 0 else True):
             data_wait += time.perf_counter() - tick
             labels = labels.to(device, non_blocking=True)
             images = images.to(device, non_blocking=True)
@@ -446,7 +343,6 @@ def main():
             output = net(images)
             loss = loss_function(output, labels)
 
-            # one step down
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -461,21 +357,18 @@ def main():
 
         # the loss, read once an epoch
         loss = losses.mean().item()
-        if bad := (~losses.isfinite()).nonzero().flatten().tolist():
-            sys.exit(f"{script}: error: the loss stops being finite at epoch {epoch + 1}, step "
-                     f"{bad[0] + 1}; a lower --lr may help")
+        bad = (~losses.isfinite()).nonzero().flatten().tolist()
+        if bad or not all(weights.isfinite().all() for weights in model.parameters()):
+            sys.exit(f"{script}: error: the loss or the weights stop being finite in epoch "
+                     f"{epoch + 1}, step {(bad or [steps - 1])[0] + 1}: try a lower --lr")
 
         # validation
         model.eval()
         correct = torch.zeros(2, device=device)
         with torch.inference_mode():
             for images, labels in val_loader:
+                output = model(normalize(images.to(device, non_blocking=True)))
                 labels = labels.to(device, non_blocking=True)
-                images = images.to(device, non_blocking=True)
-
-                output = model(normalize(images))
-
-                # top-1 and top-5
                 hits = output.topk(min(5, classes)).indices == labels[:, None]
                 correct += torch.stack([hits[:, 0].sum(), hits.sum()])
 
@@ -488,27 +381,27 @@ def main():
               f"top-5 {top5:.2%}  {speed:,.0f} images/s  data wait {data_wait / seconds:.0%}",
               flush=True)
         if rank == 0:
-            state = {"parts": {name: part.state_dict() for name, part in parts.items()},
-                     "epochs": epochs, "rng": [torch.get_rng_state()]}
-            state["rng"] += [torch.cuda.get_rng_state(device)] if on_gpu else []
-            torch.save(state, content := io.BytesIO())
-            replace(saved, content.getvalue())
+            states = {name: part.state_dict() for name, part in parts.items()}
+            options = {name: str(value) for name, value in vars(args).items() if name != "resume"}
+            torch.save(dict(parts=states, epochs=epochs, options=options), content := io.BytesIO())
+            write(saved, content.getvalue())
 
     # the record; the speed is that of the epochs after this run's first, which warms up
-    steady = epochs[resumed + 1:] or epochs[1:resumed] or epochs
+    steady = epochs[resumed + 1:] or epochs[1:] or epochs
+    name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
     record = dict(
-        script=script, options=vars(args), environment=environment(device), parameters=parameters,
-        epochs=epochs, val_top1=epochs[-1]["val_top1"], warmup_seconds=warmup_seconds,
+        script=script, options=vars(args), environment=dict(torch=torch.__version__, device=name),
+        parameters=parameters, epochs=epochs, val_top1=epochs[-1]["val_top1"],
         images_per_second=statistics.median(each["images_per_second"] for each in steady),
-        train_seconds=sum(each["seconds"] for each in steady),
-        peak_memory_bytes=peak_memory(device))
+        train_seconds=sum(each["seconds"] for each in steady), warmup_seconds=warmup_seconds,
+        peak_memory_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else None)
     if rank == 0:
-        text = json.dumps(record, indent=1, default=str) + "\n"
-        replace(args.result_dir / f"{script}.json", text.encode())
+        text = json.dumps(record, indent=1, default=str)
+        write(args.result_dir / f"{script}.json", text.encode())
 
 
 if __name__ == "__main__":
     try:
         main()
-    except OSError as error:  # a picture that cannot be read, a full disk: one line says which
+    except OSError as error:  # a picture that cannot be read, a full disk
         sys.exit(f"{Path(__file__).name}: error: {str(error).splitlines()[-1]}")

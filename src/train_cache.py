@@ -1,18 +1,15 @@
 # /// script
 # requires-python = ">=3.10"
 # dependencies = [
-#     "pillow",
-#     "torch>=2.11",
-#     "torchvision>=0.26",
-#     "tqdm",
+#     "pillow", "torch>=2.11", "torchvision>=0.26", "tqdm",
 # ]
 # ///
 """Train an image classifier on DATASET/train/<class>/* and validate it on DATASET/val/<class>/*.
 
     python train.py --dataset DATASET --epochs 5
 
-Every epoch it prints loss, accuracy and images/s and saves RESULT_DIR/<script name>.pt, which
---resume takes; at the end it writes its record, RESULT_DIR/<script name>.json.
+Each epoch prints loss, accuracy and images/s, and saves RESULT_DIR/<script name>.pt, which --resume
+continues. The last one is followed by a record in RESULT_DIR/<script name>.json.
 """
 
 import argparse
@@ -24,13 +21,7 @@ import sys
 import time
 import warnings
 import zipfile
-from itertools import islice
 from pathlib import Path
-
-# new #
-# for the sizes of crops and of memory
-import math
-import re
 
 import torch
 from PIL import Image, ImageOps
@@ -40,233 +31,168 @@ from torchvision import datasets, models
 from torchvision.transforms import v2 as transforms
 from tqdm import tqdm
 
-warnings.filterwarnings("ignore", module="PIL")  # they name no file, and the pictures are whole
-
-# of the machine's cores, those that this process may use
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+warnings.filterwarnings("ignore", module="PIL")  # they name no file and are harmless
 
 
-def at_least(least):
-    """The type of an option that is a whole number, `least` or more."""
-    def whole_number(text):
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
-        return int(text)
-    return whole_number
+def fail(message):
+    """Print one line on stderr and exit with status 2, which means wrong usage."""
+    print(f"{Path(__file__).name}: error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def count(text):
+    """Return an option's whole number, which is 1 or more. Raises ValueError."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
 
 
 def build_parser():
-    """The options: the same, with the same defaults, in every script."""
+    """Return the parser of the options. They have the same defaults in every script."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.error = lambda message: parser.exit(2, f"{parser.prog}: error: {message}\n")
-    def add(name, **details):  # --batch_size, spelled --batch-size too
-        parser.add_argument(name, *{name.replace("_", "-")} - {name}, **details)
-
-    # data
+    parser.error = fail
+    add = parser.add_argument
     places = [folder / "data" / "digits" for folder in Path(__file__).resolve().parents]
-    digits = next((place for place in places if place.is_dir()), places[1])
-    add("--dataset", type=Path, default=digits, help="folder of train/<class>/*, val/<class>/*")
-    add("--image_size", type=at_least(1), default=32, help="pixels a side in training")
-    add("--val_size", type=at_least(1), help="pixels a side in validation; None: as in training")
+    digits = next(filter(Path.is_dir, places), places[1])
+    add("--dataset", type=Path, default=digits, help="folder with train/<class>/*, val/<class>/*")
+    add("--image_size", type=count, default=32, help="height and width in training, pixels")
+    add("--val_size", type=count, help="the same in validation; None: as in training")
     add("--augment", action="store_true", help="random resized crop and flip")
-    add("--workers", type=at_least(0), default=min(16, CORES), help="loaders in all")
-
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    add("--workers", type=int, default=min(16, cores), help="loading processes in all")
     # new #
-    # auto is the GPU if the pictures leave half of it free for training
+    # auto: in GPU memory if the pictures take at most half of what is free
     add("--cache_device", choices=["auto", "gpu", "ram"], default="auto", help="what holds them")
 
-    # model
     add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
-    add("--width", type=at_least(1), default=16, help="channels of conv11's first layer")
-
-    # optimizer
-    add("--batch_size", type=at_least(1), default=120, help="pictures a step, over all processes")
-    add("--lr", type=float, default=0.1, help="peak learning rate")
-
-    # length
-    add("--epochs", type=at_least(1), default=5, help="passes over the training pictures")
-    add("--steps", type=at_least(1), help="end every epoch after so many steps; None: do not")
+    add("--width", type=count, default=16, help="channels of conv11's first layer")
+    add("--batch_size", type=count, default=120, help="pictures a step, over all processes")
+    add("--lr", type=float, default=0.1, help="highest learning rate")
+    add("--epochs", type=count, default=5, help="passes over the training pictures")
+    add("--steps", type=count, help="end each epoch after this many; None: train on all")
     add("--seed", type=int, default=0, help="of weights, order and augmentation")
-
-    # files
-    add("--result_dir", type=Path, default=Path("runs"), help="where record and checkpoint go")
-    add("--resume", help="a checkpoint, or auto: RESULT_DIR's own if there is one")
+    add("--result_dir", type=Path, default=Path("runs"), help="folder of record and checkpoint")
+    add("--resume", help="a checkpoint, or auto: the one in RESULT_DIR if there is one")
     return parser
 
 
-def is_picture(path):
-    """Whether the name is a picture's; those that begin with ._ are a file system's notes."""
-    name = os.path.basename(path).lower()
-    return name.endswith(datasets.folder.IMG_EXTENSIONS) and not name.startswith("._")
-
-
-def load_image(path, file=None):
-    """An RGB picture, upright by its EXIF, of what is at `path` or in `file`. Raises OSError."""
+def load_image(path):
+    """Return the picture at `path` in RGB, upright by its EXIF. Raises OSError with the path."""
     try:
-        with Image.open(file or path) as image:
-            image = ImageOps.exif_transpose(image)
-            if image.mode.startswith("I"):  # 16 bits become 8
-                image = image.convert("I").point(lambda value: value / 257 + 0.5).convert("L")
-            return image.convert("RGB")
+        with Image.open(path) as image:
+            return ImageOps.exif_transpose(image).convert("RGB")
     except Exception as error:
-        raise OSError(f"cannot read the picture {path}: {error}") from None
+        raise OSError(f"cannot read {path}: {error}") from None
+
+
+def open_folder(dataset, names, transform):
+    """Return an ImageFolder over the first of DATASET/<names> that is there."""
+    root = next((dataset / name for name in names if (dataset / name).is_dir()), dataset / names[0])
+    try:
+        return datasets.ImageFolder(root, transform, loader=load_image, is_valid_file=lambda path: (
+            datasets.folder.is_image_file(path) and not os.path.basename(path).startswith("._")))
+    except OSError as error:
+        fail(f"--dataset {dataset}: {error} (it needs {' or '.join(names)}/<class>/*; "
+             "`python make_dataset.py digits` makes the default)")
+
+
+def write(path, content):
+    """Write bytes beside `path`, then move them there: `path` is never half a file."""
+    Path(f"{path}.part").write_bytes(content)
+    os.replace(f"{path}.part", path)
 
 
 # new #
-# a set that does not fit has to be told before it is decoded
-def free_memory():
-    """Bytes that this machine can still give, or the container that this runs in. Linux only."""
-    def number(path, pattern):
-        found = re.search(pattern, path.read_text()) if path.exists() else None
-        return int(found[1]) if found else math.inf
-    group = Path("/sys/fs/cgroup")
-    return min(1024 * number(Path("/proc/meminfo"), r"MemAvailable: *(\d+)"),
-               number(group / "memory.max", r"(\d+)"),
-               number(group / "memory" / "memory.limit_in_bytes", r"(\d+)"))
-
-# new #
-# torchvision's RandomResizedCrop and RandomHorizontalFlip, of a whole batch at once
-def random_crops(images, size, generator):
-    """Of uint8 (N, 3, side, side), one crop each: uint8 (N, 3, size, size), drawn as there."""
-    draws = torch.empty(2, len(images), 10).uniform_(generator=generator)
-    area, ratio = 0.08 + 0.92 * draws[0], (4 / 3) ** (2 * draws[1] - 1)
-    edges = torch.stack([area * ratio, area / ratio], 2).sqrt()  # shares of the picture's
-    first = (edges <= 1).all(2).int().argmax(1)
-    edges = edges[torch.arange(len(images)), first].clamp(max=1)
-    places, flips = torch.empty(2, len(images), 2).uniform_(-1, 1, generator=generator)
-    edges[:, 0] *= flips[:, 0].sign()
-    crops = torch.stack([edges, (1 - edges.abs()) * places])
-    crops = crops.pin_memory() if images.is_cuda else crops  # else the host waits for the GPU here
-    scales, shifts = crops.to(images.device, non_blocking=True)[..., None]
-    pixels = (2 * torch.arange(size, device=images.device) + 1) / size - 1  # from -1 to 1
-    across, down = (scales * pixels + shifts).unbind(1)
-    grid = torch.stack([across[:, None].expand(-1, size, size),
-                        down[:, :, None].expand(-1, size, size)], 3)
+# RandomResizedCrop and RandomHorizontalFlip for a whole batch at once
+def random_crops(images, size):
+    """Return a random crop of each picture: uint8 (N, 3, side, side) to (N, 3, size, size)."""
+    count = len(images)
+    area = torch.empty(count, 10).uniform_(0.08, 1)  # a share of the picture's area
+    ratio = (4 / 3) ** torch.empty(count, 10).uniform_(-1, 1)
+    edges = torch.stack([area * ratio, area / ratio], 2).sqrt()  # width and height
+    fits = (edges <= 1).all(2).int().argmax(1)  # the first of ten draws that does
+    edges = edges[torch.arange(count), fits].clamp(max=1)
+    centers = (1 - edges) * torch.empty(count, 2).uniform_(-1, 1)  # the picture is from -1 to 1
+    edges[:, 0] *= torch.randint(2, (count,)) * 2 - 1  # a negative width flips
+    crops = torch.cat([edges.diag_embed(), centers[:, :, None]], 2)
+    crops = crops.pin_memory() if images.is_cuda else crops  # so that the host does not wait
+    grid = nn.functional.affine_grid(crops.to(images.device, non_blocking=True),
+                                     (count, 3, size, size), align_corners=False)
     return nn.functional.grid_sample(images.float(), grid, padding_mode="border",
                                      align_corners=False).round().byte()
 
 # new #
-# it stands where DataLoader stood
+# takes the place of DataLoader
 class CachedLoader:
-    """Yields what DataLoader yields: uint8 (N, 3, size, size) with (N,) labels, on `device`.
-    Each process decodes its share of `dataset`, and holds all of it at `place`; with `size`, it
-    crops at random.
+    """Yield uint8 pictures (N, 3, size, size) and labels (N,) from memory.
+    Each process decodes its share of `dataset` and gets the rest from the others. `place` holds the
+    pictures; `crop`, if not 0, is the size of random crops, which `device` makes.
     """
-    def __init__(self, dataset, sampler, place, device, side, rank, world_size, batch_size,
-                 num_workers, generator, pin_memory, drop_last=False, size=None,
-                 prefetch_factor=None):
-        self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
-        self.device, self.generator, self.size = device, generator, size
-        self.pinned = pin_memory and place.type == "cpu"
-        self.images = torch.empty(len(dataset), 3, side, side, dtype=torch.uint8, device=place)
-        self.labels = torch.empty(len(dataset), dtype=torch.long, device=place)
-        shares = torch.arange(-(-len(dataset) // world_size) * world_size) % len(dataset)
-        shares, done = shares.view(-1, world_size).T, 0
-        def gathered(part):
-            every = [part.to(device)]
-            if world_size > 1:
-                every = [torch.empty_like(every[0]) for _ in range(world_size)]
-                torch.distributed.all_gather(every, part.to(device))
-            return torch.cat(every).to(place)
-        for images, labels in tqdm(
-                DataLoader(dataset, batch_size, sampler=shares[rank].tolist(),
-                           num_workers=num_workers, generator=generator),
-                f"decoding {len(dataset)}", leave=False, disable=None if rank == 0 else True):
-            if images.dtype != torch.uint8:
-                raise OSError(f"pictures are held as bytes, not {images.dtype}: see PILToTensor")
-            numbers = shares[:, done:done + len(labels)].flatten().to(place)
-            self.images[numbers], self.labels[numbers] = gathered(images), gathered(labels)
-            done += len(labels)
+    def __init__(self, dataset, sampler, side, crop, place, device, rank, world_size, batch_size,
+                 num_workers, pin_memory, drop_last=False, **others):
+        self.order = torch.utils.data.BatchSampler(sampler, batch_size, drop_last)
+        self.crop, self.device, self.pinned = crop, device, pin_memory and place != device
+        self.images = torch.zeros(len(dataset), 3, side, side, dtype=torch.uint8, device=place)
+        self.labels = torch.zeros(len(dataset), dtype=torch.long, device=place)
+        images, labels = (each[rank::world_size].split(batch_size)
+                          for each in (self.images, self.labels))
+        decoded = DataLoader(dataset, batch_size, sampler=range(rank, len(dataset), world_size),
+                             num_workers=num_workers, generator=torch.Generator())
+        for k, batch in enumerate(tqdm(decoded, f"decoding {len(dataset)}", leave=False,
+                                       disable=None if rank == 0 else True)):
+            images[k].copy_(batch[0])
+            labels[k].copy_(batch[1])
+        for part in [*self.images.split(1000), self.labels] if world_size > 1 else []:
+            total = part.to(device)  # the other shares are zeros
+            torch.distributed.all_reduce(total)
+            part.copy_(total)
     def __len__(self):
-        rest = 0 if self.drop_last else self.batch_size - 1
-        return (len(self.sampler) + rest) // self.batch_size
+        return len(self.order)
     def __iter__(self):
-        order = torch.tensor(list(self.sampler)).to(self.images.device)
-        for numbers in order.split(self.batch_size)[:len(self)]:
-            images = torch.empty(len(numbers), *self.images.shape[1:], dtype=torch.uint8,
-                                 device=self.images.device, pin_memory=self.pinned)
+        order = torch.tensor([*self.order.sampler]).to(self.images.device)
+        for numbers in order.split(self.order.batch_size)[:len(self)]:
+            images = self.images.new_empty((len(numbers), *self.images.shape[1:]),
+                                           pin_memory=self.pinned)
             torch.index_select(self.images, 0, numbers, out=images)
             images = images.to(self.device, non_blocking=True)
-            if self.size:
-                images = random_crops(images, self.size, self.generator)
-            yield images, self.labels[numbers]
+            yield random_crops(images, self.crop) if self.crop else images, self.labels[numbers]
 
-def class_folders(parser, dataset, names, transform):
-    """ImageFolder over the first of DATASET/<names> that exists; where it cannot, exit 2."""
-    root = next((dataset / name for name in names if (dataset / name).is_dir()), dataset / names[0])
-    try:
-        return datasets.ImageFolder(root, transform, loader=load_image, is_valid_file=is_picture)
-    except OSError as error:
-        parser.error(f"--dataset {dataset}: {error} (it has to hold {' or '.join(names)}/<class>/*;"
-                     " `python make_dataset.py digits` makes the default)")
-
-
-class Conv11(nn.Module):
-    """Eleven 3x3 convolutions: (N, 3, H, W) floats to (N, classes) scores."""
-
-    def __init__(self, width, classes):
-        super().__init__()
-        layers, channels = [], 3
-        for i in range(11):
-            wider = width * 2 ** ((i + 1) // 3)
-            layers += [nn.Conv2d(channels, wider, 3, 2 if i % 3 == 2 else 1, 1, bias=False),
-                       nn.BatchNorm2d(wider), nn.ReLU(inplace=True)]
-            channels = wider
-        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, images):
-        return self.layers(images)
-
-
-def environment(device):
-    """The machine and the versions that a record was made with."""
-    def ask(command):
-        return os.popen(f"{command} 2>/dev/null | head -n 1").read().strip()
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return dict(python=sys.version.split()[0], torch=torch.__version__, cuda=torch.version.cuda,
-                cudnn=torch.backends.cudnn.version(), gpu=gpu, gpus=torch.cuda.device_count(),
-                driver=ask("nvidia-smi --query-gpu=driver_version --format=csv,noheader"),
-                cpu=ask("sed -n 's/^model name.*: //p' /proc/cpuinfo"), cores=CORES)
-
-
-def peak_memory(device):
-    """The most bytes held at once: on the GPU, or else by this process, which Linux alone tells."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    status = Path("/proc/self/status")
-    found = status.exists() and status.read_text().partition("VmHWM:")[2].split()
-    return 1024 * int(found[0]) if found else None
-
-
-def replace(path, content):
-    """Writes bytes beside `path`, then moves them there: never half a file. Raises OSError."""
-    try:
-        with open(f"{path}.part", "wb") as file:
-            file.write(content)
-        os.replace(f"{path}.part", path)
-    except OSError as error:
-        Path(f"{path}.part").unlink(missing_ok=True)
-        raise OSError(f"cannot write {path}: {error.strerror}") from None
+def conv11(width, classes):
+    """Return eleven 3x3 convolutions: (N, 3, H, W) floats to (N, classes) scores."""
+    layers, channels = [], 3
+    for i in range(11):
+        wider = width * 2 ** ((i + 1) // 3)
+        layers += [nn.Conv2d(channels, wider, 3, 2 if i % 3 == 2 else 1, 1, bias=False),
+                   nn.BatchNorm2d(wider), nn.ReLU(inplace=True)]
+        channels = wider
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
+    return nn.Sequential(*layers)
 
 
 def main():
     # --------------------------------------------------------------------------------- options
     started = time.perf_counter()
     script = Path(__file__).stem
-    parser = build_parser()
-    args = parser.parse_args()
+    args = build_parser().parse_args()
 
     # which process this is, of how many, and its device
     rank = 0
     world_size = 1
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-    # the weights are the same in every process and every run
+    # every process starts from the same weights
     torch.manual_seed(args.seed)
     on_gpu = device.type == "cuda"
     if args.batch_size % world_size:
-        parser.error(f"--batch_size {args.batch_size} does not divide by {world_size} processes")
+        fail(f"--batch_size {args.batch_size} is not a multiple of {world_size} processes")
+    if not 0 < args.lr < float("inf") or not 0 <= args.seed < 2 ** 31 or args.workers < 0:
+        fail("--lr is a number above 0, --workers and --seed are whole numbers from 0 up")
+    saved = args.result_dir / f"{script}.pt"
+    try:
+        args.result_dir.mkdir(parents=True, exist_ok=True)
+        open(f"{saved}.part", "ab").close()
+    except OSError as error:
+        fail(f"--result_dir: {error}")
 
     # ------------------------------------------------------------------------------------ data
     val_size = args.val_size or args.image_size
@@ -278,58 +204,52 @@ def main():
     train_transform = transforms.Compose([*crop, transforms.PILToTensor()])
 
     # uint8 pictures (3, height, width) with the number of their class
-    train_set = class_folders(parser, args.dataset, ("train", "training"), train_transform)
-    val_set = class_folders(parser, args.dataset, ("val", "test", "testing"), val_transform)
+    train_set = open_folder(args.dataset, ("train", "training"), train_transform)
+    val_set = open_folder(args.dataset, ("val", "test", "testing"), val_transform)
     if odd := set(train_set.classes) ^ set(val_set.classes):
-        parser.error(f"--dataset {args.dataset}: not in both train and val: {sorted(odd)}")
+        fail(f"--dataset {args.dataset}: not in both train and val: {sorted(odd)}")
     if len(train_set) < args.batch_size:
-        parser.error(f"--batch_size {args.batch_size}: only {len(train_set)} training pictures")
+        fail(f"--batch_size {args.batch_size}: there are only {len(train_set)} training pictures")
 
     # new #
-    # crops are taken from centres a seventh larger; other transforms would be lost behind them
-    side = math.ceil(args.image_size * 8 / 7) if args.augment else args.image_size
+    # the cache holds squares; random crops are cut from squares that are a seventh larger
+    side = -(-args.image_size * 8 // 7) if args.augment else args.image_size
     if args.augment:
-        done = transforms.Compose([transforms.RandomResizedCrop(args.image_size),
-                                   transforms.RandomHorizontalFlip(), transforms.PILToTensor()])
-        wanted, done = (" ".join(str(each).split()) for each in (
-            getattr(train_set, "transform", None), done))
-        if wanted != done:
-            parser.error(f"--augment: random_crops does {done}, not your {wanted}")
-        train_set.transform = transforms.Compose([
-            transforms.Resize(side), transforms.CenterCrop(side), transforms.PILToTensor()])
-    needed, place = 3 * (len(train_set) * side ** 2 + len(val_set) * val_size ** 2), device
-    free = torch.cuda.mem_get_info(device)[0] if on_gpu else 0
-    if args.cache_device == "ram" or args.cache_device == "auto" and needed > free / 2 or not free:
-        place, free = torch.device("cpu"), free_memory() / int(os.getenv("LOCAL_WORLD_SIZE", 1))
+        train_set.transform = transforms.Compose([transforms.Resize(side), transforms.CenterCrop(
+            side), *train_transform.transforms[2:]])
+    needed = 3 * (len(train_set) * side ** 2 + len(val_set) * val_size ** 2)
+    place, free = device, torch.cuda.mem_get_info()[0] if on_gpu else 0
+    is_large = needed > free / 2 and args.cache_device == "auto"
+    if args.cache_device == "ram" or is_large or not on_gpu:
+        place, memory = torch.device("cpu"), Path("/proc/meminfo")
+        free = 1024 * int(memory.read_text().split()[7]) if memory.exists() else 2 ** 50
+        free //= int(os.getenv("LOCAL_WORLD_SIZE", 1))  # each process holds the whole set
     size = f"the decoded pictures take {needed / 1e6:,.1f} MB of {place}'s memory"
     if needed > free:
-        parser.error(f"{size}, more than its free {free / 1e6:,.1f}: a smaller --image_size helps")
+        fail(f"{size}, but {free / 1e6:,.1f} MB are free: take a smaller --image_size")
     print(f"{script}: {size}", flush=True)
 
     # epoch e's order is the torch.randperm of a generator seeded with seed + e
     sampler = RandomSampler(train_set, generator=torch.Generator())
 
-    # every picture once, whatever the number of processes
+    # each process has its share of the validation pictures, the batch and the workers
     val_sampler = range(rank, len(val_set), world_size)
-
-    # workers draw from the epoch's seed, so that an epoch can be replayed
-    worker_seed = torch.Generator()
     workers = -(-args.workers // world_size)
-    loading = dict(batch_size=args.batch_size // world_size, num_workers=workers,
-                   pin_memory=on_gpu, generator=worker_seed)
+    loading = dict(batch_size=args.batch_size // world_size, num_workers=workers, pin_memory=on_gpu)
 
+    # workers that augment start anew each epoch, which seeds them
     # new #
-    # decodes them now; from then on a batch is one look-up
-    train_loader = CachedLoader(train_set, sampler, place, device, side, rank, world_size,
-                                drop_last=True, size=args.augment and args.image_size, **loading)
+    # decodes all pictures now; a batch is then a look-up in memory
+    where = dict(place=place, device=device, rank=rank, world_size=world_size)
+    train_loader = CachedLoader(train_set, sampler, side, args.augment and args.image_size,
+                                drop_last=True, **where, **loading)
 
     # validation draws nothing, so its workers can stay
     # new #
-    # validation need not decode its pictures again either
-    val_loader = CachedLoader(val_set, val_sampler, place, device, val_size, rank, world_size,
-                              **loading)
+    # validation looks its pictures up as well
+    val_loader = CachedLoader(val_set, val_sampler, val_size, 0, **where, **loading)
 
-    # bytes turn into floats on the device
+    # the device turns bytes into floats
     normalize = transforms.Compose([
         transforms.ToDtype(torch.float32, scale=True),
         transforms.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])])
@@ -337,13 +257,15 @@ def main():
 
     # ----------------------------------------------------------------------------------- model
     classes = len(train_set.classes)
-    if args.model == "conv11":
-        model = Conv11(args.width, classes)
-    elif args.model in models.list_models(module=models):
-        no_aux = {"aux_logits": False} if args.model in ("googlenet", "inception_v3") else {}
-        model = models.get_model(args.model, num_classes=classes, **no_aux)
-    else:
-        parser.error(f"--model {args.model}: neither conv11 nor a model of torchvision.models")
+    try:
+        if args.model == "conv11":
+            model = conv11(args.width, classes)
+        else:
+            no_aux = {"aux_logits": False} if args.model in ("googlenet", "inception_v3") else {}
+            model = models.get_model(args.model, num_classes=classes, **no_aux)
+        model.eval()(torch.zeros(1, 3, val_size, val_size))  # some take one size only
+    except Exception as error:
+        fail(f"--model {args.model}, pictures of {val_size} pixels: {error}")
 
     # model stays the bare module: optimizer, checkpoint and validation use it
     model = model.to(device)
@@ -352,68 +274,63 @@ def main():
     loss_function = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True)
 
-    # what is trained
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{script}: {parameters:,} parameters, {len(train_set):,} pictures, {device}", flush=True)
 
-    # the learning rate rises for a fifth of all steps, then falls to zero
-    total = args.epochs * steps
-    scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / (0.2 * total), (total - step) / (0.8 * total)))
-
-    # what a checkpoint holds
-    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    # whose states a checkpoint holds
+    parts = {"model": model, "optimizer": optimizer}
 
     # what a training step calls on bytes; more may wrap it
     net = nn.Sequential(normalize, model)
 
     # -------------------------------------------------------------------------------- training
-    args.result_dir.mkdir(parents=True, exist_ok=True)
-    saved = args.result_dir / f"{script}.pt"
-    checkpoint, resume = None, args.resume
-    if resume == "auto":
-        resume = saved if saved.exists() else None
-    if resume:
-        try:
-            if damaged := zipfile.ZipFile(resume).testzip():  # torch.load compares no checksums
-                raise ValueError(f"{damaged} is damaged")
-            checkpoint = torch.load(resume, map_location="cpu", weights_only=True)
-        except Exception as error:
-            parser.error(f"--resume {resume}: not a whole checkpoint: {error!r:.150}")
+    there = saved if saved.exists() else None
+    resume = there if args.resume == "auto" else args.resume
+    if there and not resume:
+        print(f"{script}: replaces {there}; --resume auto would continue it", flush=True)
+    content = Path(resume).read_bytes() if resume and rank == 0 else None
 
-    # go on where it stopped
+    # go on with the states of the checkpoint and the options of this run
     epochs = []
-    if checkpoint:
+    if content is not None:
         try:
-            for name, state in checkpoint["parts"].items():
-                if name in parts and state:  # a scaler that was off has none
-                    parts[name].load_state_dict(state)
+            if damaged := zipfile.ZipFile(io.BytesIO(content)).testzip():
+                raise ValueError(f"{damaged} is damaged")  # torch.load would not notice
+            checkpoint = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            states = checkpoint["parts"]
+            states["optimizer"]["param_groups"] = optimizer.state_dict()["param_groups"]
+            for name in states.keys() & parts.keys():
+                parts[name].load_state_dict(states[name])
             epochs = checkpoint["epochs"]
-            scheduler.last_epoch = len(epochs) * steps  # which an option may have changed
-            torch.set_rng_state(checkpoint["rng"][0])
-            if on_gpu and checkpoint["rng"][1:]:
-                torch.cuda.set_rng_state(checkpoint["rng"][1], device)
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
-            parser.error(f"--resume {resume}: of another model: {error!r:.150}")
+        except Exception as error:
+            fail(f"--resume {resume}: no checkpoint of this model: {error!r:.150}")
+        changed = [f"--{name} {vars(args)[name]}, which was {old}" for name, old in
+                   checkpoint["options"].items() if str(vars(args).get(name, old)) != old]
+        print(f"{script}: {len(epochs)} of {args.epochs} epochs are done", *changed, sep="; ")
+
+    # the learning rate rises for a fifth of all steps, then falls to zero
+    done, total = len(epochs) * steps, args.epochs * steps
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
+        (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
 
     # nothing in a step waits for the device; the clock does, at the edges of what it times
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None
     warmup_seconds = 0.0
     resumed = len(epochs)
     for epoch in range(resumed, args.epochs):
+        # each epoch and process draws its own augmentation and dropout, and can repeat them
+        torch.manual_seed((args.seed + epoch) * world_size + rank)
+
         # the order of the pictures
         sampler.generator.manual_seed(args.seed + epoch)
 
-        # one pass over them
-        worker_seed.manual_seed((args.seed + epoch) * world_size + rank)
         losses = torch.zeros(steps, device=device)
         data_wait = 0.0
         model.train()
         synchronize()
         start = tick = time.perf_counter()
-        for step, (images, labels) in enumerate(tqdm(
-                islice(train_loader, steps), f"epoch {epoch + 1}", total=steps, leave=False,
-                disable=None if rank == 0 else True)):
+        for step, (images, labels) in tqdm(zip(range(steps), train_loader), f"epoch {epoch + 1}",
+                                           steps, leave=False, disable=None if rank == 0 else True):
             data_wait += time.perf_counter() - tick
             labels = labels.to(device, non_blocking=True)
             images = images.to(device, non_blocking=True)
@@ -421,7 +338,6 @@ def main():
             output = net(images)
             loss = loss_function(output, labels)
 
-            # one step down
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -436,21 +352,18 @@ def main():
 
         # the loss, read once an epoch
         loss = losses.mean().item()
-        if bad := (~losses.isfinite()).nonzero().flatten().tolist():
-            sys.exit(f"{script}: error: the loss stops being finite at epoch {epoch + 1}, step "
-                     f"{bad[0] + 1}; a lower --lr may help")
+        bad = (~losses.isfinite()).nonzero().flatten().tolist()
+        if bad or not all(weights.isfinite().all() for weights in model.parameters()):
+            sys.exit(f"{script}: error: the loss or the weights stop being finite in epoch "
+                     f"{epoch + 1}, step {(bad or [steps - 1])[0] + 1}: try a lower --lr")
 
         # validation
         model.eval()
         correct = torch.zeros(2, device=device)
         with torch.inference_mode():
             for images, labels in val_loader:
+                output = model(normalize(images.to(device, non_blocking=True)))
                 labels = labels.to(device, non_blocking=True)
-                images = images.to(device, non_blocking=True)
-
-                output = model(normalize(images))
-
-                # top-1 and top-5
                 hits = output.topk(min(5, classes)).indices == labels[:, None]
                 correct += torch.stack([hits[:, 0].sum(), hits.sum()])
 
@@ -463,27 +376,27 @@ def main():
               f"top-5 {top5:.2%}  {speed:,.0f} images/s  data wait {data_wait / seconds:.0%}",
               flush=True)
         if rank == 0:
-            state = {"parts": {name: part.state_dict() for name, part in parts.items()},
-                     "epochs": epochs, "rng": [torch.get_rng_state()]}
-            state["rng"] += [torch.cuda.get_rng_state(device)] if on_gpu else []
-            torch.save(state, content := io.BytesIO())
-            replace(saved, content.getvalue())
+            states = {name: part.state_dict() for name, part in parts.items()}
+            options = {name: str(value) for name, value in vars(args).items() if name != "resume"}
+            torch.save(dict(parts=states, epochs=epochs, options=options), content := io.BytesIO())
+            write(saved, content.getvalue())
 
     # the record; the speed is that of the epochs after this run's first, which warms up
-    steady = epochs[resumed + 1:] or epochs[1:resumed] or epochs
+    steady = epochs[resumed + 1:] or epochs[1:] or epochs
+    name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
     record = dict(
-        script=script, options=vars(args), environment=environment(device), parameters=parameters,
-        epochs=epochs, val_top1=epochs[-1]["val_top1"], warmup_seconds=warmup_seconds,
+        script=script, options=vars(args), environment=dict(torch=torch.__version__, device=name),
+        parameters=parameters, epochs=epochs, val_top1=epochs[-1]["val_top1"],
         images_per_second=statistics.median(each["images_per_second"] for each in steady),
-        train_seconds=sum(each["seconds"] for each in steady),
-        peak_memory_bytes=peak_memory(device))
+        train_seconds=sum(each["seconds"] for each in steady), warmup_seconds=warmup_seconds,
+        peak_memory_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else None)
     if rank == 0:
-        text = json.dumps(record, indent=1, default=str) + "\n"
-        replace(args.result_dir / f"{script}.json", text.encode())
+        text = json.dumps(record, indent=1, default=str)
+        write(args.result_dir / f"{script}.json", text.encode())
 
 
 if __name__ == "__main__":
     try:
         main()
-    except OSError as error:  # a picture that cannot be read, a full disk: one line says which
+    except OSError as error:  # a picture that cannot be read, a full disk
         sys.exit(f"{Path(__file__).name}: error: {str(error).splitlines()[-1]}")
