@@ -2,21 +2,18 @@
 # requires-python = ">=3.10"
 # dependencies = [
 #     # new #
-#     # one file in place of many
+#     # many files in one
 #     "lmdb",
 #
-#     "pillow",
-#     "torch>=2.11",
-#     "torchvision>=0.26",
-#     "tqdm",
+#     "pillow", "torch>=2.11", "torchvision>=0.26", "tqdm",
 # ]
 # ///
 """Train an image classifier on DATASET/train/<class>/* and validate it on DATASET/val/<class>/*.
 
     python train.py --dataset DATASET --epochs 5
 
-Every epoch it prints loss, accuracy and images/s and saves RESULT_DIR/<script name>.pt, which
---resume takes; at the end it writes its record, RESULT_DIR/<script name>.json.
+Each epoch prints loss, accuracy and images/s, and saves RESULT_DIR/<script name>.pt, which --resume
+continues. The last one is followed by a record in RESULT_DIR/<script name>.json.
 """
 
 import argparse
@@ -28,18 +25,13 @@ import sys
 import time
 import warnings
 import zipfile
-from itertools import islice
 from pathlib import Path
 
 # new #
-# a store in one file, mapped into memory
+# LMDB keeps many files in one
 import fcntl
-import mmap
-import numpy as np
-try:
-    import lmdb
-except ImportError as error:
-    sys.exit(f"{Path(__file__).name}: error: {error}: pip install lmdb")
+import functools
+import lmdb
 
 import torch
 from PIL import Image, ImageOps
@@ -49,254 +41,175 @@ from torchvision import datasets, models
 from torchvision.transforms import v2 as transforms
 from tqdm import tqdm
 
-warnings.filterwarnings("ignore", module="PIL")  # they name no file, and the pictures are whole
-
-# of the machine's cores, those that this process may use
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+warnings.filterwarnings("ignore", module="PIL")  # they name no file and are harmless
 
 
-def at_least(least):
-    """The type of an option that is a whole number, `least` or more."""
-    def whole_number(text):
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
-        return int(text)
-    return whole_number
+def fail(message):
+    """Print one line on stderr and exit with status 2, which means wrong usage."""
+    print(f"{Path(__file__).name}: error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def count(text):
+    """Return an option's whole number, which is 1 or more. Raises ValueError."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
 
 
 def build_parser():
-    """The options: the same, with the same defaults, in every script."""
+    """Return the parser of the options. They have the same defaults in every script."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.error = lambda message: parser.exit(2, f"{parser.prog}: error: {message}\n")
-    def add(name, **details):  # --batch_size, spelled --batch-size too
-        parser.add_argument(name, *{name.replace("_", "-")} - {name}, **details)
-
-    # data
+    parser.error = fail
+    add = parser.add_argument
     places = [folder / "data" / "digits" for folder in Path(__file__).resolve().parents]
-    digits = next((place for place in places if place.is_dir()), places[1])
-    add("--dataset", type=Path, default=digits, help="folder of train/<class>/*, val/<class>/*")
-    add("--image_size", type=at_least(1), default=32, help="pixels a side in training")
-    add("--val_size", type=at_least(1), help="pixels a side in validation; None: as in training")
+    digits = next(filter(Path.is_dir, places), places[1])
+    add("--dataset", type=Path, default=digits, help="folder with train/<class>/*, val/<class>/*")
+    add("--image_size", type=count, default=32, help="height and width in training, pixels")
+    add("--val_size", type=count, help="the same in validation; None: as in training")
     add("--augment", action="store_true", help="random resized crop and flip")
-    add("--workers", type=at_least(0), default=min(16, CORES), help="loaders in all")
-
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    add("--workers", type=int, default=min(16, cores), help="loading processes in all")
     # new #
-    # a fast local disk pays most; loader_LMDB.py reads and makes the same files
-    add("--lmdb", type=Path, help="folder for the LMDB files; None: the one DATASET is in")
+    # loader_LMDB.py makes and reads the same files
+    add("--lmdb", type=Path, help="folder of the LMDB files; None: the one that DATASET is in")
 
-    # model
     add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
-    add("--width", type=at_least(1), default=16, help="channels of conv11's first layer")
-
-    # optimizer
-    add("--batch_size", type=at_least(1), default=120, help="pictures a step, over all processes")
-    add("--lr", type=float, default=0.1, help="peak learning rate")
-
-    # length
-    add("--epochs", type=at_least(1), default=5, help="passes over the training pictures")
-    add("--steps", type=at_least(1), help="end every epoch after so many steps; None: do not")
+    add("--width", type=count, default=16, help="channels of conv11's first layer")
+    add("--batch_size", type=count, default=120, help="pictures a step, over all processes")
+    add("--lr", type=float, default=0.1, help="highest learning rate")
+    add("--epochs", type=count, default=5, help="passes over the training pictures")
+    add("--steps", type=count, help="end each epoch after this many; None: train on all")
     add("--seed", type=int, default=0, help="of weights, order and augmentation")
-
-    # files
-    add("--result_dir", type=Path, default=Path("runs"), help="where record and checkpoint go")
-    add("--resume", help="a checkpoint, or auto: RESULT_DIR's own if there is one")
+    add("--result_dir", type=Path, default=Path("runs"), help="folder of record and checkpoint")
+    add("--resume", help="a checkpoint, or auto: the one in RESULT_DIR if there is one")
     return parser
 
 
-def is_picture(path):
-    """Whether the name is a picture's; those that begin with ._ are a file system's notes."""
-    name = os.path.basename(path).lower()
-    return name.endswith(datasets.folder.IMG_EXTENSIONS) and not name.startswith("._")
-
-
-def load_image(path, file=None):
-    """An RGB picture, upright by its EXIF, of what is at `path` or in `file`. Raises OSError."""
+def load_image(path):
+    """Return the picture at `path` in RGB, upright by its EXIF. Raises OSError with the path."""
     try:
-        with Image.open(file or path) as image:
-            image = ImageOps.exif_transpose(image)
-            if image.mode.startswith("I"):  # 16 bits become 8
-                image = image.convert("I").point(lambda value: value / 257 + 0.5).convert("L")
-            return image.convert("RGB")
+        with Image.open(path) as image:
+            return ImageOps.exif_transpose(image).convert("RGB")
     except Exception as error:
-        raise OSError(f"cannot read the picture {path}: {error}") from None
+        raise OSError(f"cannot read {path}: {error}") from None
 
 
-# new #
-# many files become one; its last record is the index, without which it is not whole
-def build_lmdb(folder, path):
-    """Copies the files of `folder`, an ImageFolder, into the LMDB file `path`.
-    b"<number>.0" is a file as it is, b"index" JSON: format, count, classes, pair, root and, of each
-    file, label, [name], [bytes], [place in PATH]. Built as PATH.part and moved into place by one
-    process: others wait. Raises OSError.
-    """
-    def is_mine():
-        return os.path.exists(part.name) and os.path.samefile(part.name, part.fileno())
-    while True:
-        part = open(f"{path}.part", "ab")
-        fcntl.flock(part, fcntl.LOCK_EX)  # the lock of a killed process is gone with it
-        if is_mine() or os.path.exists(path):
-            break  # else another has moved or removed it meanwhile
-        part.close()
-    try:
-        if os.path.exists(path):
-            return
-        part.truncate(0)
-        sizes = [os.path.getsize(name) for name, _ in folder.samples]
-        store = lmdb.open(part.name, subdir=False, lock=False, sync=False,
-                          map_size=2 * sum(sizes) + 2 ** 14 * len(sizes) + 2 ** 20)
-        index = dict(format=1, count=len(sizes), classes=folder.classes, pair=None,
-                     root=os.path.basename(folder.root), samples=[])
-        def put(key, value):
-            with store.begin(write=True) as transaction:
-                transaction.put(key, value)
-            if not mapped or len(value) <= mmap.PAGESIZE:
-                return 0
-            with store.begin(buffers=True) as transaction:
-                return np.frombuffer(transaction.get(key), np.uint8).ctypes.data - mapped
-        maps = open("/proc/self/maps") if os.path.exists("/proc/self/maps") else []
-        mapped = next((int(line.split("-")[0], 16) for line in maps
-                       if line.split()[4] == str(os.fstat(part.fileno()).st_ino)), None)
-        for i, (name, label) in enumerate(tqdm(folder.samples, f"building {path}", disable=None)):
-            content = Path(name).read_bytes()
-            index["samples"].append((label, [os.path.relpath(name, folder.root)], [len(content)],
-                                     [put(b"%d.0" % i, content)]))
-        put(b"index", json.dumps(index).encode())
-        store.sync(True)
-        store.close()
-        os.replace(part.name, path)
-    except lmdb.Error as error:
-        raise OSError(f"cannot build {path}: {error}; is the disk full?") from None
-    finally:
-        if is_mine():
-            os.unlink(part.name)
-        part.close()
-
-# new #
-# what an ImageFolder calls in place of load_image
-class LMDBReader:
-    """Called with the path of a picture of `folder`, decodes it from the LMDB file `path`.
-    Each process opens the file when it first reads. Raises OSError naming file and picture.
-    """
-    stores = {}  # path: (process, environment, file); no worker can take one over
-    def __init__(self, folder, path):
-        self.path, self.root = str(path), folder.root
-        if not os.path.exists(path):
-            build_lmdb(folder, path)
-        try:
-            index = json.loads(self.get(b"index"))
-            self.records = {names[0]: (b"%d.0" % i, places[0], sizes[0])
-                            for i, (_, names, sizes, places) in enumerate(index["samples"])}
-        except (LookupError, TypeError, ValueError):
-            index = self.records = {}
-        if index.get("format") != 1 or {os.path.relpath(name, self.root) for name, _ in
-                                    folder.samples} != self.records.keys():
-            raise OSError(f"{path} holds other pictures than {self.root}: remove it, and it is "
-                          "built again")
-        self.stores.pop(self.path)[1].close()
-    def get(self, key, place=0, size=0):
-        """The bytes of a record, whose place lets the kernel fetch it by one request."""
-        process, store, file = self.stores.pop(self.path, (None, None, None))
-        if store and process != os.getpid():
-            store.close()
-        try:
-            if process != os.getpid():
-                store = lmdb.open(self.path, subdir=False, readonly=True, create=False, lock=False,
-                                  readahead=False)
-                file = open(self.path, "rb")
-                used = (store.info()["last_pgno"] + 1) * store.stat()["psize"]
-                if used > os.path.getsize(self.path):  # reading on would be a SIGBUS
-                    raise lmdb.InvalidError(f"{self.path} is cut short")
-            self.stores[self.path] = os.getpid(), store, file
-            if place:
-                os.posix_fadvise(file.fileno(), place, size, os.POSIX_FADV_WILLNEED)
-            with store.begin() as transaction:
-                record = transaction.get(key)
-            if record is None:
-                raise lmdb.InvalidError(f"{self.path} is incomplete: no record {key.decode()}")
-            return record
-        except lmdb.Error as error:
-            raise OSError(f"{error}: remove it, and it is built again") from None
-    def __call__(self, name):
-        key, place, size = self.records[os.path.relpath(name, self.root)]
-        content = io.BytesIO(self.get(key, place, size))
-        return load_image(f"{name}, record {key.decode()} of {self.path},", content)
-
-def class_folders(parser, dataset, names, transform):
-    """ImageFolder over the first of DATASET/<names> that exists; where it cannot, exit 2."""
+def open_folder(dataset, names, transform):
+    """Return an ImageFolder over the first of DATASET/<names> that is there."""
     root = next((dataset / name for name in names if (dataset / name).is_dir()), dataset / names[0])
     try:
-        return datasets.ImageFolder(root, transform, loader=load_image, is_valid_file=is_picture)
+        return datasets.ImageFolder(root, transform, loader=load_image, is_valid_file=lambda path: (
+            datasets.folder.is_image_file(path) and not os.path.basename(path).startswith("._")))
     except OSError as error:
-        parser.error(f"--dataset {dataset}: {error} (it has to hold {' or '.join(names)}/<class>/*;"
-                     " `python make_dataset.py digits` makes the default)")
+        fail(f"--dataset {dataset}: {error} (it needs {' or '.join(names)}/<class>/*; "
+             "`python make_dataset.py digits` makes the default)")
 
 
-class Conv11(nn.Module):
-    """Eleven 3x3 convolutions: (N, 3, H, W) floats to (N, classes) scores."""
+# new #
+# the index comes last, so a file without it is not whole
+def build_lmdb(path, keys, index):
+    """Build the LMDB file `path` of the files of `keys`, {name: key}. Raises OSError."""
+    with open(f"{path}.part", "ab") as part:
+        fcntl.flock(part, fcntl.LOCK_EX)  # waits for another process that builds it
+        if os.path.exists(path):
+            return
+        try:
+            part.truncate(0)  # what a killed process left
+            most = 2 * sum(map(os.path.getsize, keys)) + 2 * len(index) + 2 ** 15 * len(keys)
+            with lmdb.open(part.name, most, subdir=False, lock=False, sync=False) as store:
+                for name, key in tqdm(keys.items(), f"building {path}", disable=None):
+                    with store.begin(write=True) as transaction:
+                        transaction.put(key, Path(name).read_bytes())
+                with store.begin(write=True) as transaction:
+                    transaction.put(b"index", index)
+                store.sync(True)
+            os.replace(part.name, path)
+        except (OSError, lmdb.Error) as error:
+            part.truncate(0)
+            raise OSError(f"cannot build {path}: {error}; --lmdb can name another disk") from None
 
-    def __init__(self, width, classes):
-        super().__init__()
-        layers, channels = [], 3
-        for i in range(11):
-            wider = width * 2 ** ((i + 1) // 3)
-            layers += [nn.Conv2d(channels, wider, 3, 2 if i % 3 == 2 else 1, 1, bias=False),
-                       nn.BatchNorm2d(wider), nn.ReLU(inplace=True)]
-            channels = wider
-        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, images):
-        return self.layers(images)
-
-
-def environment(device):
-    """The machine and the versions that a record was made with."""
-    def ask(command):
-        return os.popen(f"{command} 2>/dev/null | head -n 1").read().strip()
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return dict(python=sys.version.split()[0], torch=torch.__version__, cuda=torch.version.cuda,
-                cudnn=torch.backends.cudnn.version(), gpu=gpu, gpus=torch.cuda.device_count(),
-                driver=ask("nvidia-smi --query-gpu=driver_version --format=csv,noheader"),
-                cpu=ask("sed -n 's/^model name.*: //p' /proc/cpuinfo"), cores=CORES)
-
-
-def peak_memory(device):
-    """The most bytes held at once: on the GPU, or else by this process, which Linux alone tells."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    status = Path("/proc/self/status")
-    found = status.exists() and status.read_text().partition("VmHWM:")[2].split()
-    return 1024 * int(found[0]) if found else None
-
-
-def replace(path, content):
-    """Writes bytes beside `path`, then moves them there: never half a file. Raises OSError."""
+# new #
+# each process opens the file when it first reads; a fork has to open it again
+@functools.cache
+def open_lmdb(path):
+    """Return a transaction that reads the LMDB file `path`. Raises OSError."""
     try:
-        with open(f"{path}.part", "wb") as file:
-            file.write(content)
-        os.replace(f"{path}.part", path)
-    except OSError as error:
-        Path(f"{path}.part").unlink(missing_ok=True)
-        raise OSError(f"cannot write {path}: {error.strerror}") from None
+        store = lmdb.open(path, subdir=False, readonly=True, create=False, lock=False)
+        if os.path.getsize(path) < (store.info()["last_pgno"] + 1) * store.stat()["psize"]:
+            raise lmdb.Error("it is cut short")  # reading on would be a crash
+        return store.begin()
+    except lmdb.Error as error:
+        raise OSError(f"cannot read {path}: {error}; remove it to build it again") from None
+os.register_at_fork(after_in_child=open_lmdb.cache_clear)
+
+# new #
+# an ImageFolder calls it in place of load_image
+def load_record(path, keys, name):
+    """Return the picture `name` from the LMDB file `path`. Raises OSError with both."""
+    picture = io.BytesIO(open_lmdb(path).get(keys[name]))
+    try:
+        return load_image(picture)
+    except OSError as error:  # it names what it was given
+        raise OSError(str(error).replace(repr(picture), f"{name} in {path}")) from None
+
+# new #
+# names, sizes and times tell whether the file was made from these pictures
+def read_from_lmdb(folder, path):
+    """Have an ImageFolder read from the LMDB file `path`, or build it. Raises OSError."""
+    keys = {name: b"%d.0" % i for i, (name, _) in enumerate(folder.samples)}
+    index = json.dumps(dict(
+        format=2, root=os.path.basename(folder.root), classes=folder.classes, pair=None,
+        samples=[[label, [os.path.relpath(name, folder.root)], [file.st_size], [file.st_mtime_ns]]
+                 for name, label in folder.samples for file in [os.stat(name)]])).encode()
+    if not os.path.exists(path):
+        build_lmdb(path, keys, index)
+    if open_lmdb(path).get(b"index") != index:
+        raise OSError(f"{path} holds other files than {folder.root}: remove it to build it again")
+    folder.loader = functools.partial(load_record, path, keys)
+
+def write(path, content):
+    """Write bytes beside `path`, then move them there: `path` is never half a file."""
+    Path(f"{path}.part").write_bytes(content)
+    os.replace(f"{path}.part", path)
+
+
+def conv11(width, classes):
+    """Return eleven 3x3 convolutions: (N, 3, H, W) floats to (N, classes) scores."""
+    layers, channels = [], 3
+    for i in range(11):
+        wider = width * 2 ** ((i + 1) // 3)
+        layers += [nn.Conv2d(channels, wider, 3, 2 if i % 3 == 2 else 1, 1, bias=False),
+                   nn.BatchNorm2d(wider), nn.ReLU(inplace=True)]
+        channels = wider
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
+    return nn.Sequential(*layers)
 
 
 def main():
     # --------------------------------------------------------------------------------- options
     started = time.perf_counter()
     script = Path(__file__).stem
-    parser = build_parser()
-    args = parser.parse_args()
+    args = build_parser().parse_args()
 
     # which process this is, of how many, and its device
     rank = 0
     world_size = 1
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-    # the weights are the same in every process and every run
+    # every process starts from the same weights
     torch.manual_seed(args.seed)
     on_gpu = device.type == "cuda"
     if args.batch_size % world_size:
-        parser.error(f"--batch_size {args.batch_size} does not divide by {world_size} processes")
+        fail(f"--batch_size {args.batch_size} is not a multiple of {world_size} processes")
+    if not 0 < args.lr < float("inf") or not 0 <= args.seed < 2 ** 31 or args.workers < 0:
+        fail("--lr is a number above 0, --workers and --seed are whole numbers from 0 up")
+    saved = args.result_dir / f"{script}.pt"
+    try:
+        args.result_dir.mkdir(parents=True, exist_ok=True)
+        open(f"{saved}.part", "ab").close()
+    except OSError as error:
+        fail(f"--result_dir: {error}")
 
     # ------------------------------------------------------------------------------------ data
     val_size = args.val_size or args.image_size
@@ -308,41 +221,35 @@ def main():
     train_transform = transforms.Compose([*crop, transforms.PILToTensor()])
 
     # uint8 pictures (3, height, width) with the number of their class
-    train_set = class_folders(parser, args.dataset, ("train", "training"), train_transform)
-    val_set = class_folders(parser, args.dataset, ("val", "test", "testing"), val_transform)
+    train_set = open_folder(args.dataset, ("train", "training"), train_transform)
+    val_set = open_folder(args.dataset, ("val", "test", "testing"), val_transform)
     if odd := set(train_set.classes) ^ set(val_set.classes):
-        parser.error(f"--dataset {args.dataset}: not in both train and val: {sorted(odd)}")
+        fail(f"--dataset {args.dataset}: not in both train and val: {sorted(odd)}")
     if len(train_set) < args.batch_size:
-        parser.error(f"--batch_size {args.batch_size}: only {len(train_set)} training pictures")
+        fail(f"--batch_size {args.batch_size}: there are only {len(train_set)} training pictures")
 
     # new #
-    # opening a file for each picture costs a slow disk several requests; this is one
+    # a slow disk reads one file faster than many
     home = args.lmdb or args.dataset.resolve().parent
-    for part, split in (train_set, "train"), (val_set, "test"):
-        path = home / f"{args.dataset.resolve().name}_{split}.lmdb"
-        if not path.exists() and not os.access(home, os.W_OK):
-            parser.error(f"--lmdb: {path} is not there, and {home} cannot be written to")
-        part.loader = LMDBReader(part, path)
+    for folder, split in (train_set, "train"), (val_set, "test"):
+        read_from_lmdb(folder, f"{home / args.dataset.resolve().name}_{split}.lmdb")
 
     # epoch e's order is the torch.randperm of a generator seeded with seed + e
     sampler = RandomSampler(train_set, generator=torch.Generator())
 
-    # every picture once, whatever the number of processes
+    # each process has its share of the validation pictures, the batch and the workers
     val_sampler = range(rank, len(val_set), world_size)
-
-    # workers draw from the epoch's seed, so that an epoch can be replayed
-    worker_seed = torch.Generator()
     workers = -(-args.workers // world_size)
-    loading = dict(batch_size=args.batch_size // world_size, num_workers=workers,
-                   pin_memory=on_gpu, generator=worker_seed)
+    loading = dict(batch_size=args.batch_size // world_size, num_workers=workers, pin_memory=on_gpu)
 
+    # workers that augment start anew each epoch, which seeds them
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True,
                               persistent_workers=workers > 0 and not args.augment, **loading)
 
     # validation draws nothing, so its workers can stay
     val_loader = DataLoader(val_set, sampler=val_sampler, persistent_workers=workers > 0, **loading)
 
-    # bytes turn into floats on the device
+    # the device turns bytes into floats
     normalize = transforms.Compose([
         transforms.ToDtype(torch.float32, scale=True),
         transforms.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])])
@@ -350,13 +257,15 @@ def main():
 
     # ----------------------------------------------------------------------------------- model
     classes = len(train_set.classes)
-    if args.model == "conv11":
-        model = Conv11(args.width, classes)
-    elif args.model in models.list_models(module=models):
-        no_aux = {"aux_logits": False} if args.model in ("googlenet", "inception_v3") else {}
-        model = models.get_model(args.model, num_classes=classes, **no_aux)
-    else:
-        parser.error(f"--model {args.model}: neither conv11 nor a model of torchvision.models")
+    try:
+        if args.model == "conv11":
+            model = conv11(args.width, classes)
+        else:
+            no_aux = {"aux_logits": False} if args.model in ("googlenet", "inception_v3") else {}
+            model = models.get_model(args.model, num_classes=classes, **no_aux)
+        model.eval()(torch.zeros(1, 3, val_size, val_size))  # some take one size only
+    except Exception as error:
+        fail(f"--model {args.model}, pictures of {val_size} pixels: {error}")
 
     # model stays the bare module: optimizer, checkpoint and validation use it
     model = model.to(device)
@@ -365,68 +274,63 @@ def main():
     loss_function = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True)
 
-    # what is trained
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{script}: {parameters:,} parameters, {len(train_set):,} pictures, {device}", flush=True)
 
-    # the learning rate rises for a fifth of all steps, then falls to zero
-    total = args.epochs * steps
-    scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / (0.2 * total), (total - step) / (0.8 * total)))
-
-    # what a checkpoint holds
-    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    # whose states a checkpoint holds
+    parts = {"model": model, "optimizer": optimizer}
 
     # what a training step calls on bytes; more may wrap it
     net = nn.Sequential(normalize, model)
 
     # -------------------------------------------------------------------------------- training
-    args.result_dir.mkdir(parents=True, exist_ok=True)
-    saved = args.result_dir / f"{script}.pt"
-    checkpoint, resume = None, args.resume
-    if resume == "auto":
-        resume = saved if saved.exists() else None
-    if resume:
-        try:
-            if damaged := zipfile.ZipFile(resume).testzip():  # torch.load compares no checksums
-                raise ValueError(f"{damaged} is damaged")
-            checkpoint = torch.load(resume, map_location="cpu", weights_only=True)
-        except Exception as error:
-            parser.error(f"--resume {resume}: not a whole checkpoint: {error!r:.150}")
+    there = saved if saved.exists() else None
+    resume = there if args.resume == "auto" else args.resume
+    if there and not resume:
+        print(f"{script}: replaces {there}; --resume auto would continue it", flush=True)
+    content = Path(resume).read_bytes() if resume and rank == 0 else None
 
-    # go on where it stopped
+    # go on with the states of the checkpoint and the options of this run
     epochs = []
-    if checkpoint:
+    if content is not None:
         try:
-            for name, state in checkpoint["parts"].items():
-                if name in parts and state:  # a scaler that was off has none
-                    parts[name].load_state_dict(state)
+            if damaged := zipfile.ZipFile(io.BytesIO(content)).testzip():
+                raise ValueError(f"{damaged} is damaged")  # torch.load would not notice
+            checkpoint = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            states = checkpoint["parts"]
+            states["optimizer"]["param_groups"] = optimizer.state_dict()["param_groups"]
+            for name in states.keys() & parts.keys():
+                parts[name].load_state_dict(states[name])
             epochs = checkpoint["epochs"]
-            scheduler.last_epoch = len(epochs) * steps  # which an option may have changed
-            torch.set_rng_state(checkpoint["rng"][0])
-            if on_gpu and checkpoint["rng"][1:]:
-                torch.cuda.set_rng_state(checkpoint["rng"][1], device)
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
-            parser.error(f"--resume {resume}: of another model: {error!r:.150}")
+        except Exception as error:
+            fail(f"--resume {resume}: no checkpoint of this model: {error!r:.150}")
+        changed = [f"--{name} {vars(args)[name]}, which was {old}" for name, old in
+                   checkpoint["options"].items() if str(vars(args).get(name, old)) != old]
+        print(f"{script}: {len(epochs)} of {args.epochs} epochs are done", *changed, sep="; ")
+
+    # the learning rate rises for a fifth of all steps, then falls to zero
+    done, total = len(epochs) * steps, args.epochs * steps
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
+        (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
 
     # nothing in a step waits for the device; the clock does, at the edges of what it times
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None
     warmup_seconds = 0.0
     resumed = len(epochs)
     for epoch in range(resumed, args.epochs):
+        # each epoch and process draws its own augmentation and dropout, and can repeat them
+        torch.manual_seed((args.seed + epoch) * world_size + rank)
+
         # the order of the pictures
         sampler.generator.manual_seed(args.seed + epoch)
 
-        # one pass over them
-        worker_seed.manual_seed((args.seed + epoch) * world_size + rank)
         losses = torch.zeros(steps, device=device)
         data_wait = 0.0
         model.train()
         synchronize()
         start = tick = time.perf_counter()
-        for step, (images, labels) in enumerate(tqdm(
-                islice(train_loader, steps), f"epoch {epoch + 1}", total=steps, leave=False,
-                disable=None if rank == 0 else True)):
+        for step, (images, labels) in tqdm(zip(range(steps), train_loader), f"epoch {epoch + 1}",
+                                           steps, leave=False, disable=None if rank == 0 else True):
             data_wait += time.perf_counter() - tick
             labels = labels.to(device, non_blocking=True)
             images = images.to(device, non_blocking=True)
@@ -434,7 +338,6 @@ def main():
             output = net(images)
             loss = loss_function(output, labels)
 
-            # one step down
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -449,21 +352,18 @@ def main():
 
         # the loss, read once an epoch
         loss = losses.mean().item()
-        if bad := (~losses.isfinite()).nonzero().flatten().tolist():
-            sys.exit(f"{script}: error: the loss stops being finite at epoch {epoch + 1}, step "
-                     f"{bad[0] + 1}; a lower --lr may help")
+        bad = (~losses.isfinite()).nonzero().flatten().tolist()
+        if bad or not all(weights.isfinite().all() for weights in model.parameters()):
+            sys.exit(f"{script}: error: the loss or the weights stop being finite in epoch "
+                     f"{epoch + 1}, step {(bad or [steps - 1])[0] + 1}: try a lower --lr")
 
         # validation
         model.eval()
         correct = torch.zeros(2, device=device)
         with torch.inference_mode():
             for images, labels in val_loader:
+                output = model(normalize(images.to(device, non_blocking=True)))
                 labels = labels.to(device, non_blocking=True)
-                images = images.to(device, non_blocking=True)
-
-                output = model(normalize(images))
-
-                # top-1 and top-5
                 hits = output.topk(min(5, classes)).indices == labels[:, None]
                 correct += torch.stack([hits[:, 0].sum(), hits.sum()])
 
@@ -476,27 +376,27 @@ def main():
               f"top-5 {top5:.2%}  {speed:,.0f} images/s  data wait {data_wait / seconds:.0%}",
               flush=True)
         if rank == 0:
-            state = {"parts": {name: part.state_dict() for name, part in parts.items()},
-                     "epochs": epochs, "rng": [torch.get_rng_state()]}
-            state["rng"] += [torch.cuda.get_rng_state(device)] if on_gpu else []
-            torch.save(state, content := io.BytesIO())
-            replace(saved, content.getvalue())
+            states = {name: part.state_dict() for name, part in parts.items()}
+            options = {name: str(value) for name, value in vars(args).items() if name != "resume"}
+            torch.save(dict(parts=states, epochs=epochs, options=options), content := io.BytesIO())
+            write(saved, content.getvalue())
 
     # the record; the speed is that of the epochs after this run's first, which warms up
-    steady = epochs[resumed + 1:] or epochs[1:resumed] or epochs
+    steady = epochs[resumed + 1:] or epochs[1:] or epochs
+    name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
     record = dict(
-        script=script, options=vars(args), environment=environment(device), parameters=parameters,
-        epochs=epochs, val_top1=epochs[-1]["val_top1"], warmup_seconds=warmup_seconds,
+        script=script, options=vars(args), environment=dict(torch=torch.__version__, device=name),
+        parameters=parameters, epochs=epochs, val_top1=epochs[-1]["val_top1"],
         images_per_second=statistics.median(each["images_per_second"] for each in steady),
-        train_seconds=sum(each["seconds"] for each in steady),
-        peak_memory_bytes=peak_memory(device))
+        train_seconds=sum(each["seconds"] for each in steady), warmup_seconds=warmup_seconds,
+        peak_memory_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else None)
     if rank == 0:
-        text = json.dumps(record, indent=1, default=str) + "\n"
-        replace(args.result_dir / f"{script}.json", text.encode())
+        text = json.dumps(record, indent=1, default=str)
+        write(args.result_dir / f"{script}.json", text.encode())
 
 
 if __name__ == "__main__":
     try:
         main()
-    except OSError as error:  # a picture that cannot be read, a full disk: one line says which
+    except OSError as error:  # a picture that cannot be read, a full disk
         sys.exit(f"{Path(__file__).name}: error: {str(error).splitlines()[-1]}")
