@@ -112,12 +112,12 @@ def test_groups_follow_from_the_scripts(project):
          "compute": [["amp"], ["channels_last"], ["compile"], ["cudnn"], ["fused"], ["stem"]],
          "parallel": [["DDP", "DP"]]}), found.stderr
     # a new technique is one new file
-    (project / "src/train_clip.py").write_text((SRC / "train_cudnn.py").read_text().replace(
-        "    # cuDNN times its", "    # one more: cuDNN times its"))
+    text = (SRC / "train_cudnn.py").read_text()
+    (project / "src/train_clip.py").write_text(re.sub("# new #\n *# .*", "# new #\n    # mine", text))
     (project / "src/train_cudnn.py").unlink()
     assert "['clip']" in run(sys.executable, "-c", code, cwd=project / "tools").stdout
     joined = run(project / "compose.sh", "clip", "amp")
-    assert joined.returncode == 0 and "one more: " in joined.stdout and "autocast" in joined.stdout
+    assert joined.returncode == 0 and "# mine\n" in joined.stdout and "autocast" in joined.stdout
 
 
 @pytest.mark.fault(70)
@@ -149,18 +149,20 @@ def test_it_needs_no_packages(tmp_path):
 
 
 # ---------------------------------------------------------------- into a user's own copy
+LAMBDA = """\
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
+        (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
+"""
 # What people change: {subject: [(text of the baseline, what they write instead)]}.
 USUAL_EDITS = {
-    "model": [('        layers, channels = [], 3\n', '        layers, channels = [], 3  # mine\n'),
-              ('''    classes = len(train_set.classes)
-    if args.model == "conv11":
-        model = Conv11(args.width, classes)
-''', '''    classes = len(train_set.classes)
-    if args.model == "mine":
-        model = Mine(classes)
-    elif args.model == "conv11":
-        model = Conv11(args.width, classes)
-'''), ('''class Conv11(nn.Module):''', '''class Mine(nn.Module):
+    "model": [('    layers, channels = [], 3\n', '    layers, channels = [], 3  # mine\n'),
+              ('''        if args.model == "conv11":
+            model = conv11(args.width, classes)
+''', '''        if args.model == "mine":
+            model = Mine(classes)
+        elif args.model == "conv11":
+            model = conv11(args.width, classes)
+'''), ('''def conv11(width, classes):''', '''class Mine(nn.Module):
     def __init__(self, classes):
         super().__init__()
         self.features = nn.Sequential(nn.Conv2d(3, 8, 5, 4), nn.ReLU(), nn.AdaptiveAvgPool2d(2))
@@ -170,7 +172,7 @@ USUAL_EDITS = {
         return self.head(self.features(images).flatten(1))
 
 
-class Conv11(nn.Module):'''), ('default="conv11"', 'default="mine"')],
+def conv11(width, classes):'''), ('default="conv11"', 'default="mine"')],
     "data": [('''    val_transform = transforms.Compose([
         transforms.Resize(val_size), transforms.CenterCrop(val_size), transforms.PILToTensor()])
 ''', '''    val_transform = transforms.Compose([
@@ -179,10 +181,10 @@ class Conv11(nn.Module):'''), ('default="conv11"', 'default="mine"')],
 ''', '''    train_transform = transforms.Compose([*crop, transforms.RandomRotation(5),
                                           transforms.PILToTensor()])
 '''), ('''\
-    train_set = class_folders(parser, args.dataset, ("train", "training"), train_transform)
+    train_set = open_folder(args.dataset, ("train", "training"), train_transform)
 ''', '''    train_set = datasets.ImageFolder(args.dataset / "train", train_transform)
 '''), ('''\
-    val_set = class_folders(parser, args.dataset, ("val", "test", "testing"), val_transform)
+    val_set = open_folder(args.dataset, ("val", "test", "testing"), val_transform)
 ''', '''    val_set = datasets.ImageFolder(args.dataset / "val", val_transform)
 ''')],
     "import": [("from tqdm import tqdm\n", "from tqdm import tqdm\n\nimport wave as my_code\n")],
@@ -191,19 +193,16 @@ class Conv11(nn.Module):'''), ('default="conv11"', 'default="mine"')],
     "optimizer": [('''\
     optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True)
 ''', '''    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr / 30)
-'''), ('''    # the learning rate rises for a fifth of all steps, then falls to zero
-    total = args.epochs * steps
-    scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / (0.2 * total), (total - step) / (0.8 * total)))
-''', '''    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.epochs * steps)
+'''), (LAMBDA, '''\
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.epochs * steps)
 ''')],
     "defaults": [('default=120, help="pictures', 'default=40, help="pictures'),
                  ('default=5, help="passes', 'default=2, help="passes'),
-                 ('default=32, help="pixels', 'default=24, help="pixels'),
-                 ('default=0.1, help="peak', 'default=0.05, help="peak')],
+                 ('default=32, help="height', 'default=24, help="height'),
+                 ('default=0.1, help="highest', 'default=0.05, help="highest')],
     "option": [('''\
-    add("--resume", help="a checkpoint, or auto: RESULT_DIR's own if there is one")
-''', '''    add("--resume", help="a checkpoint, or auto: RESULT_DIR's own if there is one")
+    add("--resume", help="a checkpoint, or auto: the one in RESULT_DIR if there is one")
+''', '''    add("--resume", help="a checkpoint, or auto: the one in RESULT_DIR if there is one")
     add("--note", default="", help="what this run is about")
 ''')],
     "metric": [('''                correct += torch.stack([hits[:, 0].sum(), hits.sum()])
@@ -213,9 +212,9 @@ class Conv11(nn.Module):'''), ('default="conv11"', 'default="mine"')],
 ''', '''        correct = torch.zeros(2, device=device)
         confident = torch.zeros((), device=device)
 '''), ('''        if rank == 0:
-            state =''', '''        print(f"confidence {confident.item() / len(val_set):.2f}")
+            states =''', '''        print(f"confidence {confident.item() / len(val_set):.2f}")
         if rank == 0:
-            state =''')],
+            states =''')],
 }
 
 
@@ -238,6 +237,16 @@ def test_every_set_joins_a_users_copy(edits, tmp_path):
         # all of the user's lines and all of the techniques' are there
         plain = merged((SRC / "train.py").read_text(), chosen)
         assert added(users, mine) == added((SRC / "train.py").read_text(), plain)
+
+
+@pytest.mark.parametrize("name", TECHNIQUES)
+def test_each_technique_joins_a_copy_with_another_model(name):
+    text = re.sub(r"def conv11\(.*?\n\n\n", "class Mine(nn.Module):\n    pass\n\n\n",
+                  (SRC / "train.py").read_text(), flags=re.DOTALL)
+    users = text.replace("model = conv11(args.width, classes)", "model = Mine()")
+    assert users.count("Mine") == 2 and "conv11(" not in users
+    assert compose.warnings(*(compose.script(each) for each in ("train", f"train_{name}")), users,
+                            merged(users, [name])) == []
 
 
 def added(before, after):
@@ -297,9 +306,6 @@ def test_a_conflict_names_the_place_and_leaves_the_file(technique, old, new, tmp
     assert not new or new.strip() in done.stderr
 
 
-LAMBDA = """    scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / (0.2 * total), (total - step) / (0.8 * total)))
-"""
 UNREAD = {
     "net": ("            output = net(images)\n",
             "            images = normalize(images)\n            output = model(images)\n"),
@@ -384,7 +390,7 @@ def test_into_an_older_copy_takes_the_techniques_of_its_time(project, tmp_path):
     git("add", "-A")
     git("commit", "-qm", "old")
     amp = project / "src" / "train_amp.py"  # mended later, over the same baseline
-    amp.write_text(amp.read_text().replace("small gradients vanish", "small gradients get lost"))
+    amp.write_text(amp.read_text().replace("gradients become zero", "gradients get lost"))
     git("commit", "-qam", "mended")
     mine = tmp_path / "mine.py"
     mine.write_text(edited(["loss", "defaults"]))
@@ -395,7 +401,7 @@ def test_into_an_older_copy_takes_the_techniques_of_its_time(project, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "was copied from an older train.py" in done.stderr
     text = merged(edited(["loss", "defaults"]), ("amp", "DDP"))
-    assert mine.read_text() == text.replace("small gradients vanish", "small gradients get lost")
+    assert mine.read_text() == text.replace("gradients become zero", "gradients get lost")
 
 
 def test_windows_line_ends_are_refused(tmp_path):
