@@ -1,11 +1,11 @@
-"""Make a data set of class folders, out of nothing or from torchvision's downloads.
+"""Make a data set of class folders: drawn here, or downloaded by torchvision.
 
-    python make_dataset.py digits            the default of the training scripts, a few seconds
-    python make_dataset.py photos            JPEGs of ImageNet's size and weight, for loading
-    python make_dataset.py pairs             blurry and sharp pictures, for image restoration
-    python make_dataset.py mnist             the real ones, downloaded: mnist, cifar10, imagenette
+    python make_dataset.py digits     the default of the training scripts, takes a few seconds
+    python make_dataset.py photos     JPEGs of ImageNet's size and weight, to time loading
+    python make_dataset.py pairs      blurry and sharp pictures, for image restoration
+    python make_dataset.py mnist      a real one: mnist, cifar10 or imagenette
 
-Writes data/<name> or --dst. It may be stopped at any moment: run again, it goes on where it was.
+The set is written to data/<name> or --dst, once it is complete.
 """
 
 import argparse
@@ -26,14 +26,13 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent
-# of the machine's cores, those that this process may use
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def draw_digit(digit, rng):
-    """A grey 32x32 picture of `digit` (0..9), moved, turned, thickened and made noisy by `rng`.
+    """Return a grey 32x32 picture of `digit` (0..9): shifted, turned, thickened and noisy.
 
-    The font is the one that Pillow embeds.
+    The font is Pillow's own.
     """
     font = ImageFont.load_default(int(rng.integers(64, 100)))
     canvas = Image.new("L", (128, 128))
@@ -47,11 +46,11 @@ def draw_digit(digit, rng):
 
 
 def draw_photo(label, rng):
-    """A colour picture with a photograph's size, spectrum, edges and weight as a JPEG.
+    """Return a colour picture that loads like a photograph: similar size, spectrum and edges.
 
-    Sides vary about ImageNet's mean of 469x387. Noise of the amplitude 1/f, which natural scenes
-    have (Field 1987, Relations between the statistics of natural images), makes the ground;
-    `label` sets the number of corners and the hue of the shapes on it.
+    Sizes vary around ImageNet's mean of 469x387. The background is 1/f noise, as in natural scenes
+    (Field 1987, Relations between the statistics of natural images). `label` sets the number of
+    corners and the hue of the shapes on it.
     """
     scale = rng.uniform(0.75, 1.25)
     width, height = int(510 * scale), int(346 * scale)
@@ -79,7 +78,7 @@ def draw_photo(label, rng):
 
 
 def blur(picture, rng):
-    """`picture` as a camera in motion sees it: the mean along a straight path, then a soft lens."""
+    """Return `picture` blurred by camera motion (the mean along a line) and by a soft lens."""
     angle, length = rng.uniform(0, np.pi), int(rng.integers(7, 18))
     pixels = np.asarray(picture, dtype=np.float64)
     path = [np.rint(step * np.array([np.sin(angle), np.cos(angle)])).astype(int)
@@ -93,32 +92,32 @@ def blur(picture, rng):
 
 
 def encoded(picture, format, **options):
-    """`picture` as the bytes of a file."""
+    """Return `picture` as the bytes of a file."""
     file = io.BytesIO()
     picture.save(file, format, **options)
     return file.getvalue()
 
 
 def digits_files(rng, split, label, i):
-    """One digit: {relative path: bytes}."""
+    """Return {relative path: bytes} of one digit."""
     return {f"{split}/{label}/{label}_{i:05}.png": encoded(draw_digit(label, rng), "PNG")}
 
 
 def photos_files(rng, split, label, i):
-    """One photograph: {relative path: bytes}. Their mean, 105 kB, is near ImageNet's 110."""
+    """Return {relative path: bytes} of one photograph: 105 kB on average, ImageNet's have 110."""
     path = f"{split}/class{label}/class{label}_{i:05}.JPEG"
     return {path: encoded(draw_photo(label, rng), "JPEG", quality=92)}
 
 
 def pairs_files(rng, split, label, i):
-    """One sharp photograph and the same blurred, at paths that match: {relative path: bytes}."""
+    """Return {relative path: bytes} of a sharp photograph and the same one blurred."""
     sharp = draw_photo(label, rng)
     path = f"scene{label}/{i:05}.png"
     return {f"{split}/sharp/{path}": encoded(sharp, "PNG"),
             f"{split}/blurry/{path}": encoded(blur(sharp, rng), "PNG")}
 
 
-# name: (files of one picture, the held-out split, pictures a class in training, held out)
+# name: (function, name of the validation split, training and validation pictures per class)
 DRAWN = {
     "digits": (digits_files, "val", 250, 60),
     "photos": (photos_files, "val", 100, 20),
@@ -126,42 +125,36 @@ DRAWN = {
 }
 
 
-def put(root, path, content):
-    """Writes a file whole or not at all."""
-    target = root / path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".{target.name}.part")
-    beside.write_bytes(content)
-    os.replace(beside, target)
+def write(path, content):
+    """Write a file; make its folder if needed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
 
 
-def drawn_job(root, name, seed, job):
-    """Draws picture `job` = (split, label, i) of data set `name` unless it is there."""
-    files_of, held_out = DRAWN[name][:2]
+def draw_job(root, name, seed, job):
+    """Draw picture `job` = (split, label, i) of data set `name`."""
+    files_of, validation = DRAWN[name][:2]
     split, label, i = job
-    done = root / ".done" / f"{split}_{label}_{i}"
-    if not done.exists():
-        rng = np.random.default_rng([seed, split == held_out, label, i])
-        for path, content in files_of(rng, split, label, i).items():
-            put(root, path, content)
-        done.touch()
+    rng = np.random.default_rng([seed, split == validation, label, i])
+    for path, content in files_of(rng, split, label, i).items():
+        write(root / path, content)
 
 
-def leave_with_parent():
-    """In a worker: Ctrl-C is the parent's to handle, and no worker outlives a killed parent."""
+def begin():
+    """Prepare a worker: leave Ctrl-C to the parent, end when the parent is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
 def draw(root, name, seed, train, val, workers):
-    """Draws `train` and `val` pictures a class of data set `name` into folder `root`."""
-    held_out = DRAWN[name][1]
-    jobs = [(split, label, i) for split, count in (("train", train), (held_out, val))
+    """Draw `train` and `val` pictures per class of data set `name` into folder `root`."""
+    validation = DRAWN[name][1]
+    jobs = [(split, label, i) for split, count in (("train", train), (validation, val))
             for label in range(10) for i in range(count)]
-    (root / ".done").mkdir(parents=True, exist_ok=True)
-    job = functools.partial(drawn_job, root, name, seed)
-    with concurrent.futures.ProcessPoolExecutor(workers, initializer=leave_with_parent) as pool:
+    job = functools.partial(draw_job, root, name, seed)
+    with concurrent.futures.ProcessPoolExecutor(workers, initializer=begin) as pool:
         try:
             results = pool.map(job, jobs, chunksize=max(1, min(32, len(jobs) // (4 * workers))))
             for _ in tqdm(results, name, total=len(jobs), unit="picture", disable=None):
@@ -169,46 +162,40 @@ def draw(root, name, seed, train, val, workers):
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    shutil.rmtree(root / ".done")
 
 
-def download(root, name, cache):
-    """Lays out a set that torchvision downloads into `cache` as class folders in `root`."""
-    from torchvision import datasets  # seconds to import, and drawing needs none of it
+def download(root, name):
+    """Download data set `name` and arrange it as class folders in `root`."""
+    from torchvision import datasets  # takes seconds, and drawing does not need it
 
     if name == "imagenette":
+        pictures = datasets.Imagenette(root / "download", "train", download=True)
         for split in ("train", "val"):
-            # unpacked beside its place: torchvision takes a half unpacked folder for a whole one
-            if not (cache / "imagenette2").exists():
-                shutil.rmtree(cache / "unpacking", ignore_errors=True)
-                datasets.Imagenette(cache / "unpacking", split, download=True)
-                os.rename(cache / "unpacking" / "imagenette2", cache / "imagenette2")
-                shutil.rmtree(cache / "unpacking")
-            pictures = datasets.Imagenette(cache, split)
-            for path, label in tqdm(pictures._samples, split, unit="picture", disable=None):
-                folder = pictures.classes[label][0].replace(" ", "_")
-                if not (target := root / split / folder / Path(path).name).exists():
-                    put(root, target.relative_to(root), Path(path).read_bytes())
-        return
-    dataset = {"mnist": datasets.MNIST, "cifar10": datasets.CIFAR10}[name]
-    for split in ("train", "val"):
-        pictures = dataset(cache, train=split == "train", download=True)
-        for i, (picture, label) in enumerate(tqdm(pictures, split, unit="picture", disable=None)):
-            folder = pictures.classes[label].split(" - ")[0]  # "7 - seven" is 7
-            if not (target := root / split / folder / f"{i:05}.png").exists():
-                put(root, target.relative_to(root), encoded(picture, "PNG"))
+            (root / split).mkdir()
+            for wnid, names in zip(pictures.wnids, pictures.classes):
+                folder = root / "download" / "imagenette2" / split / wnid
+                folder.rename(root / split / names[0].replace(" ", "_"))
+    else:
+        dataset = {"mnist": datasets.MNIST, "cifar10": datasets.CIFAR10}[name]
+        for split in ("train", "val"):
+            pictures = dataset(root / "download", train=split == "train", download=True)
+            bar = tqdm(pictures, split, unit="picture", disable=None)
+            for i, (picture, label) in enumerate(bar):
+                folder = pictures.classes[label].split(" - ")[0]  # "7 - seven" becomes 7
+                write(root / split / folder / f"{i:05}.png", encoded(picture, "PNG"))
+    shutil.rmtree(root / "download")
 
 
 def main():
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=[*DRAWN, "mnist", "cifar10", "imagenette"])
-    parser.add_argument("--dst", type=Path, help="where to (default: data/<name> here)")
-    parser.add_argument("--train", type=int, help="drawn sets: training pictures a class")
-    parser.add_argument("--val", type=int, help="drawn sets: held-out pictures a class")
-    parser.add_argument("--seed", type=int, default=0, help="drawn sets: which pictures (0)")
-    parser.add_argument("--workers", type=int, default=CORES, help="processes that draw")
+    parser.add_argument("--dst", type=Path, help="output folder (default: data/<name>)")
+    parser.add_argument("--train", type=int, help="drawn sets: training pictures per class")
+    parser.add_argument("--val", type=int, help="drawn sets: validation pictures per class")
+    parser.add_argument("--seed", type=int, default=0, help="drawn sets: random seed (0)")
+    parser.add_argument("--workers", type=int, default=CORES, help="drawn sets: processes")
     args = parser.parse_args()
     drawn = args.name in DRAWN
     dst = (args.dst or ROOT / "data" / args.name).resolve()
@@ -217,36 +204,36 @@ def main():
         train = DRAWN[args.name][2] if args.train is None else args.train
         val = DRAWN[args.name][3] if args.val is None else args.val
         if min(train, val, args.workers) < 1 or args.seed < 0:
-            parser.error("--train, --val and --workers are 1 or more, --seed 0 or more")
+            parser.error("--train, --val and --workers must be at least 1, --seed at least 0")
         made |= {"train": train, "val": val, "seed": args.seed}
     elif (args.train, args.val) != (None, None):
-        parser.error(f"--train and --val are for the drawn sets; {args.name} comes whole")
+        parser.error(f"--train and --val are for drawn sets; {args.name} has a fixed size")
 
-    # built beside its place and moved there whole; what an interrupted run has made is kept
-    building = dst.with_name(dst.name + ".part")
-    for folder, note in ((dst, dst / "made.json"), (building, building / "made.json")):
-        if note.exists() or folder.is_file() or folder.exists() and any(folder.glob("[!.]*")):
-            there = json.loads(note.read_text()) if note.exists() else None
-            if there != made:
-                sys.exit(f"make_dataset.py: error: {folder} holds something else: remove it, or "
-                         "name another place with --dst")
-    if (dst / "made.json").exists():
+    note = dst / "made.json"
+    if note.exists() and json.loads(note.read_text()) == made:
         print(f"{dst} is there already")
         return
+    if dst.is_file() or dst.exists() and any(dst.glob("[!.]*")):
+        sys.exit(f"make_dataset.py: error: {dst} holds something else: delete it, or choose "
+                 "another folder with --dst")
+    building = dst.with_name(f".{dst.name}.part")  # moved to dst when it is complete
     try:
-        put(building, "made.json", json.dumps(made).encode())
+        shutil.rmtree(building, ignore_errors=True)  # an earlier run was killed
+        write(building / "made.json", json.dumps(made).encode())
         if drawn:
             draw(building, args.name, args.seed, train, val, args.workers)
         else:
-            download(building, args.name, dst.with_name("downloads"))
+            download(building, args.name)
         os.rename(building, dst)
     except KeyboardInterrupt:
-        sys.exit(f"\nmake_dataset.py: stopped; run it again and it goes on ({building})")
+        sys.exit("\nmake_dataset.py: stopped; run it again")
     except (OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         if "urlopen" in reason or "download" in reason:
-            reason = f"cannot download it, is there a network? `digits` needs none ({reason:.200})"
+            reason = f"the download failed; `digits` needs no network ({reason:.200})"
         sys.exit(f"make_dataset.py: error: {args.name}: {reason}")
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
     print(f"made {dst}")
 
 
