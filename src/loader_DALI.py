@@ -245,7 +245,7 @@ def pictures_pipeline(args, on_gpu, samples, order, source, shard, shards):
     # resize, crop and flip in one step: a region that ends left of its start is flipped
     scale = shapes[0] / fn.cast(size, dtype=types.FLOAT)
     start, end = (corner + flip) * scale, (corner + args.crop - flip) * scale
-    # the GPU decodes 3 of 4 pictures on its JPEG engine, the others by CUDA
+    # the GPU decodes 3 of 4 pictures on its JPEG engine and the others by CUDA
     options = dict(device="mixed", hw_decoder_load=0.75) if on_gpu else {}
     decoded = [fn.decoders.image(each, jpeg_fancy_upsampling=True, **options) for each in encoded]
     pictures = [fn.resize(each, size=[args.crop, args.crop], roi_start=start, roi_end=end,
