@@ -1,14 +1,13 @@
 """Make every table and chart from the records: `python tools/report.py`.
 
-It writes results/<folder>/README.md and its chart, results/README.md, and in README.md and
-docs/*.md what stands between <!-- NAME WORD ... --> and <!-- /NAME -->. NAME is one of PARTS.
+It writes results/<folder>/README.md and its chart, results/README.md, and what stands between
+<!-- NAME WORD ... --> and <!-- /NAME --> in README.md and docs/*.md. NAME is one of PARTS.
 """
 
 import difflib
 import json
 import re
 import statistics
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,7 +21,7 @@ COLUMNS = {"plain": [], "+cudnn": ["cudnn"], "+amp": ["amp"], "+cudnn +amp": ["c
 # ------------------------------------------------------------------------------ a record
 def images_per_second(row):
     """Return the median of the epochs that count; 0 where a run did not end well."""
-    return row["images_per_second"] if row["status"] == "ok" else 0
+    return row["images_per_second"] if row.get("status", "ok") == "ok" else 0
 
 
 def ratio(row, base):
@@ -343,48 +342,49 @@ def runs_markdown(records):
 TABLES = {"running": markdown, "loading": loading_markdown, "runs": runs_markdown}
 
 
+def read(folder):
+    """Return (kind, rows) of the records in a folder of results; (None, []) if it has none."""
+    for kind in TABLES:
+        if (folder / f"{kind}.json").exists():
+            return kind, json.loads((folder / f"{kind}.json").read_text())
+    return None, []
+
+
 def shows(kind, rows):
     """Return what a folder of results shows, in a few words."""
     if kind == "runs":
-        low, high = (f(row["images_per_second"] for row in rows) for f in (min, max))
-        return f"{len(rows)} runs, {low:,.0f} to {high:,.0f} images/s"
+        return f"{len(rows)} runs, up to {max(map(images_per_second, rows)):,.0f} images/s"
     if kind == "loading":
         last = rows[-1]
         base = next(row for row in rows if row["cache"] == last["cache"])
-        return f"{last['loader']} {ratio(last, base)} {base['loader']}" + (
-            f", limited by {last['bottleneck']}" if "bottleneck" in last else "")
+        limit = f", limited by {last['bottleneck']}" if "bottleneck" in last else ""
+        return f"{last['loader']} {ratio(last, base)} {base['loader']}, {last['cache']}{limit}"
     if not_usable(rows).startswith("**The"):
-        return "ratios not usable"
+        return "the baseline moved: ratios not usable"
     best = best_set(rows)
     if not best["techniques"]:
         best = max((row for row in rows if row["row"] != "again"), key=images_per_second)
-    return f"{' '.join(best['techniques']) or 'baseline'}: {ratio(best, rows[0])}"
-
-
-def results(root=ROOT):
-    """Yield (folder, kind, rows) of each folder of results that holds records."""
-    for folder in sorted((root / "results").glob("*/")):
-        for kind in TABLES:
-            if folder.name != kind and (folder / f"{kind}.json").exists():
-                yield folder, kind, json.loads((folder / f"{kind}.json").read_text())
+    return f"{' '.join(best['techniques']) or 'the baseline'}: {ratio(best, rows[0])}"
 
 
 def pages(root=ROOT):
     """Return {path: text} of every page that is made from records or files."""
     found = {}
-    index = ["# Results", "", "Made by `python tools/report.py` from the records in each folder.",
-             "", "| folder | machine | workload | what it shows | date |", "|---|---|---|---|---|"]
-    for folder, kind, rows in results(root):
-        good = first_good(rows)
-        chart_line = ["![bars of images/s](running.png)", ""] * (kind == "running")
-        found[folder / "README.md"] = "\n".join([
-            f"# {place(good)}: {workload(good)}", "", *chart_line, TABLES[kind](rows)])
-        index.append(f"| [{folder.name}]({folder.name}/README.md) | {place(good)} | "
-                     f"{workload(good)} | {shows(kind, rows)} | {good['date']} |")
+    index = ["# Results", "", "`python tools/report.py` makes these pages from the records in each "
+             "folder.", "", "| folder | machine | workload | what it shows | date |",
+             "|---|---|---|---|---|"]
+    for folder in sorted((root / "results").glob("*/")):
+        kind, rows = read(folder)
+        if rows:
+            good = first_good(rows)
+            image = ["![bars of images/s](running.png)", ""] * (kind == "running")
+            found[folder / "README.md"] = "\n".join([
+                f"# {place(good)}: {workload(good)}", "", *image, TABLES[kind](rows)])
+            index.append(f"| [{folder.name}]({folder.name}/README.md) | {place(good)} | "
+                         f"{workload(good)} | {shows(kind, rows)} | {good['date']} |")
     found[root / "results" / "README.md"] = "\n".join(index) + "\n"
     for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
-        if path.exists():
-            found[path] = renewed(path.read_text(), root, "" if path.parent == root else "../")
+        found[path] = renewed(path.read_text(), root, "" if path.parent == root else "../")
     return found
 
 
@@ -398,8 +398,9 @@ def diff(base, variant):
 
 def own_options(base, variant):
     """Return the options that a script has and its baseline has not."""
-    added = "\n".join(line for line in diff(base, variant) if line.startswith("+"))
-    return re.findall(r'\badd(?:_argument)?\(\s*"(--\w+)"(?!.*SUPPRESS)', added)
+    theirs, own = (re.findall(r'\badd(?:_argument)?\(\s*"(--\w+)"(?!.*SUPPRESS)', path.read_text())
+                   for path in (base, variant))
+    return [name for name in own if name not in theirs]
 
 
 def variants_part(base):
@@ -422,62 +423,65 @@ def diff_part(words, root, up):
     return ["```diff", *diff(base, variant), "```"]
 
 
-def read_rows(name, root):
-    """Return the rows of the folder results/<name>. Exit where there are none."""
-    path = root / "results" / name / "running.json"
-    if not path.exists():
-        sys.exit(f"report.py: error: a page names the results {name}, but there is no {path}")
-    return json.loads(path.read_text())
-
-
-def pays_part(words, root, up):
-    """Return the part that says what each technique gained in the staircases of three folders."""
-    titles, columns, most = [], [], {}
-    for folder in words[:3]:
-        rows = read_rows(folder, root)
-        by_name = {script_name(row): row for row in rows if row["row"] != "again"}
-        column = {}
-        for row in (row for row in rows if "on" in row):  # of one tried again, the last counts
-            before = by_name[script_name({"techniques": row["on"]})]
-            text = ratio(row, before) if row["status"] == "ok" else row["status"].upper()
-            name = row["column"].removeprefix("+")
-            column[name] = f"**{text}**" if row["kept"] else text
-            gain = images_per_second(row) / (images_per_second(before) or float("inf"))
-            most[name] = max(gain, most.get(name, 0))
-        good = first_good(rows)
-        titles.append(f"[{workload(good)}, {place(good)}]({up}results/{folder}/README.md)")
-        columns.append(column)
-    lines = ["| technique | " + " | ".join(titles) + " |", "|---|" + "---|" * len(columns)]
-    for name in sorted(most, key=most.get, reverse=True)[:9]:
-        cells = [column.get(name, "") for column in columns]
-        lines.append(f"| [{name}]({up}src/train_{name}.py) | " + " | ".join(cells) + " |")
-    return lines
+def chart_part(words, root, up):
+    """Return the chart of the folder words[0], with what was measured."""
+    _, rows = read(root / "results" / words[0])
+    if not rows:
+        return ["Not measured yet."]
+    caption = f"{workload(first_good(rows))} on {place(first_good(rows))}"
+    return [f"![images/s of {caption}]({up}results/{words[0]}/running.png)", "",
+            f"*Training {caption}: [tables]({up}results/{words[0]}/README.md).*"]
 
 
 def table_part(words, root, up):
-    """Return the staircase's table of the folder words[0], with what may be wrong with it."""
-    rows = read_rows(words[0], root)
-    reason = not_usable(rows)
-    return [*[reason, ""] * bool(reason), *staircase(rows)]
+    """Return the table of the folder words[0], and what may be wrong with it."""
+    kind, rows = read(root / "results" / words[0])
+    if kind == "running":
+        reason = not_usable(rows)
+        return [*[reason, ""] * bool(reason), *staircase(rows)]
+    return TABLES[kind](rows).split("\n\n")[0].splitlines() if rows else ["Not measured yet."]
+
+
+def pays_part(words, root, up):
+    """Return what each technique gained in up to three staircases: the nine that gained most."""
+    titles, columns, most = [], [], {}
+    for name in words[:3]:
+        _, rows = read(root / "results" / name)
+        by_name = {script_name(row): row for row in rows if row["row"] != "again"}
+        columns.append({})
+        for row in (row for row in rows if "on" in row):  # of one tried again, the last counts
+            before = by_name[script_name({"techniques": row["on"]})]
+            text = ratio(row, before) if row["status"] == "ok" else row["status"].upper()
+            technique = row["column"].removeprefix("+")
+            columns[-1][technique] = f"**{text}**" if row["kept"] else text
+            gain = float(text.removesuffix("x")) if text.endswith("x") else 0
+            most[technique] = max(gain, most.get(technique, 0))
+        good = first_good(rows)
+        titles.append(f"[{workload(good)}, {place(good)}]({up}results/{name}/README.md)" if good
+                      else f"{name}: not measured yet")
+    best = sorted(most, key=most.get)[-9:]
+    lines = ["| technique | " + " | ".join(titles) + " |", "|---|" + "---|" * len(columns)]
+    for technique in (name for name in most if name in best):  # in the order they were tried
+        cells = [column.get(technique, "") for column in columns]
+        lines.append(f"| [{technique}]({up}src/train_{technique}.py) | {' | '.join(cells)} |")
+    return lines
 
 
 PARTS = {"variants": variants_part("train"), "loaders": variants_part("loader"),
-         "diff": diff_part, "pays": pays_part, "table": table_part}
+         "diff": diff_part, "chart": chart_part, "table": table_part, "pays": pays_part}
 
 
 def renewed(text, root=ROOT, up=""):
-    """Return a page with its marked parts made anew; `up` is the path from the page to `root`."""
+    """Return a page with its marked parts made anew; `up` leads from the page to `root`."""
     def part(found):
         start, name, words, end = found.groups()
         return "\n".join([start, *PARTS[name](words.split(), root, up)]).rstrip() + f"\n{end}"
-    names = "|".join(PARTS)
-    return re.sub(rf"(<!-- ({names})((?: [\w.-]+)*) -->)\n.*?(<!-- /\2 -->)", part, text,
-                  flags=re.DOTALL)
+    pattern = rf"(<!-- ({'|'.join(PARTS)})\b(.*?) -->)\n.*?(<!-- /\2\b.*? -->)"
+    return re.sub(pattern, part, text, flags=re.DOTALL)
 
 
 if __name__ == "__main__":
     for path, text in pages().items():
         path.write_text(text)
-    for folder, kind, rows in results():
-        if kind == "running":
-            chart(rows, folder / "running.png")
+    for path in (ROOT / "results").glob("*/running.json"):
+        chart(json.loads(path.read_text()), path.with_suffix(".png"))

@@ -1,0 +1,190 @@
+"""Tables, charts and pages that tools/report.py makes from records."""
+
+import copy
+import json
+
+import pytest
+from helpers import ROOT
+
+import report
+
+MACHINE = dict(cpu="A CPU", cores=16, bfloat16=True, gpus=1, gpu="NVIDIA X1", driver="580",
+               cuda="13.0", cudnn=91000, python="3.12.1", packages={"torch": "2.14.1"})
+OPTIONS = dict(model="resnet50", width=16, image_size=224, batch_size=256, steps=None,
+               dataset="/somewhere/imagenet")
+
+
+def good(speed, **details):
+    """A row that ended well: three epochs, of which the first warms up."""
+    epochs = [dict(images_per_second=each, seconds=1000 / each, data_wait=0.05)
+              for each in (speed / 2, speed, 1.1 * speed)]
+    return dict(status="ok", machine=MACHINE, options=OPTIONS, date="2026-11-24", processes=1,
+                command="./running.sh 3 /data/imagenet", left_out={}, epochs=epochs, val_top1=0.75,
+                images_per_second=speed, train_seconds=2000 / speed, warmup_seconds=9,
+                peak_memory_bytes=2 ** 30) | details
+
+
+def staircase_rows():
+    """A baseline of 100 images/s; fused left out, amp kept, fused kept when tried again."""
+    rows = [good(100, row="single", column="plain", techniques=[])]
+    for name, on, speed, kept in [("fused", [], 90, False), ("amp", [], 200, True),
+                                  ("fused", ["amp"], 230, True)]:
+        rows.append(good(speed, row="staircase", column=f"+{name}", on=on, kept=kept,
+                         techniques=sorted([*on, name])))
+    rows += [dict(row="staircase", column="+DALI", techniques=["DALI", "amp", "fused"],
+                  on=["amp", "fused"], kept=False, status="skip", error="DALI is not installed"),
+             good(200, row="single", column="+amp", techniques=["amp"]),
+             dict(row="DDP", column="plain", techniques=["DDP"], status="fail", error="no port",
+                  log="running/train_DDP.log"),
+             good(104, row="again", column="baseline", techniques=[])]
+    return rows
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A project with three folders of results, two scripts and pages with marked parts."""
+    loading = [dict(good(speed), loader=loader, cache=cache, samples=9, bytes=9e6, seconds=1,
+                    megabytes_per_second=5, cores_busy=2, gpu_busy=None,
+                    options=dict(data_source="/data/pairs", batch_size=8),
+                    storage=dict(kind="SSD", file_system="ext4", device="/dev/x", droppable=False))
+               for loader, speed in (("loader", 10), ("loader_DALI", 90))
+               for cache in ("cold", "warm")]
+    loading[3] |= dict(bottleneck="CPU", evidence="all cores busy")
+    runs = [dict(good(50), script="train"), dict(good(80), script="train_stem", command="./y")]
+    runs[1]["options"] = OPTIONS | dict(seed=7)
+    for name, kind, rows in (("one", "running", staircase_rows()), ("two", "loading", loading),
+                             ("three", "runs", runs)):
+        (tmp_path / "results" / name).mkdir(parents=True)
+        (tmp_path / "results" / name / f"{kind}.json").write_text(json.dumps(rows))
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").write_text('add("--epochs")\n\nstep()\n')
+    (tmp_path / "src" / "train_amp.py").write_text(
+        'add("--epochs")\n\n# new #\n# why\nadd("--amp_dtype")\nstep()\n')
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text("<!-- variants -->\n<!-- /variants -->\n")
+    (tmp_path / "README.md").write_text("".join(
+        f"text\n<!-- {part} -->\nstale words\n<!-- /{part.split()[0]} -->\n"
+        for part in ("pays one four", "diff train_amp", "chart one", "table one", "table two")))
+    return tmp_path
+
+
+def test_pages_are_those_of_the_records_and_scripts():
+    stale = [str(path.relative_to(ROOT)) for path, text in report.pages().items()
+             if not path.exists() or path.read_text() != text]
+    assert stale == [], "run `python tools/report.py`"
+    for path in (ROOT / "results").glob("*/running.json"):
+        assert path.with_suffix(".png").exists(), path
+
+
+def test_the_tables_of_running_sh():
+    lines = report.markdown(staircase_rows()).splitlines()
+    assert lines[2:7] == [
+        "| baseline | 100 | 1.00x |  | 75.00% |  |",
+        "| +fused | 90 | 0.90x | 0.90x | 75.00% | left out |",
+        "| +amp | 200 | 2.00x | 2.00x | 75.00% | kept |",
+        "| +fused | 230 | 2.30x | 1.15x | 75.00% | kept |",
+        "| +DALI | SKIP: DALI is not installed | | | | |"]
+    text = "\n".join(lines)
+    assert "`./compose.sh amp fused > my_train.py`" in text
+    assert "| single | 20.00 s (1.00x) | 10.00 s (2.00x) |\n| DDP | FAIL |" in text
+    assert "| train_amp_fused | 230 (230 to 253) | 75.00% | 1,024 MB | 5% | 9.0 s |" in text
+    assert "| train, again | 104 (104 to 114) |" in text
+    assert "- train_DDP: FAIL: no port (log: running/train_DDP.log)" in text
+    assert "resnet50, 224 px, imagenet, batch 256, 3 epochs. Seconds and images/s are of the 2" in text
+    assert "1x NVIDIA X1, driver 580, CUDA 13.0, cuDNN 91000; 16 cores of A CPU; torch 2.14.1, " in text
+
+
+def test_ratios_are_not_usable_where_the_baseline_moved():
+    rows = staircase_rows()
+    assert report.not_usable(rows) == ""
+    for change in (dict(images_per_second=80), dict(images_per_second=120)):
+        moved = [*rows[:-1], rows[-1] | change]
+        assert report.markdown(moved).startswith("**The ratios of this table are not usable:**")
+        assert report.shows("running", moved) == "the baseline moved: ratios not usable"
+    lost = [*rows[:-1], dict(row="again", status="skip", error="time", techniques=[])]
+    assert report.markdown(lost).startswith("**Take the ratios with care:**")
+    failed = [dict(row="single", column="plain", techniques=[], status="fail", error="x", log="y"),
+              *rows[1:]]
+    assert report.markdown(failed).startswith("There are no ratios")
+
+
+def test_the_chart_has_title_panels_legend_and_spread(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: drawn.append(figure))
+    report.chart(staircase_rows(), tmp_path / "x.png")
+    (figure,) = drawn
+    assert figure.get_size_inches()[0] * 100 == 900
+    assert figure.get_suptitle() == "1x NVIDIA X1: resnet50, 224 px, imagenet, batch 256"
+    steps, cells = figure.axes
+    assert [axis.get_title("left").split(",")[0] for axis in figure.axes] == [
+        "Technique after technique", "Processes"]
+    assert [text.get_text() for text in steps.get_legend().get_texts()] == [
+        "baseline", "left out", "kept"]
+    assert [text.get_text() for text in steps.texts] == [
+        f"{times}  top-1 75.0%" for times in ("1.00x", "0.90x", "2.00x", "2.30x")]
+    assert [label.get_text() for label in cells.get_yticklabels()] == ["baseline", "single +amp"]
+    (lines,) = (each for each in steps.collections)  # of the error bars
+    ends = [sorted(x for x, _ in segment) for segment in lines.get_segments()]
+    assert ends[0] == pytest.approx([100, 110]) and ends[3] == pytest.approx([230, 253])
+
+
+def test_a_page_for_each_folder_and_an_index(root):
+    pages = report.pages(root)
+    index = pages[root / "results" / "README.md"]
+    place, work = "1x NVIDIA X1", "resnet50, 224 px, imagenet, batch 256"
+    assert index.splitlines()[6:] == [
+        f"| [one](one/README.md) | {place} | {work} | amp fused: 2.30x | 2026-11-24 |",
+        f"| [three](three/README.md) | {place} | {work} | 2 runs, up to 80 images/s | 2026-11-24 |",
+        f"| [two](two/README.md) | {place} | pairs, batch 8 | loader_DALI 9.00x loader, warm, "
+        "limited by CPU | 2026-11-24 |"]
+    assert pages[root / "results" / "one" / "README.md"].startswith(
+        f"# {place}: {work}\n\n![bars of images/s](running.png)\n\n| staircase |")
+    assert "- loader_DALI is limited by **CPU**: all cores busy." in pages[
+        root / "results" / "two" / "README.md"]
+    runs = pages[root / "results" / "three" / "README.md"]
+    assert "| train | 75.00% | 40.00 s | 50 (50 to 55) | 5% | 9.0 s |" in runs
+    assert "| train_stem, `--seed 7` | " in runs and runs.endswith("\n`./y`\n")
+
+
+def test_marked_parts_of_pages_are_made_anew(root):
+    pages = report.pages(root)
+    assert "| [train_amp.py](../src/train_amp.py) | 1 | 3 | `--amp_dtype` |" in pages[
+        root / "docs" / "a.md"]
+    text = pages[root / "README.md"]
+    assert "stale words" not in text and text.count("text\n") == 5
+    assert "```diff\n@@ line 3 @@\n+# new #\n+# why\n+add(\"--amp_dtype\")\n```" in text
+    title = "[resnet50, 224 px, imagenet, batch 256, 1x NVIDIA X1](results/one/README.md)"
+    assert f"| technique | {title} | four: not measured yet |" in text
+    assert ("| [fused](src/train_fused.py) | **1.15x** |  |\n"
+            "| [amp](src/train_amp.py) | **2.00x** |  |\n"
+            "| [DALI](src/train_DALI.py) | SKIP |  |\n") in text
+    assert "](results/one/running.png)" in text and "| +amp | 200 | 2.00x |" in text
+    assert "| loader_DALI | warm | 90 (90 to 99) | 9.00x |" in text
+    (root / "README.md").write_text(text)
+    assert report.pages(root)[root / "README.md"] == text
+
+
+def test_what_pays_has_nine_techniques_and_three_columns_at_most(root):
+    rows = staircase_rows()
+    for i in range(12):
+        row = copy.deepcopy(rows[2])
+        rows.append(row | dict(column=f"+t{i}", techniques=[f"t{i}"], images_per_second=200 + i,
+                               kept=False))
+    (root / "results" / "one" / "running.json").write_text(json.dumps(rows))
+    lines = report.renewed("<!-- pays one one one one -->\n<!-- /pays one one one one -->\n",
+                           root).splitlines()
+    assert len(lines) == 13 and all(line.count(" | ") == 3 for line in lines[1:2] + lines[3:-1])
+    assert "[t11]" in lines[-2] and "[t2]" not in "".join(lines)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*/*.json")),
+                         ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_results_hold_together(path):
+    rows = [row for row in json.loads(path.read_text()) if row.get("status", "ok") == "ok"]
+    assert rows and all(row["machine"]["gpu"] and row["date"] and row["command"] for row in rows)
+    assert str(ROOT) not in path.read_text()
+    if path.stem == "running":  # all runs had the same options, and so the same global batch
+        options = [{key: value for key, value in row["options"].items()
+                    if key in rows[0]["options"]} for row in rows]
+        assert all(each == options[0] for each in options)
