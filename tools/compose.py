@@ -240,3 +240,5 @@ if __name__ == "__main__":
     except (RuntimeError, OSError) as error:
         print(f"compose.sh: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UsageError) else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
