@@ -112,8 +112,8 @@ def test_groups_follow_from_the_scripts(project):
          "compute": [["amp"], ["channels_last"], ["compile"], ["cudnn"], ["fused"], ["stem"]],
          "parallel": [["DDP", "DP"]]}), found.stderr
     # a new technique is one new file
-    text = (SRC / "train_cudnn.py").read_text()
-    (project / "src/train_clip.py").write_text(re.sub("# new #\n *# .*", "# new #\n    # mine", text))
+    text = re.sub("# new #\n *# .*", "# new #\n    # mine", (SRC / "train_cudnn.py").read_text())
+    (project / "src/train_clip.py").write_text(text)
     (project / "src/train_cudnn.py").unlink()
     assert "['clip']" in run(sys.executable, "-c", code, cwd=project / "tools").stdout
     joined = run(project / "compose.sh", "clip", "amp")
