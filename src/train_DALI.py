@@ -76,8 +76,8 @@ def build_parser():
     # without a GPU the CPU decodes; --workers is then the number of threads
     add("--dali_device", choices=["gpu", "cpu"], default="gpu", help="what decodes pictures")
 
-    add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
     add("--width", type=count, default=16, help="channels of conv11's first layer")
+    add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
     add("--batch_size", type=count, default=120, help="pictures a step, over all processes")
     add("--lr", type=float, default=0.1, help="highest learning rate")
     add("--epochs", type=count, default=5, help="passes over the training pictures")
@@ -106,12 +106,6 @@ def open_folder(dataset, names, transform):
     except OSError as error:
         fail(f"--dataset {dataset}: {error} (it needs {' or '.join(names)}/<class>/*; "
              "`python make_dataset.py digits` makes the default)")
-
-
-def write(path, content):
-    """Write bytes beside `path`, then move them there: `path` is never half a file."""
-    Path(f"{path}.part").write_bytes(content)
-    os.replace(f"{path}.part", path)
 
 
 # new #
@@ -179,6 +173,12 @@ class DALILoader:
         # a copy, since DALI uses its memory again
         images = torch.from_dlpack(pictures).permute(0, 3, 1, 2).contiguous()
         return images, self.labels[self.reading.pop(0)]
+
+def write(path, content):
+    """Write bytes beside `path`, then move them there: `path` is never half a file."""
+    Path(f"{path}.part").write_bytes(content)
+    os.replace(f"{path}.part", path)
+
 
 def conv11(width, classes):
     """Return eleven 3x3 convolutions: (N, 3, H, W) floats to (N, classes) scores."""

@@ -74,8 +74,8 @@ def build_parser():
     # loader_LMDB.py makes and reads the same files
     add("--lmdb", type=Path, help="folder of the LMDB files; None: the one that DATASET is in")
 
-    add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
     add("--width", type=count, default=16, help="channels of conv11's first layer")
+    add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
     add("--batch_size", type=count, default=120, help="pictures a step, over all processes")
     add("--lr", type=float, default=0.1, help="highest learning rate")
     add("--epochs", type=count, default=5, help="passes over the training pictures")
@@ -122,7 +122,7 @@ def build_lmdb(path, keys, index):
                     with store.begin(write=True) as transaction:
                         transaction.put(key, Path(name).read_bytes())
                 with store.begin(write=True) as transaction:
-                    transaction.put(b"index", index)
+                    transaction.put(b"index 2", index)
                 store.sync(True)
             os.replace(part.name, path)
         except (OSError, lmdb.Error) as error:
@@ -140,7 +140,7 @@ def open_lmdb(path):
             raise lmdb.Error("it is cut short")  # reading on would be a crash
         return store.begin()
     except lmdb.Error as error:
-        raise OSError(f"cannot read {path}: {error}; remove it to build it again") from None
+        raise OSError(f"{path}: {error}; if damaged, remove it to build it again") from None
 os.register_at_fork(after_in_child=open_lmdb.cache_clear)
 
 # new #
@@ -157,14 +157,13 @@ def load_record(path, keys, name):
 # names, sizes and times tell whether the file was made from these pictures
 def read_from_lmdb(folder, path):
     """Have an ImageFolder read from the LMDB file `path`, or build it. Raises OSError."""
-    keys = {name: b"%d.0" % i for i, (name, _) in enumerate(folder.samples)}
-    index = json.dumps(dict(
-        format=2, root=os.path.basename(folder.root), classes=folder.classes, pair=None,
-        samples=[[label, [os.path.relpath(name, folder.root)], [file.st_size], [file.st_mtime_ns]]
-                 for name, label in folder.samples for file in [os.stat(name)]])).encode()
+    keys = {name: b"%d" % i for i, (name, _) in enumerate(folder.samples)}
+    files = [[os.path.relpath(name, folder.root), file.st_size, file.st_mtime_ns]
+             for name in keys for file in [os.stat(name)]]
+    index = json.dumps(dict(classes=folder.classes, files=files)).encode()
     if not os.path.exists(path):
         build_lmdb(path, keys, index)
-    if open_lmdb(path).get(b"index") != index:
+    if open_lmdb(path).get(b"index 2") != index:
         raise OSError(f"{path} holds other files than {folder.root}: remove it to build it again")
     folder.loader = functools.partial(load_record, path, keys)
 

@@ -60,16 +60,16 @@ def build_parser():
     add("--augment", action="store_true", help="random resized crop and flip")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     add("--workers", type=int, default=min(16, cores), help="loading processes in all")
-    add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
     add("--width", type=count, default=16, help="channels of conv11's first layer")
+    add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
     add("--batch_size", type=count, default=120, help="pictures a step, over all processes")
     add("--lr", type=float, default=0.1, help="highest learning rate")
+    add("--epochs", type=count, default=5, help="passes over the training pictures")
+    add("--steps", type=count, help="end each epoch after this many; None: train on all")
     # new #
     # float16 needs its loss scaled; bfloat16 has the range of float32 and is what CPUs have
     add("--amp_dtype", choices=["float16", "bfloat16"], default="float16", help="on a GPU")
 
-    add("--epochs", type=count, default=5, help="passes over the training pictures")
-    add("--steps", type=count, help="end each epoch after this many; None: train on all")
     add("--seed", type=int, default=0, help="of weights, order and augmentation")
     add("--result_dir", type=Path, default=Path("runs"), help="folder of record and checkpoint")
     add("--resume", help="a checkpoint, or auto: the one in RESULT_DIR if there is one")

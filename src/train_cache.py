@@ -64,8 +64,8 @@ def build_parser():
     # auto: in GPU memory if the pictures take at most half of what is free
     add("--cache_device", choices=["auto", "gpu", "ram"], default="auto", help="what holds them")
 
-    add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
     add("--width", type=count, default=16, help="channels of conv11's first layer")
+    add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
     add("--batch_size", type=count, default=120, help="pictures a step, over all processes")
     add("--lr", type=float, default=0.1, help="highest learning rate")
     add("--epochs", type=count, default=5, help="passes over the training pictures")
@@ -94,12 +94,6 @@ def open_folder(dataset, names, transform):
     except OSError as error:
         fail(f"--dataset {dataset}: {error} (it needs {' or '.join(names)}/<class>/*; "
              "`python make_dataset.py digits` makes the default)")
-
-
-def write(path, content):
-    """Write bytes beside `path`, then move them there: `path` is never half a file."""
-    Path(f"{path}.part").write_bytes(content)
-    os.replace(f"{path}.part", path)
 
 
 # new #
@@ -156,6 +150,12 @@ class CachedLoader:
             torch.index_select(self.images, 0, numbers, out=images)
             images = images.to(self.device, non_blocking=True)
             yield random_crops(images, self.crop) if self.crop else images, self.labels[numbers]
+
+def write(path, content):
+    """Write bytes beside `path`, then move them there: `path` is never half a file."""
+    Path(f"{path}.part").write_bytes(content)
+    os.replace(f"{path}.part", path)
+
 
 def conv11(width, classes):
     """Return eleven 3x3 convolutions: (N, 3, H, W) floats to (N, classes) scores."""

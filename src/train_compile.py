@@ -58,14 +58,14 @@ def build_parser():
     add("--image_size", type=count, default=32, help="height and width in training, pixels")
     add("--val_size", type=count, help="the same in validation; None: as in training")
     add("--augment", action="store_true", help="random resized crop and flip")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    add("--workers", type=int, default=min(16, cores), help="loading processes in all")
-    add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
-    add("--width", type=count, default=16, help="channels of conv11's first layer")
     # new #
     # reduce-overhead replays each step's kernels as one CUDA graph; max-autotune tries more kernels
     add("--compile_mode", choices=["default", "reduce-overhead", "max-autotune"], default="default")
 
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    add("--workers", type=int, default=min(16, cores), help="loading processes in all")
+    add("--width", type=count, default=16, help="channels of conv11's first layer")
+    add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
     add("--batch_size", type=count, default=120, help="pictures a step, over all processes")
     add("--lr", type=float, default=0.1, help="highest learning rate")
     add("--epochs", type=count, default=5, help="passes over the training pictures")

@@ -60,8 +60,8 @@ def build_parser():
     add("--augment", action="store_true", help="random resized crop and flip")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     add("--workers", type=int, default=min(16, cores), help="loading processes in all")
-    add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
     add("--width", type=count, default=16, help="channels of conv11's first layer")
+    add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
     add("--batch_size", type=count, default=120, help="pictures a step, over all processes")
     add("--lr", type=float, default=0.1, help="highest learning rate")
     add("--epochs", type=count, default=5, help="passes over the training pictures")
@@ -71,6 +71,25 @@ def build_parser():
     add("--resume", help="a checkpoint, or auto: the one in RESULT_DIR if there is one")
     return parser
 
+
+# new #
+# what to know before choosing a technique
+def report(profiler, waited, on_gpu):
+    """Print which kernels (operators on a CPU) take most time, and what holds back the steps."""
+    gpu = torch.autograd.DeviceType.CUDA
+    spent = {each.key: each.self_device_time_total if on_gpu else each.self_cpu_time_total
+             for each in profiler.key_averages()
+             if (each.device_type == gpu) == on_gpu and "ProfilerStep" not in each.key}
+    for name in sorted(spent, key=spent.get, reverse=True)[:8]:
+        print(f"{spent[name] / sum(spent.values()):>6.1%}  {name:.90}")
+    times = [each.time_range for each in profiler.events()
+             if each.device_type == gpu and not each.is_user_annotation]
+    busy = 1 - waited if not times else sum(each.elapsed_us() for each in times) / (
+        max(each.end for each in times) - min(each.start for each in times))
+    what = ("loading data" if waited > 0.2 and (busy < 0.8 or not on_gpu) else "computing"
+            if busy > 0.8 or not on_gpu else "the host, which runs Python and starts kernels")
+    print(f"steps wait for data {waited:.0%} of the time, the {'GPU' if on_gpu else 'CPU'} works "
+          f"{busy:.0%} of it: what holds them back is {what}", flush=True)
 
 def load_image(path):
     """Return the picture at `path` in RGB, upright by its EXIF. Raises OSError with the path."""
@@ -109,25 +128,6 @@ def conv11(width, classes):
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
     return nn.Sequential(*layers)
 
-
-# new #
-# what to know before choosing a technique
-def report(profiler, waited, on_gpu):
-    """Print which kernels (operators on a CPU) take most time, and what holds back the steps."""
-    gpu = torch.autograd.DeviceType.CUDA
-    spent = {each.key: each.self_device_time_total if on_gpu else each.self_cpu_time_total
-             for each in profiler.key_averages()
-             if (each.device_type == gpu) == on_gpu and "ProfilerStep" not in each.key}
-    for name in sorted(spent, key=spent.get, reverse=True)[:8]:
-        print(f"{spent[name] / sum(spent.values()):>6.1%}  {name:.90}")
-    times = [each.time_range for each in profiler.events()
-             if each.device_type == gpu and not each.is_user_annotation]
-    busy = 1 - waited if not times else sum(each.elapsed_us() for each in times) / (
-        max(each.end for each in times) - min(each.start for each in times))
-    what = ("loading data" if waited > 0.2 and (busy < 0.8 or not on_gpu) else "computing"
-            if busy > 0.8 or not on_gpu else "the host, which runs Python and starts kernels")
-    print(f"steps wait for data {waited:.0%} of the time, the {'GPU' if on_gpu else 'CPU'} works "
-          f"{busy:.0%} of it: what holds them back is {what}", flush=True)
 
 def main():
     # --------------------------------------------------------------------------------- options
