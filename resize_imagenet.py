@@ -43,14 +43,9 @@ from tqdm import tqdm
 FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP", ".bmp": "BMP",
            ".ppm": "PPM", ".pgm": "PPM", ".tif": "TIFF", ".tiff": "TIFF"}
 READABLE = sorted({*FORMATS.values(), "GIF"})  # not EPS: Pillow would start a program to read it
-BACKGROUND = "white"  # the colour behind transparent pictures
 MOST_PIXELS = 100_000_000  # a worker needs 3 to 12 bytes of memory for each
 Image.MAX_IMAGE_PIXELS = None  # MOST_PIXELS replaces Pillow's own limit
 NOTE, PARTS = ".resize_imagenet.json", ".resize_imagenet.part"
-# libjpeg's warnings about files whose pixels are whole: unusual headers, bytes too many in a header
-# or (up to three) before the end marker 0xd9. More than three are a sign of damage.
-HARMLESS = re.compile("subsampling level|nknown|Invalid SOS| [123] extraneous"
-                      "|extraneous .* 0x(?!d9)")
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 warnings.filterwarnings("ignore", module="PIL")  # its warnings name no file and are harmless
 
@@ -66,8 +61,21 @@ def flatten(image):
         image = image.convert("I").point(lambda value: value / 257 + 0.5).convert("L")
     if image.has_transparency_data:
         image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, BACKGROUND), image)
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert("L" if image.mode in ("1", "L") else "RGB")
+
+
+def is_damage(error, content):
+    """Return whether `error`, simplejpeg's about the JPEG `content`, tells of damaged pixels."""
+    # Pictures that are whole may have up to three bytes too many before the end marker 0xd9, and
+    # some phones write wrong SOS parameters.
+    if re.search(" [123] extraneous bytes before marker 0xd9|Invalid SOS", str(error)):
+        return False
+    try:
+        simplejpeg.decode_jpeg_header(content, strict=True)
+    except ValueError:
+        return False  # an unusual header, which Pillow may still understand
+    return True
 
 
 def decode(image, content, size):
@@ -81,9 +89,9 @@ def decode(image, content, size):
                                           min_width=2 * size[0], min_height=2 * size[1],
                                           min_factor=2, strict=True)
         except ValueError as error:
-            if not HARMLESS.search(str(error)):
+            if is_damage(error, content):
                 raise ValueError(f"damaged or cut short ({error})") from None
-    return np.atleast_3d(np.array(flatten(image)))
+    return np.atleast_3d(np.array(flatten(image)))  # Pillow finds files that were cut short
 
 
 def resize(pixels, size, new_size):
@@ -100,15 +108,19 @@ def resize(pixels, size, new_size):
     return pixels[0].permute(1, 2, 0).numpy()
 
 
-def encode(image, format, quality, profile):
-    """Return an image of mode L or RGB as the bytes of a file, with its ICC profile if it fits."""
+def encode(pixels, orientation, profile, format, quality):
+    """Return `pixels`, turned as EXIF's `orientation` says, as the bytes of a file."""
+    is_grey = pixels.shape[2] == 1
+    if profile and profile[16:20] != (b"GRAY" if is_grey else b"RGB "):
+        profile = None  # it was made for CMYK
+    if format == "JPEG" and not profile and orientation in (None, 1):  # most; faster than Pillow
+        spaces = ("GRAY", "Gray") if is_grey else ("RGB", "420")
+        return simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality, *spaces)
+    image = Image.fromarray(pixels[:, :, 0] if is_grey else pixels)
+    image.getexif()[ExifTags.Base.Orientation] = orientation
+    image = ImageOps.exif_transpose(image)
     options = {"quality": quality} if format in ("JPEG", "WEBP") else {}
-    if profile and profile[16:20] == (b"GRAY" if image.mode == "L" else b"RGB "):  # else CMYK's
-        options["icc_profile"] = profile
-    elif format == "JPEG":  # faster than Pillow, but without profiles
-        spaces = ("GRAY", "Gray") if image.mode == "L" else ("RGB", "420")
-        return simplejpeg.encode_jpeg(np.atleast_3d(np.array(image)), quality, *spaces)
-    image.save(file := io.BytesIO(), format, **options)
+    image.save(file := io.BytesIO(), format, icc_profile=profile, **options)
     return file.getvalue()
 
 
@@ -123,45 +135,47 @@ def shrink(content, format, max_size, quality):
         size, edge, orientation = image.size, min(image.size), None
         if edge > max_size:
             size = [round(length * max_size / edge) for length in size]
-        with contextlib.suppress(Exception):  # the pixels can be good when the EXIF block is not
-            orientation = image.getexif().get(ExifTags.Base.Orientation)
         pixels = decode(image, content, size)
         if edge <= max_size and format == image.format.replace("MPO", "JPEG"):
             return content
+        with contextlib.suppress(Exception):  # the pixels can be good when the EXIF block is not
+            orientation = image.getexif().get(ExifTags.Base.Orientation)
         profile = image.info.get("icc_profile")
     if edge > max_size:
         pixels = resize(pixels, image.size, size)
-    small = Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
-    small.getexif()[ExifTags.Base.Orientation] = orientation
-    return encode(ImageOps.exif_transpose(small), format, quality, profile)
+    return encode(pixels, orientation, profile, format, quality)
 
 
-def do_picture(src, dst, max_size, quality, name):
-    """Make `dst`/`name` from `src`/`name`. Return a Counter and, on failure, the reason, else None.
+def do_pictures(src, dst, max_size, quality, names):
+    """Make the pictures `names` of `src` in `dst`. Return a Counter and {name: reason} of failures.
 
-    The file is written whole or not at all. Raise OSError if `dst` cannot be written.
+    Files are written whole or not at all. Raise OSError if `dst` cannot be written.
     """
-    source, target = os.path.join(src, name), os.path.join(dst, name)
+    counts, failures = Counter(), {}
     part = os.path.join(dst, PARTS, str(os.getpid()))
-    try:
-        found = os.stat(source)
-        # the output's time shows what it was made from: the source's time plus its size
-        stamp = (found.st_mtime_ns // 1000 + found.st_size) * 1000
-        if os.path.exists(target) and os.stat(target).st_mtime_ns == stamp:
-            return Counter(kept=1), None
-        content = Path(source).read_bytes()
-        content = shrink(content, FORMATS[os.path.splitext(name)[1].lower()], max_size, quality)
-    except Exception as error:
-        reason = getattr(error, "strerror", None) or str(error) or repr(error)
-        if isinstance(error, UnidentifiedImageError):  # its text is an object's address
-            reason = "not a picture, or a damaged one"
-        Path(target).unlink(missing_ok=True)  # made from an earlier version of this picture
-        return Counter(failed=1), reason
-    Path(part).write_bytes(content)
-    os.utime(part, ns=(stamp, stamp))
-    os.makedirs(os.path.dirname(target), exist_ok=True)
-    os.replace(part, target)
-    return Counter(done=1, read=found.st_size, written=len(content)), None
+    for name in names:
+        source, target = os.path.join(src, name), os.path.join(dst, name)
+        try:
+            found = os.stat(source)
+            # the output's time shows what it was made from: the source's time plus its size
+            stamp = (found.st_mtime_ns // 1000 + found.st_size) * 1000
+            if os.path.exists(target) and os.stat(target).st_mtime_ns == stamp:
+                counts["kept"] += 1
+                continue
+            format = FORMATS[os.path.splitext(name)[1].lower()]
+            content = shrink(Path(source).read_bytes(), format, max_size, quality)
+        except Exception as error:
+            failures[name] = getattr(error, "strerror", None) or str(error) or repr(error)
+            if isinstance(error, UnidentifiedImageError):  # its text is an object's address
+                failures[name] = "not a picture, or a damaged one"
+            Path(target).unlink(missing_ok=True)  # made from an earlier version of this picture
+            continue
+        Path(part).write_bytes(content)
+        os.utime(part, ns=(stamp, stamp))
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.replace(part, target)
+        counts.update(done=1, read=found.st_size, written=len(content))
+    return counts, failures
 
 
 def find_pictures(src, dst):
@@ -224,29 +238,31 @@ def begin():
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libtiff writes there, without the file's name
 
 
 def do_all(job, names, workers):
-    """Run `job` on all `names` in `workers` processes. Return a Counter and {name: reason}.
+    """Run `job` on all `names`, in `workers` processes. Return the sums of what it returns.
 
     Raise what `job` raises, and BrokenProcessPool if a worker is killed.
     """
-    import torch  # noqa: F401: imported here once, forked workers have it at once
+    import torch  # noqa: F401: imported once, forked workers have it at once
 
     counts, failures = Counter(), {}
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
-    chunk = max(1, min(16, len(names) // (8 * workers)))
-    with concurrent.futures.ProcessPoolExecutor(workers, context, begin) as pool:
+    size = max(1, min(16, len(names) // (8 * workers)))
+    with (concurrent.futures.ProcessPoolExecutor(workers, context, begin) as pool,
+          tqdm(total=len(names), unit="image", disable=None) as bar):
         try:
-            results = tqdm(pool.map(job, names, chunksize=chunk), total=len(names), unit="image",
-                           disable=None)
-            for (count, reason), name in zip(results, names):
+            futures = [pool.submit(job, names[i:i + size]) for i in range(0, len(names), size)]
+            for future in concurrent.futures.as_completed(futures):
+                count, failed = future.result()
                 counts += count
-                if reason:
-                    failures[name] = reason
+                failures |= failed
+                bar.update(count["done"] + count["kept"] + len(failed))
         except BaseException:
             for stop in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(stop, signal.SIG_IGN)  # it ends now, whatever comes
+                signal.signal(stop, signal.SIG_IGN)  # a second Ctrl-C changes nothing
             for process in multiprocessing.active_children():
                 process.terminate()
             raise
@@ -286,10 +302,10 @@ def main():
                 unreadable |= {name: "--dst cannot tell its name from another picture's"
                                for name in names if taken.setdefault(name.casefold(), name) != name}
                 names = [name for name in names if name not in unreadable]
-            job = functools.partial(do_picture, str(src), str(dst), args.max_size, args.quality)
+            job = functools.partial(do_pictures, str(src), str(dst), args.max_size, args.quality)
             counts, failures = do_all(job, names, args.workers)
     except KeyboardInterrupt:
-        fail("stopped; run it again to continue")
+        sys.exit(f"{parser.prog}: stopped; run it again to continue")
     except BrokenProcessPool:
         fail("a worker was killed, perhaps for lack of memory; run it again to continue, with "
              "fewer --workers if need be")
