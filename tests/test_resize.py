@@ -110,8 +110,9 @@ BAD = {
     "row2/half of a small one.JPEG": (small := encoded(draw(40, 30), "JPEG"))[:len(small) * 3 // 4],
     "row2/half.png": (png := encoded(draw(), "PNG"))[:len(png) // 2],
     "row2/hole in a large one.JPEG": (large := encoded(LARGE, "JPEG"))[:9000] + large[9500:],
-    "row2/half, then a stray marker.JPEG": JPEG[:len(JPEG) // 2] + b"\xff\xd4" + JPEG[-900:],
     "row2/hole.JPEG": JPEG[:-900] + bytes(range(1, 201)) + JPEG[-700:],
+    "row2/hole and a stray marker.JPEG": JPEG[:-900] + bytes(range(1, 201)) + JPEG[-700:-2]
+    + b"\xff\xd4\xff\xd9",
     "row3/last_two.JPEG": JPEG[:-2],
     "row3/last_one.JPEG": JPEG[:-1],
     "row5/page.JPEG": b"<html><body>404</body></html>",
