@@ -1,0 +1,465 @@
+"""train_DALI.py and train_cache.py: the baseline's pictures, and what happens on faults."""
+
+import os
+import re
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+from helpers import ROOT, SRC, module_of, on_gpu, run, run_forked, train
+from PIL import Image
+from test_loader import ODD_NAMES, SHARED, classes, photo, save, spoil, unusual
+from test_resize import claims
+from torchvision.transforms import v2 as transforms
+
+SMALL = ["--epochs", 2, "--batch_size", 4, "--image_size", 32, "--val_size", 36, "--width", 2,
+         "--workers", 2]
+DIGITS = ["--epochs", 2, "--batch_size", 40, "--steps", 3, "--width", 4, "--image_size", 16,
+          "--workers", 0]
+each_source = pytest.mark.parametrize("name", ["train_DALI", "train_cache"])
+cpu_and_gpu = pytest.mark.parametrize("device", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+
+
+def keeping_batches(script, folder):
+    """Return a copy of `script` that keeps its batches in <folder>/<rank>.batches."""
+    text = script.read_text()
+    for old, new in (
+            (", train_loader)", ", keep('train', train_loader))"),
+            ("in val_loader:", "in keep('val', val_loader):"),
+            ("def main():\n", f"""def keep(split, loader):
+    path = f"{folder}/{{os.environ.get('RANK', 0)}}.batches"
+    kept = torch.load(path) if os.path.exists(path) else []
+    kept.append((split, []))
+    for images, labels in loader:
+        kept[-1][1].append((images.cpu().clone(), labels.cpu().clone()))
+        torch.save(kept, path)
+        yield images, labels
+
+
+def main():
+""")):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    folder.mkdir(exist_ok=True)
+    copy = folder / script.name
+    copy.write_text(text)
+    return copy
+
+
+def batches_of(script, folder, *options, **details):
+    """Run a training script; return its epochs: "train" or "val", and (images, labels) a batch."""
+    train(keeping_batches(script, folder), *options, "--result_dir", folder, **details)
+    return torch.load(folder / "0.batches")
+
+
+def error_line(done, name, status=1):
+    """Return the one line in which a script that failed says why."""
+    assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith(f"{name}.py: error: ")]
+    return line
+
+
+def loader_of(photos, on_gpu=False, augment=False, order=range(26)):
+    """Return a DALILoader of the photos for training, four a batch, and their ImageFolder."""
+    module = module_of(SRC / "train_DALI.py")
+    folder = module.open_folder(photos, ("train",), None)
+    loader = module.DALILoader(folder, order, 32, augment, on_gpu, batch_size=4, num_workers=2,
+                               pin_memory=on_gpu, prefetch_factor=4)
+    return loader, folder
+
+
+# ------------------------------------------------------------------------------------- DALI
+@cpu_and_gpu
+@pytest.mark.fault(8, 11)
+@pytest.mark.parametrize("steps", [6, 2])
+def test_dali_gives_the_baselines_pictures(device, steps, photos, tmp_path):
+    """In the baseline's order, of all validation pictures, and after epochs that end early."""
+    baseline, dali = (batches_of(SRC / f"{name}.py", tmp_path / name, "--dataset", photos, *SMALL,
+                                 "--steps", steps) for name in ("train", "train_DALI"))
+    assert len(baseline) == len(dali) == 4
+    for (split, batches), (_, others) in zip(baseline, dali):
+        assert len(batches) == len(others) == {"train": steps, "val": 4}[split]
+        for (images, labels), (pictures, numbers) in zip(batches, others):
+            assert torch.equal(labels, numbers) and images.shape == pictures.shape
+            assert pictures.dtype == torch.uint8
+            off = (images.int() - pictures.int()).abs()
+            if device == "cpu":
+                assert (off <= 2).float().mean() >= 0.99 and off.max() <= 8, off.max()
+            else:
+                assert off.float().mean((1, 2, 3)).max() < 1
+
+
+@cpu_and_gpu
+def test_each_epoch_of_dali_is_whole(device, photos):
+    """Also after an epoch that was left after one batch."""
+    loader, folder = loader_of(photos, device == "gpu")
+    assert len(loader) == 7
+    for _ in range(2):
+        first, _ = next(iter(loader))
+        epoch = list(loader)
+        assert torch.equal(epoch[0][0], first)
+        assert [len(images) for images, _ in epoch] == [4] * 6 + [2]
+        assert torch.cat([labels for _, labels in epoch]).tolist() == folder.targets
+    empty, _ = loader_of(photos, device == "gpu", order=range(0))  # a process without a picture
+    assert list(empty) == []
+
+
+def test_dali_gives_the_labels_of_the_dataset(photos):
+    module = module_of(SRC / "train_DALI.py")
+    folder = module.open_folder(photos, ("train",), None)
+    folder.target_transform = lambda label: 7 + label
+    loader = module.DALILoader(folder, [25, 0], 32, False, False, batch_size=2, num_workers=1)
+    ((_, labels),) = loader
+    assert labels.tolist() == [7 + folder.targets[25], 7 + folder.targets[0]]
+
+
+@cpu_and_gpu
+def test_dali_draws_by_the_seed_of_the_epoch(device, photos):
+    epochs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        loader, _ = loader_of(photos, device == "gpu", augment=True)
+        epochs += [torch.cat([images.cpu() for images, _ in loader]) for _ in range(2)]
+    first, second, again, second_again, other, _ = epochs
+    assert torch.equal(first, again) and torch.equal(second, second_again)
+    for different in (second, other):
+        assert (first != different).float().mean() > 0.5
+
+
+@cpu_and_gpu
+def test_dali_draws_crops_as_torchvision_does_and_flips_half(device, tmp_path):
+    """A picture whose colours are its coordinates tells where each crop was cut."""
+    edges = torch.tensor([256., 160])  # width, height
+    down, across = torch.meshgrid(torch.arange(160), torch.arange(256), indexing="ij")
+    picture = torch.stack([across, down, 0 * down], 2).to(torch.uint8).numpy()
+    Image.fromarray(picture).save(tmp_path / "a.png")
+    name = np.frombuffer(os.fsencode(tmp_path / "a.png"), np.uint8)
+    count, size = 1000, 32
+    pipeline = module_of(SRC / "train_DALI.py").picture_pipeline(
+        lambda: [name] * count, size=size, augment=True, on_gpu=device == "gpu", seed=1,
+        batch_size=count, num_threads=2, device_id=0 if device == "gpu" else None)
+    crops = torch.from_dlpack(pipeline.run()[0].as_tensor()).float().cpu()
+    assert crops.shape == (count, size, size, 3)
+    # from the middle of the first pixel to that of the last, and half a pixel more at both ends
+    first, last = crops[:, 0, 0, :2], crops[:, -1, -1, :2]
+    extent = (last - first) * size / (size - 1)
+    assert (extent[:, 1] > 0).all() and 0.45 < (extent[:, 0] < 0).float().mean() < 0.55
+    extent = extent.abs()
+    corner = torch.minimum(first, last) - extent / size / 2
+    torch.manual_seed(1)
+    draw = transforms.RandomResizedCrop(size).make_params
+    drawn = [draw([torch.empty(1, 160, 256)]) for _ in range(count)]
+    theirs = torch.tensor([[each["width"], each["height"]] for each in drawn])
+    place = torch.tensor([[each["left"], each["top"]] for each in drawn])
+    for mine, other in ((extent / edges, theirs / edges), (corner / edges, place / edges),
+                        *[[(each[:, :1] / each[:, 1:]).log() for each in (extent, theirs)]]):
+        assert (mine.sort(0).values - other.sort(0).values).abs().max() < 0.07
+
+
+@pytest.mark.gpu
+def test_dali_does_not_overwrite_a_batch_that_a_step_still_reads(photos):
+    loader, _ = loader_of(photos, on_gpu=True, order=[*range(26)] * 8)
+    wanted = [images.cpu() for images, _ in loader]
+    copies = []
+    for images, _ in loader:
+        torch.cuda._sleep(20_000_000)  # keeps the GPU busy; the host goes on
+        copies.append(images.clone())
+    assert all(torch.equal(one.cpu(), other) for one, other in zip(copies, wanted, strict=True))
+
+
+# ------------------------------------------------------------------------------------ cache
+def test_cache_equals_the_baseline_bit_for_bit(digits, tmp_path):
+    """Without --augment, weights and all: decoding the cache draws no random numbers."""
+    records, weights = [], []
+    for name in ("train", "train_cache"):
+        records.append(train(SRC / f"{name}.py", "--dataset", digits, *DIGITS, "--workers", 1,
+                             "--val_size", 20, "--result_dir", tmp_path)[0])
+        weights.append(torch.load(tmp_path / f"{name}.pt")["parts"]["model"])
+    for key in ("loss", "val_top1", "val_top5"):
+        assert [epoch[key] for epoch in records[0]["epochs"]] == [
+            epoch[key] for epoch in records[1]["epochs"]]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(one, weights[1][name]) for name, one in weights[0].items())
+
+
+def test_cached_crops_of_an_epoch_are_the_same_after_a_resume(digits, tmp_path):
+    script, options = SRC / "train_cache.py", ["--dataset", digits, *DIGITS, "--augment"]
+    whole = batches_of(script, tmp_path / "whole", *options)
+    batches_of(script, tmp_path / "parts", *options, "--epochs", 1)
+    parts = batches_of(script, tmp_path / "parts", *options, "--resume", "auto")
+    assert [split for split, _ in parts] == ["train", "val"] * 2
+    for (_, batches), (_, others) in zip(whole, parts, strict=True):
+        for (images, _), (pictures, _) in zip(batches, others, strict=True):
+            assert torch.equal(images, pictures)
+
+
+def test_cached_crops_are_those_of_torchvision():
+    """Sizes, shapes, places and flips have the distribution of RandomResizedCrop."""
+    module = module_of(SRC / "train_cache.py")
+    side, size, n = 64, 32, 3000
+    x, y = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="xy")
+    picture = torch.stack([4 * x, 4 * y, torch.zeros_like(x)]).to(torch.uint8)
+    crops = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        crops.append(module.random_crops(picture.expand(n, 3, side, side), size))
+    assert torch.equal(*crops) and crops[0].shape == (n, 3, size, size)
+    assert crops[0].dtype == torch.uint8
+
+    def measured(crops):
+        """Return widths, heights, centers and flips; a pixel's colour is where it comes from."""
+        crops = crops.float() / 4
+        across, down = (crops[:, 0, size // 2, -3] - crops[:, 0, size // 2, 2],
+                        crops[:, 1, -3, size // 2] - crops[:, 1, 2, size // 2])
+        middle = crops[:, :2, size // 2 - 1:size // 2 + 1, size // 2 - 1:size // 2 + 1].mean((2, 3))
+        return torch.stack([across.abs() * size / (size - 5), down * size / (size - 5),
+                            middle[:, 0], middle[:, 1], (across < 0).float()])
+    torch.manual_seed(0)
+    crop = transforms.Compose([transforms.RandomResizedCrop(size),
+                               transforms.RandomHorizontalFlip()])
+    wanted = measured(torch.stack([crop(picture) for _ in range(n)]))
+    found = measured(crops[0])
+    for quantile in (0.05, 0.25, 0.5, 0.75, 0.95):
+        q = torch.tensor(quantile)
+        torch.testing.assert_close(found[:4].quantile(q, 1), wanted[:4].quantile(q, 1), rtol=0,
+                                   atol=2.5)
+    assert found[4].mean().item() == pytest.approx(0.5, abs=0.04)
+
+
+@pytest.mark.gpu
+def test_cached_crops_on_a_gpu_are_those_of_the_cpu():
+    crops = module_of(SRC / "train_cache.py").random_crops
+    images = torch.randint(256, (100, 3, 40, 40), dtype=torch.uint8)
+    made = []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(3)
+        made.append(crops(images.to(device), 32).cpu().int())
+    assert made[1].shape == (100, 3, 32, 32) and made[0].float().std() > 30
+    assert (made[0] - made[1]).abs().max() <= 1  # rounding
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("more", [[], ["--augment"]], ids=["plain", "augment"])
+def test_a_cache_in_ram_gives_what_one_on_the_gpu_gives(more, photos, tmp_path):
+    one, other = (batches_of(SRC / "train_cache.py", tmp_path / place, "--dataset", photos, *SMALL,
+                             *more, "--cache_device", place) for place in ("gpu", "ram"))
+    for (_, batches), (_, others) in zip(one, other, strict=True):
+        for (images, labels), (pictures, numbers) in zip(batches, others, strict=True):
+            assert torch.equal(images, pictures) and torch.equal(labels, numbers)
+
+
+def test_cache_says_how_much_memory_it_takes(digits, tmp_path):
+    for more, side in (([], 28), (["--augment"], 32)):
+        _, output = train(SRC / "train_cache.py", "--dataset", digits, *DIGITS, "--image_size", 28,
+                          *more, "--result_dir", tmp_path)
+        taken = 3 * (240 * side ** 2 + 70 * 28 ** 2) / 1e6
+        assert f"the decoded pictures take {taken:.1f} MB of cpu's memory" in output
+
+
+@pytest.mark.gpu
+def test_cache_takes_the_memory_of_the_gpu_that_it_says(digits, tmp_path):
+    options = ["--dataset", digits, "--epochs", 1, "--steps", 1, "--batch_size", 2, "--width", 1,
+               "--image_size", 512, "--val_size", 32, "--result_dir", tmp_path]
+    baseline, _ = train(SRC / "train.py", *options)
+    cached, output = train(SRC / "train_cache.py", *options)
+    assert "take 189.0 MB of cuda's memory" in output
+    taken = cached["peak_memory_bytes"] - baseline["peak_memory_bytes"]
+    assert taken == pytest.approx(189e6, rel=0.1)
+    ram, output = train(SRC / "train_cache.py", *options, "--cache_device", "ram")
+    assert "take 189.0 MB of cpu's memory" in output
+    assert ram["peak_memory_bytes"] - baseline["peak_memory_bytes"] < 10e6
+
+
+def test_a_set_that_does_not_fit_is_an_error_before_it_is_decoded(digits, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(digits, data)
+    (data / "train/0/0_00000.png").write_bytes(b"not decoded")
+    done = run_forked(SRC / "train_cache.py", "--dataset", data, "--image_size", 50_000,
+                      cwd=tmp_path)
+    line = error_line(done, "train_cache", 2)
+    assert "the decoded pictures take 2,325,000.0 MB" in line and "a smaller --image_size" in line
+
+
+# ------------------------------------------------------------------------------------- both
+@pytest.mark.fault(48)
+@pytest.mark.parametrize("technique", ["DALI", "cache"])
+def test_two_processes_share_the_pictures(technique, photos, tmp_path):
+    """As many batches on each, together the baseline's; each picture once in validation."""
+    joined = tmp_path / "joined.py"
+    joined.write_text(run(ROOT / "compose.sh", "DDP", technique).stdout)
+    options = ["--dataset", photos, *SMALL, "--steps", 5]
+    whole = batches_of(SRC / "train.py", tmp_path / "one", *options)
+    ranks = [batches_of(joined, tmp_path / "two", *options),
+             torch.load(tmp_path / "two" / "1.batches")]
+
+    def are_same(pictures, others):
+        """Return whether they are the same pictures in any order; DALI's differ by rounding."""
+        far = [[(a.int() - b.int()).abs().float().mean().item() for b in others] for a in pictures]
+        nearest = [min(range(len(others)), key=row.__getitem__) for row in far]
+        return sorted(nearest) == list(range(len(pictures))) and all(min(row) < 2 for row in far)
+    assert [len(rank) for rank in ranks] == [len(whole)] * 2
+    for (split, batches), (_, first), (_, second) in zip(whole, *ranks):
+        if split == "train":
+            assert len(first) == len(second) == len(batches) == 5
+            for (images, _), (one, _), (two, _) in zip(batches, first, second):
+                assert len(one) == len(two) == 2 and are_same(images, torch.cat([one, two]))
+        else:
+            together = torch.cat([images for images, _ in first + second])
+            assert len(together) == 13
+            assert are_same(torch.cat([images for images, _ in batches]), together)
+
+
+@pytest.fixture(scope="module")
+def odd_pictures(tmp_path_factory):
+    """A data set of pictures of each kind, one with a corrupt EXIF block; the same in both."""
+    folder = tmp_path_factory.mktemp("odd") / "set"
+    unusual(folder / "train/a")
+    exif = b"Exif\0\0" + b"II*\0\x08\0\0\0\xff\xff\x12\x01\x03\0\x01\0" + b"\xff" * 9
+    save(photo(5), folder / "train/b/corrupt exif.jpg", exif=exif)
+    shutil.copytree(folder / "train", folder / "val")
+    return folder
+
+
+@each_source
+@pytest.mark.fault(6, 7, 8, 10, 11, 12, 26)
+def test_odd_pictures(name, odd_pictures, tmp_path):
+    """DALI gives the pixels of loader.py, nearly; the cache those of train.py, exactly."""
+    script = keeping_batches(SRC / f"{name}.py", tmp_path)
+    done = run_forked(script, "--dataset", odd_pictures, *DIGITS, "--image_size", 40, "--epochs", 1,
+                      "--batch_size", 4, "--result_dir", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not [line for line in done.stderr.splitlines() if "arn" in line], done.stderr
+    ((_, batches),) = [each for each in torch.load(tmp_path / "0.batches") if each[0] == "val"]
+    seen = torch.cat([images for images, _ in batches]).int()
+    loader, baseline = (module_of(SRC / f"{each}.py") for each in ("loader", "train"))
+    cut = transforms.Compose([transforms.Resize(40), transforms.CenterCrop(40),
+                              transforms.PILToTensor()])
+    paths = sorted((odd_pictures / "val").glob("*/*"))
+    assert len(seen) == len(paths) == 22
+    for path, pixels in zip(paths, seen):
+        if name == "train_cache":
+            assert torch.equal(pixels, cut(baseline.load_image(path)).int()), path
+        else:
+            off = (pixels - cut(loader.load_image(path, path)).int()).abs()
+            assert (off <= 2).float().mean() >= 0.99, path
+
+
+@each_source
+@pytest.mark.fault(21, 23, 25, 26)
+def test_odd_names(name, tmp_path):
+    data = tmp_path / "a [b] *c d"
+    for split in ("train", "val"):
+        for k, odd in enumerate([*ODD_NAMES, "b.JPEG", "c.PNG"]):
+            save(photo(k), data / split / "it's -1" / odd)
+            save(photo(k), data / split / "[x] Zoë" / odd)
+        for other in ("a.txt", "Thumbs.db", ".DS_Store", "._x.JPEG"):
+            (data / split / "it's -1" / other).write_bytes(b"none")
+    record, output = train(SRC / f"{name}.py", "--dataset", data, *DIGITS, "--batch_size", 4,
+                           "--result_dir", tmp_path / "r")
+    assert f" {2 * (len(ODD_NAMES) + 2)} pictures, " in output and len(record["epochs"]) == 2
+
+
+@pytest.mark.fault(1, 2, 5, 13, 46)
+@pytest.mark.parametrize("kind", ["zero bytes", "half", "text", "900 megapixels"])
+@pytest.mark.parametrize("name", ["train_DALI", "train_cache", on_gpu("train_DALI")])
+def test_damaged_picture(name, kind, photos, tmp_path, request):
+    """One line names it. DALI's GPU decoder may accept a JPEG that was cut short."""
+    shutil.copytree(photos, tmp_path / "set")
+    bad = tmp_path / "set/train/b/7.jpg"
+    if kind == "900 megapixels":
+        bad.write_bytes(claims(30_000, 30_000))
+    else:
+        spoil(bad, kind)
+    done = run_forked(SRC / f"{name}.py", "--dataset", tmp_path / "set", *DIGITS, "--steps", 6,
+                      "--batch_size", 4, "--result_dir", tmp_path / "r")
+    if kind == "half" and request.node.get_closest_marker("gpu") and done.returncode == 0:
+        assert "epoch 2/2" in done.stdout
+    else:
+        assert str(bad) in error_line(done, name)
+
+
+@pytest.mark.fault(46)
+def test_a_picture_that_only_dali_cannot_read(photos, tmp_path):
+    """The line is DALI's own."""
+    shutil.copytree(photos, tmp_path / "set")
+    Image.open(photos / "train/b/7.jpg").save(tmp_path / "7.gif")
+    shutil.move(tmp_path / "7.gif", tmp_path / "set/train/b/7.jpg")
+    done = run_forked(SRC / "train_DALI.py", "--dataset", tmp_path / "set", *DIGITS, "--steps", 6,
+                      "--batch_size", 4, "--result_dir", tmp_path / "r")
+    line = error_line(done, "train_DALI")
+    assert "DALI cannot read the pictures: " in line and "no longer valid" not in line
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="needs the pictures of ../shared/data/faulty")
+@pytest.mark.fault(2, 7, 9, 11, 12)
+def test_real_faulty_files_with_dali(photos, tmp_path):
+    """Each is read, or one line names it or says that DALI cannot read it."""
+    shutil.copytree(photos, tmp_path / "set")
+    named, read = set(), set()
+    for file in sorted((SHARED / "faulty").iterdir()):
+        if file.suffix not in (".png", ".jpg", ".JPEG"):
+            continue
+        odd = tmp_path / "set/train/b" / file.name
+        shutil.copy(file, odd)
+        done = run_forked(SRC / "train_DALI.py", "--dataset", tmp_path / "set", *DIGITS, "--epochs",
+                          1, "--steps", 6, "--batch_size", 4, "--result_dir", tmp_path / "r")
+        assert "Traceback" not in done.stderr and "Warning" not in done.stderr, done.stderr
+        if done.returncode:
+            line = error_line(done, "train_DALI")
+            assert str(odd) in line or "DALI cannot read the pictures: " in line
+        (named if done.returncode else read).add(file.name)
+        odd.unlink()
+    assert {"truncated_jpeg.jpg", "truncated_image.png", "broken.png"} <= named
+    assert {"n02951585_can_opener.JPEG", "pil_sample_cmyk.jpg", "hopper_bad_exif.jpg",
+            "hopper_orientation_6.jpg", "pil123rgba.png"} <= read
+
+
+@each_source
+@pytest.mark.fault(19)
+def test_a_dataset_that_is_missing_or_empty(name, tmp_path):
+    for folder in (tmp_path / "missing", tmp_path / "empty"):
+        done = run_forked(SRC / f"{name}.py", "--dataset", folder, cwd=tmp_path)
+        assert str(folder) in error_line(done, name, 2)
+        (tmp_path / "empty/train").mkdir(parents=True, exist_ok=True)
+
+
+@each_source
+@pytest.mark.fault(51)
+def test_fewer_pictures_than_a_batch(name, tmp_path):
+    """A batch of all pictures is trained on, a larger one is an error."""
+    data = classes(classes(tmp_path / "data"), "val")
+    options = ["--dataset", data, *DIGITS, "--result_dir", tmp_path / "r"]
+    done = run_forked(SRC / f"{name}.py", *options, "--batch_size", 13)
+    assert "--batch_size 13: there are only 12" in error_line(done, name, 2)
+    record, _ = train(SRC / f"{name}.py", *options, "--batch_size", 12)
+    assert len(record["epochs"]) == 2
+
+
+@pytest.mark.fault(61)
+@pytest.mark.parametrize("name, option", [("train_DALI", "--dali_device"),
+                                          ("train_cache", "--cache_device")])
+def test_unknown_device(name, option, digits, tmp_path):
+    done = run_forked(SRC / f"{name}.py", "--dataset", digits, option, "tpu", cwd=tmp_path)
+    assert re.search(f"{option}.*tpu", error_line(done, name, 2))
+
+
+@pytest.mark.fault(47)
+@pytest.mark.parametrize("name, option", [("train_DALI", "--dali_device"),
+                                          ("train_cache", "--cache_device")])
+def test_gpu_option_without_a_gpu(name, option, digits, tmp_path):
+    """The CPU decodes; the cache is in memory, and says so."""
+    done = run(sys.executable, SRC / f"{name}.py", "--dataset", digits, *DIGITS, option, "gpu",
+               cwd=tmp_path, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 0 and "epoch 2/2" in done.stdout, done.stderr
+    assert name == "train_DALI" or "MB of cpu's memory" in done.stdout
+
+
+@pytest.mark.fault(47)
+def test_without_dali_one_line_says_what_to_install(tmp_path):
+    (tmp_path / "nvidia").mkdir()
+    (tmp_path / "nvidia/__init__.py").write_text("")
+    done = run(sys.executable, SRC / "train_DALI.py", env={"PYTHONPATH": str(tmp_path)})
+    assert "pip install nvidia-dali-cuda120" in error_line(done, "train_DALI")
+    assert len(done.stderr.splitlines()) == 1
