@@ -45,6 +45,7 @@ try:
     from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
 except ImportError as error:
     sys.exit(f"{Path(__file__).name}: error: {error}: pip install nvidia-dali-cuda120")
+warnings.filterwarnings("ignore", "Please set `reader_name`")  # pairs have no reader of DALI's
 
 BACKGROUND = "white"  # what shows through a transparent picture
 warnings.filterwarnings("ignore", module="PIL")  # these warnings name no file and are harmless
@@ -206,7 +207,7 @@ def drop_from_cache(paths):
 class ExternalInputIterator:
     """Yield the batches of one of `shards` pipelines: first files, second files, sample numbers.
     A file is an array of its bytes. `order` lists the samples of an epoch. All pipelines get
-    the same number of full batches, so the last ones repeat samples, which DALILoader cuts off.
+    the same number of full batches: the last ones repeat samples, which the iterator cuts off.
     """
     def __init__(self, samples, order, batch_size, shard=0, shards=1):
         self.samples, self.order, self.batch_size = samples, order, batch_size
@@ -245,6 +246,9 @@ def pictures_pipeline(args, on_gpu, samples, order, source, shard, shards):
     # resize, crop and flip in one step: a region that ends left of its start is flipped
     scale = shapes[0] / fn.cast(size, dtype=types.FLOAT)
     start, end = (corner + flip) * scale, (corner + args.crop - flip) * scale
+    # decode after the size is known: the GPU's decoder can crash on a file that is no picture
+    encoded = [fn.reinterpret(each, shape=fn.cast(0 * shape[:1] - 1, dtype=types.INT32))
+               for each, shape in zip(encoded, shapes)]
     # the GPU decodes 3 of 4 pictures on its JPEG engine and the others by CUDA
     options = dict(device="mixed", hw_decoder_load=0.75) if on_gpu else {}
     decoded = [fn.decoders.image(each, jpeg_fancy_upsampling=True, **options) for each in encoded]
@@ -277,11 +281,12 @@ class DALILoader:
                 self.args, self.on_gpu, self.dataset.samples, self.order, source, shard,
                 self.shards, batch_size=self.args.batch_size,
                 num_threads=max(1, self.threads // self.shards), device_id=0 if self.on_gpu else None,
-                prefetch_queue_depth=3, seed=torch.initial_seed() * self.shards + shard))
+                prefetch_queue_depth=3, seed=int(torch.randint(2 ** 31, ()))))
         names = ["first", "second"][:self.dataset.parts]
         return DALIGenericIterator(
             pipelines, [*names, "shapes", "number"],
             reader_name="reader" if self.dataset.classes else None,
+            size=-1 if self.dataset.classes else len(self.dataset),
             last_batch_policy=LastBatchPolicy.PARTIAL, prepare_first_batch=False)
     def __len__(self):
         return -(-len(self.dataset) // self.args.batch_size)
@@ -292,20 +297,20 @@ class DALILoader:
             self.iterator = self.build()
         return self.read(iter(self.iterator))
     def read(self, steps):
-        left = len(self.dataset)
         try:
-            for batch in itertools.chain.from_iterable(steps):  # one batch of each pipeline
-                number = batch["number"][:left].flatten().long()
+            for batch in itertools.chain.from_iterable(steps):  # each step has one a pipeline
+                number = batch["number"].flatten().long()
                 for i, sizes in zip(number.tolist(), batch["shapes"].flip(-1).tolist()):
                     self.dataset.check_sizes(self.dataset.samples[i], list(map(tuple, sizes)))
-                pictures = [batch[name][:left].permute(0, 3, 1, 2)
-                            for name in ("first", "second")[:self.dataset.parts]]
-                left -= len(number)
-                if len(number):
-                    yield pictures[0], self.labels[number] if self.dataset.classes else pictures[1]
+                first = batch["first"].permute(0, 3, 1, 2)
+                second = (self.labels[number] if self.dataset.classes
+                          else batch["second"].permute(0, 3, 1, 2))
+                if len(number):  # a shard can lack the last batch of the others
+                    yield first, second
         except RuntimeError as error:
             found = re.search(r"encountered:\s*(.+)", str(error))
-            raise OSError(f"DALI: {found[1] if found else error}") from None
+            raise OSError(f"DALI cannot read a picture: {found[1] if found else error}; "
+                          "resize_imagenet.py names damaged pictures") from None
 
 def main():
     # --------------------------------------------------------------------------------- options

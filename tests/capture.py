@@ -1,4 +1,4 @@
-"""Runs a loader as a user does and keeps its batches: capture.py BATCHES.pt SCRIPT OPTION ..."""
+"""Run a loader and save its batches: python capture.py BATCHES.pt SCRIPT OPTION ..."""
 
 import runpy
 import sys
@@ -10,7 +10,7 @@ epochs = []
 
 
 def capture(loader, description, **kwargs):
-    """In place of tqdm: copies what goes by."""
+    """Stand in for tqdm and copy each batch of an epoch."""
     if not description.startswith("epoch"):
         yield from loader
         return
