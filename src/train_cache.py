@@ -104,14 +104,16 @@ def random_crops(images, size):
     area = torch.empty(count, 10).uniform_(0.08, 1)  # a share of the picture's area
     ratio = (4 / 3) ** torch.empty(count, 10).uniform_(-1, 1)
     edges = torch.stack([area * ratio, area / ratio], 2).sqrt()  # width and height
-    fits = (edges <= 1).all(2).int().argmax(1)  # the first of ten draws that does
-    edges = edges[torch.arange(count), fits].clamp(max=1)
+    first = (edges <= 1).all(2).int().argmax(1)  # of ten draws, the first that fits
+    edges = edges[torch.arange(count), first].clamp(max=1)
     centers = (1 - edges) * torch.empty(count, 2).uniform_(-1, 1)  # the picture is from -1 to 1
     edges[:, 0] *= torch.randint(2, (count,)) * 2 - 1  # a negative width flips
-    crops = torch.cat([edges.diag_embed(), centers[:, :, None]], 2)
+    crops = torch.stack([edges, centers])
     crops = crops.pin_memory() if images.is_cuda else crops  # so that the host does not wait
-    grid = nn.functional.affine_grid(crops.to(images.device, non_blocking=True),
-                                     (count, 3, size, size), align_corners=False)
+    edges, centers = crops.to(images.device, non_blocking=True)[..., None]
+    pixels = (2 * torch.arange(size, device=images.device) + 1) / size - 1  # from -1 to 1
+    across, down = (edges * pixels + centers).unbind(1)
+    grid = torch.stack(torch.broadcast_tensors(across[:, None], down[:, :, None]), 3)
     return nn.functional.grid_sample(images.float(), grid, padding_mode="border",
                                      align_corners=False).round().byte()
 
