@@ -71,13 +71,16 @@ def loader_of(photos, on_gpu=False, augment=False, order=range(26)):
 
 
 # ------------------------------------------------------------------------------------- DALI
-@cpu_and_gpu
 @pytest.mark.fault(8, 11)
 @pytest.mark.parametrize("steps", [6, 2])
+@pytest.mark.parametrize("device", [
+    "cpu", pytest.param("cpu", marks=pytest.mark.gpu, id="cpu_to_gpu"),
+    pytest.param("gpu", marks=pytest.mark.gpu)])
 def test_dali_gives_the_baselines_pictures(device, steps, photos, tmp_path):
     """In the baseline's order, of all validation pictures, and after epochs that end early."""
-    baseline, dali = (batches_of(SRC / f"{name}.py", tmp_path / name, "--dataset", photos, *SMALL,
-                                 "--steps", steps) for name in ("train", "train_DALI"))
+    options = ["--dataset", photos, *SMALL, "--steps", steps]
+    baseline = batches_of(SRC / "train.py", tmp_path / "baseline", *options)
+    dali = batches_of(SRC / "train_DALI.py", tmp_path / "dali", *options, "--dali_device", device)
     assert len(baseline) == len(dali) == 4
     for (split, batches), (_, others) in zip(baseline, dali):
         assert len(batches) == len(others) == {"train": steps, "val": 4}[split]
