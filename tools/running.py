@@ -23,7 +23,7 @@ SLOW = 3  # a run so many times slower than the baseline is given up ...
 SLOW_STEPS, SLOW_SECONDS = 3, 5  # ... after so many steps and seconds beyond the first step
 FIRST = ("channels_last", "amp", "compile", "cache", "DALI")  # these usually pay most
 MINUTES = 5  # of the whole without a DATASET
-RUNS = 10  # with a limit of time, a run of the baseline takes at most this part of it
+RUNS = 15  # with a limit of time, a run of the baseline takes at most this part of it
 LEAST_STEPS = 5  # an epoch is not made shorter than this
 CLOSING_SECONDS = 15  # for the table and the chart at the end
 TIME = "time: it does not fit into the {:g} minutes (--minutes)"
@@ -156,8 +156,8 @@ def too_slow(progress, baseline):
     return times if times > SLOW else None
 
 
-def run(techniques, options, folder, processes, limit, judge):
-    """Run one joined script for at most `limit` seconds, as long as `judge(progress)` lets it.
+def run(techniques, options, folder, processes, limit, judge=None):
+    """Run one joined script for at most `limit` seconds; `judge(progress)` may raise GiveUp.
 
     Return (status, exit code, its record or {"error"}, with "log" if it failed).
     """
@@ -183,8 +183,9 @@ def run(techniques, options, folder, processes, limit, judge):
         if line and (idle := re.match(r"\w+: (no .* can be changed)", line)):
             raise GiveUp(idle[1])
         if seconds > limit:
-            raise GiveUp(f"given up after {seconds:.0f} s")
-        judge(progress)
+            raise GiveUp(f"time: given up after {seconds:.0f} s")
+        if judge:
+            judge(progress)
         pace, *_ = progress.pace()
         told = progress.estimate(epochs)
         show(f"        {seconds:.0f} s  " + (
@@ -281,8 +282,9 @@ def main():
     if minutes < math.inf:
         say(f"This takes at most {minutes:g} minutes.")
 
-    rows, results, interrupted = [], {}, ""
-    count = 2 + len(cells) + sum(len(names) for _, names in stairs)
+    rows, results, shorter, interrupted = [], {}, [], ""
+    others = len(cells) + sum(len(names) for _, names in stairs)
+    count = 1 + others + bool(others)
     first_seconds = 0.0  # of the baseline's run, start included
 
     def time_left():
@@ -293,12 +295,12 @@ def main():
         """Give up a baseline that would take too long, and add --steps for all runs."""
         most = 60 * minutes / RUNS
         whole, start = progress.estimate(args.EPOCHS) or (0, 0)
-        if whole > most and options[-2:-1] != ["--steps"]:
-            steps = int(progress.steps * (most - start) / (whole - start))
-            if max(steps, LEAST_STEPS) < progress.steps:
-                options.extend(["--steps", str(max(steps, LEAST_STEPS))])
+        if whole > most:
+            steps = max(LEAST_STEPS, int(progress.steps * (most - start) / (whole - start)))
+            if steps < progress.steps:
+                shorter.extend(["--steps", str(steps)])
                 raise GiveUp(f"a run would take {whole:.0f} s of the {minutes:g} minutes, so all "
-                             f"epochs end after {options[-1]} steps (--steps)")
+                             f"epochs end after {steps} steps (--steps)")
 
     def judge(techniques):
         """Return what gives up a run of these techniques when it is too slow."""
@@ -307,10 +309,7 @@ def main():
                 emulated = "amp" in techniques and not here["gpus"] and here["bfloat16"] is False
                 raise GiveUp(f"{times:.0f} times slower" + (
                     " on this CPU, which has no bfloat16" if emulated else " than the baseline"))
-        return give_up_if_slow if rows[0]["status"] == "ok" else let_run
-
-    def let_run(progress):
-        """Never give up a run."""
+        return give_up_if_slow if techniques and rows[0]["status"] == "ok" else None
 
     def attempt(row, column, techniques):
         """Run a set of techniques, if it has not been run yet, and add its row."""
@@ -323,17 +322,18 @@ def main():
             words = options_of(techniques, options, owners)
             if not rows:
                 status, code, details = run([], words, folder, processes, time_left() / 2, shorten)
-                if status == "skip" and options[-2] == "--steps":
+                if shorter:
                     say(f"        {details['error']}")
+                    options.extend(shorter)
                     begin = time.monotonic()
-                    status, code, details = run([], options_of([], options, owners), folder,
-                                                processes, time_left() / 2, let_run)
+                    status, code, details = run([], words + shorter, folder, processes,
+                                                time_left() / 2)
                 first_seconds = time.monotonic() - begin
             elif limit < 0.8 * first_seconds:
                 status, code, details = "skip", 0, {"error": TIME.format(minutes)}
             else:
                 status, code, details = run(techniques, words, folder, processes, limit,
-                                            judge(techniques) if techniques else let_run)
+                                            judge(techniques))
             if not rows and code == 2:  # wrong use is the same for every script
                 print(details["error"], file=sys.stderr)
                 sys.exit(2)

@@ -70,10 +70,9 @@ def machine():
     """Return what figures depend on: CPU, cores, GPUs, driver, Python and packages, as a dict."""
     import torch  # takes seconds
     gpus, gpu, driver = torch.cuda.device_count(), None, None
-    if gpus:
-        told = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
-            capture_output=True, text=True).stdout
+    if gpus:  # torch would keep hundreds of megabytes of the GPU to tell its name
+        told = subprocess.check_output(
+            ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], text=True)
         gpu, driver = told.splitlines()[0].split(", ")
     cpu = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
