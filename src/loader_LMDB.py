@@ -2,7 +2,7 @@
 # requires-python = ">=3.10"
 # dependencies = [
 #     # new #
-#     # the one file
+#     # many files in one
 #     "lmdb",
 #
 #     "pillow",
@@ -21,9 +21,7 @@ Every epoch it prints images/s and MB/s; at the end it writes RESULT_DIR/<script
 
 import argparse
 import json
-import multiprocessing
 import os
-import signal
 import statistics
 import sys
 import time
@@ -31,15 +29,11 @@ import warnings
 from pathlib import Path
 
 # new #
-# one memory-mapped file in place of many
+# LMDB keeps many files in one
 import fcntl
+import functools
 import io
-import mmap
-import numpy as np
-try:
-    import lmdb
-except ImportError as error:
-    sys.exit(f"{Path(__file__).name}: error: {error}: pip install lmdb")
+import lmdb
 
 import torch
 from PIL import Image, ImageOps
@@ -49,65 +43,63 @@ from torchvision.transforms import v2 as transforms
 from tqdm import tqdm
 
 BACKGROUND = "white"  # what shows through a transparent picture
-warnings.filterwarnings("ignore", module="PIL")  # they name no file, and the pictures are whole
+warnings.filterwarnings("ignore", module="PIL")  # these warnings name no file and are harmless
 
-# of the machine's cores, those that this process may use
+# the cores that this process may use
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def at_least(least):
-    """The type of an option that is a whole number, `least` or more."""
+    """Return the type of an option that is a whole number, `least` or more."""
     def whole_number(text):
-        if not text.isdecimal() or int(text) < least:
+        if not text.isdecimal() or not least <= int(text) < 2 ** 31:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
         return int(text)
     return whole_number
 
 
 def build_parser():
-    """The options: the same, with the same defaults, in every loader."""
+    """Return the parser of the options; every loader has these, with the same defaults."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.error = lambda message: parser.exit(2, f"{parser.prog}: error: {message}\n")
-    def add(name, **details):  # --batch_size, spelled --batch-size too
-        parser.add_argument(name, *{name.replace("_", "-")} - {name}, **details)
+    photos = Path(__file__).resolve().parents[1] / "data" / "photos"
+    add = parser.add_argument
 
     # data
-    places = [folder / "data" / "photos" for folder in Path(__file__).resolve().parents]
-    photos = next((place for place in places if place.is_dir()), places[1])
-    add("--data_source", type=Path, default=photos, help="folder of classes or pairs, by split")
+    add("--data_source", type=Path, default=photos, help="folder that holds train/ and test/")
+    # new #
+    # train_LMDB.py makes and reads the same files
+    add("--lmdb", type=Path, help="the LMDB file; None: DATA_SOURCE_<split>.lmdb")
+
     add("--split", choices=("train", "test"), default="train",
-        help="train: new order, random crops and flips; test: in order, the centre")
-    add("--pair", nargs=2, default=["blurry", "sharp"], help="the two folders of pairs")
-    add("--samples", type=at_least(1), help="read only so many, drawn by the seed; None: all")
+        help="train: new order, random crops and flips; test: fixed order, center crop")
+    add("--pair", nargs=2, default=["blurry", "sharp"], help="names of the two folders of pairs")
+    add("--samples", type=at_least(1), help="read only this many samples, chosen by the seed")
 
     # work
-    add("--batch_size", type=at_least(1), default=64, help="samples a step")
-    add("--num_workers", type=at_least(0), default=min(16, CORES), help="that decode")
-    add("--resize", type=at_least(0), default=256, help="pixels of the smaller edge; 0: as it is")
-    add("--crop", type=at_least(1), default=224, help="pixels a side of what is cut out then")
+    add("--batch_size", type=at_least(1), default=64, help="samples per batch")
+    add("--num_workers", type=at_least(0), default=min(16, CORES), help="processes that decode")
+    add("--resize", type=at_least(0), default=256, help="smaller edge in pixels; 0: no resize")
+    add("--crop", type=at_least(1), default=224, help="edge of the square crop in pixels")
 
     # length
-    add("--epochs", type=at_least(1), default=3, help="passes; the first one warms up")
-    add("--cold", action="store_true", help="before each epoch drop the files from the page cache")
-    add("--seed", type=int, default=0, help="of order, crops and flips")
-
-    # new #
-    # where the one file lies
-    add("--lmdb", type=Path, help="built on first use; None: DATA_SOURCE_<split>.lmdb")
+    add("--epochs", type=at_least(1), default=3, help="passes; the first one is the warm-up")
+    add("--cold", action="store_true", help="drop the files from the page cache before each epoch")
+    add("--seed", type=at_least(0), default=0, help="sets order, crops and flips")
 
     # files
-    add("--result_dir", type=Path, default=Path("runs"), help="where the record goes")
+    add("--result_dir", type=Path, default=Path("runs"), help="folder for the record")
     return parser
 
 
 def is_picture(path):
-    """Whether the name is a picture's; those that begin with ._ are a file system's notes."""
+    """Return whether the name is a picture's; macOS writes its own notes as ._name."""
     name = os.path.basename(path).lower()
     return name.endswith(datasets.folder.IMG_EXTENSIONS) and not name.startswith("._")
 
 
 def load_image(file, name):
-    """An RGB picture, upright by its EXIF orientation, 16 bits scaled to 8, transparency filled.
+    """Return an upright RGB picture: 16 bits scaled to 8, transparency filled with BACKGROUND.
 
     `file` is a path or a binary file. Raises OSError with `name`.
     """
@@ -125,30 +117,30 @@ def load_image(file, name):
 
 
 class Pictures(Dataset):
-    """Samples of a folder: (picture, label) of train/<class>/*, or the two pictures of a pair.
+    """A folder's samples: (picture, label) of <class>/*, or the two pictures of a pair.
 
-    Of a class, `transform` gets the picture; of a pair both at once, so that the same is done to
-    both. `samples` holds (path, label) or (path, path), as torchvision's ImageFolder does;
-    `classes` is None for pairs. Raises OSError where there are no pictures or partners.
+    `transform` gets both parts of a sample at once, so a pair gets one crop and one flip; a label
+    passes through. `samples` holds (path, label) or (path, path), `parts` the number of pictures
+    in each; `classes` is None for pairs. Raises OSError if there are no pictures or a partner is
+    missing.
     """
 
     def __init__(self, root, transform=None, pair=("blurry", "sharp"), least=1):
         self.root, self.transform, self.least = root, transform, least
-        self.classes, self.pair = None, list(pair)
         folders = [os.path.join(root, name) for name in pair]
-        if all(os.path.isdir(folder) for folder in folders):
+        if all(map(os.path.isdir, folders)):
             names = [{os.path.relpath(os.path.join(where, name), folder)
                       for where, _, files in os.walk(folder, followlinks=True) for name in files
                       if is_picture(name)} for folder in folders]
             for name in sorted(names[0] ^ names[1]):
-                there, missing = folders if name in names[0] else folders[::-1]
-                raise OSError(f"{os.path.join(missing, name)} is missing, the partner of "
-                              f"{os.path.join(there, name)}")
+                missing = os.path.join(folders[name in names[0]], name)
+                raise OSError(f"{missing} is missing, the other picture of its pair is there")
             self.samples = [tuple(os.path.join(folder, name) for folder in folders)
                             for name in sorted(names[0])]
+            self.classes, self.parts = None, 2
         else:
             found = datasets.ImageFolder(root, is_valid_file=is_picture)
-            self.samples, self.classes, self.pair = found.samples, found.classes, None
+            self.samples, self.classes, self.parts = found.samples, found.classes, 1
         if not self.samples:
             raise OSError(f"no pictures in {' or '.join(folders)}")
 
@@ -156,244 +148,129 @@ class Pictures(Dataset):
         return len(self.samples)
 
     def __getitem__(self, i):
-        *names, label = self.samples[i] if self.classes else (*self.samples[i], None)
+        names, label = self.samples[i][:self.parts], self.samples[i][self.parts:]
         pictures = [self.read(name) for name in names]
         self.check_sizes(names, [picture.size for picture in pictures])
-        if not self.classes:
-            return tuple(self.transform(*pictures)) if self.transform else tuple(pictures)
-        return (self.transform(*pictures) if self.transform else pictures[0]), label
+        return self.transform(*pictures, *label) if self.transform else (*pictures, *label)
 
     def check_sizes(self, names, sizes):
-        """Raises OSError if (width, height) differ in a sample, or if an edge is below `least`."""
+        """Raise OSError if the (width, height) of a pair differ or an edge is below `least`."""
         if sizes[0] != sizes[-1]:
-            raise OSError(f"the sizes of a pair differ: {self.title(names[0])} has {sizes[0]}, "
-                          f"{self.title(names[1])} {sizes[1]}")
+            raise OSError(f"the sizes of a pair differ: {names[0]} has {sizes[0]} pixels, "
+                          f"{names[1]} has {sizes[1]}")
         if min(sizes[0]) < self.least:
-            raise OSError(f"{self.title(names[0])} has {sizes[0]} pixels, less than --crop: "
-                          "--resize makes the smaller edge as long as you say")
-
-    def title(self, name):
-        """What a reader calls this picture."""
-        return name
+            raise OSError(f"{names[0]} has {sizes[0]} pixels, less than --crop: "
+                          "use --resize or a smaller --crop")
 
     def read(self, name):
-        """The picture of this name, decoded."""
+        """Return the decoded picture."""
         return load_image(name, name)
 
     def size(self, name):
-        """How many bytes the encoded picture has."""
+        """Return the bytes of the encoded picture."""
         return os.path.getsize(name)
 
     def files(self):
-        """The files that an epoch reads."""
-        return [name for sample in self.samples for name in sample if isinstance(name, str)]
+        """Return the paths of the files that an epoch reads."""
+        return [name for sample in self.samples for name in sample[:self.parts]]
 
 
 def open_pictures(parser, args, transform):
-    """The samples of --data_source's --split; where there are none, exit 2."""
+    """Return the Pictures of --data_source and --split; exit with status 2 if there are none."""
     names = {"train": ("train", "training"), "test": ("test", "testing", "val")}[args.split]
     root = next((args.data_source / name for name in names if (args.data_source / name).is_dir()),
                 args.data_source / names[0])
     try:
         return Pictures(root, transform, args.pair, 1 if args.resize else args.crop)
     except OSError as error:
-        parser.error(f"--data_source {args.data_source}: {error} (it has to hold "
-                     f"{' or '.join(names)}/<class>/*, or there /{args.pair[0]}/** and "
-                     f"/{args.pair[1]}/**; `python make_dataset.py photos` makes the default)")
-
-
-def drop_from_cache(paths):
-    """Has the kernel forget the pages of these files, and of no others; needs no rights."""
-    for path in paths:
-        file = os.open(path, os.O_RDONLY)
-        os.fdatasync(file)  # what is not on the disk yet cannot be forgotten
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(file)
-
-
-def environment(device):
-    """The machine and the versions that a record was made with."""
-    def ask(command):
-        return os.popen(f"{command} 2>/dev/null | head -n 1").read().strip()
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return dict(python=sys.version.split()[0], torch=torch.__version__, cuda=torch.version.cuda,
-                gpu=gpu, gpus=torch.cuda.device_count(),
-                driver=ask("nvidia-smi --query-gpu=driver_version --format=csv,noheader"),
-                cpu=ask("sed -n 's/^model name.*: //p' /proc/cpuinfo"), cores=CORES)
-
-
-def replace(path, content):
-    """Writes bytes beside `path`, then moves them there: never half a file. Raises OSError."""
-    try:
-        with open(f"{path}.part", "wb") as file:
-            file.write(content)
-        os.replace(f"{path}.part", path)
-    except OSError as error:
-        Path(f"{path}.part").unlink(missing_ok=True)
-        raise OSError(f"cannot write {path}: {error.strerror}") from None
+        parser.error(f"--data_source {args.data_source}: {error}; it needs {names[0]}/<class>/* or "
+                     f"{names[0]}/{args.pair[0]}/** and {names[0]}/{args.pair[1]}/**; "
+                     "`python make_dataset.py photos` makes the default")
 
 
 # new #
-# in the workers of a build: each sample's files, if they can be decoded
-class EncodedFiles(Dataset):
-    """Of sample i of `names`, a list of lists of paths: (the files' bytes, None) or ([], error)."""
-    def __init__(self, names):
-        self.names = names
-    def __len__(self):
-        return len(self.names)
-    def __getitem__(self, i):
-        try:
-            files = [Path(name).read_bytes() for name in self.names[i]]
-            for name, file in zip(self.names[i], files):
-                load_image(io.BytesIO(file), name)
-            return files, None
-        except OSError as error:
-            return [], str(error)
-
-# new #
-# many files become one; its last record is the index, without which it is not whole
-def build_lmdb(pictures, path, workers):
-    """Copies the files of `pictures` into an LMDB file; returns how many samples it left out.
-    b"<sample>.<0 or 1>" is an encoded file, b"index" JSON: format, count, classes, pair and, of
-    each sample, label, names, sizes and places in the file. It is built as PATH.part and moved
-    into place; another process that wants it waits. What cannot be decoded is named on stderr.
-    Raises OSError.
-    """
-    names = [[name for name in sample if isinstance(name, str)] for sample in pictures.samples]
-    index = dict(format=1, count=0, classes=pictures.classes, pair=pictures.pair, samples=[],
-                 root=os.path.basename(pictures.root))
-    def is_mine():
-        return os.path.exists(part.name) and os.path.samefile(part.name, part.fileno())
-    while True:
-        part = open(f"{path}.part", "ab")
-        fcntl.flock(part, fcntl.LOCK_EX)  # the lock of a killed process is gone with it
-        if is_mine() or os.path.exists(path):
-            break  # else another has moved or removed it meanwhile
-        part.close()
-    try:
+# the index comes last, so a file without it is not whole
+def build_lmdb(path, keys, index):
+    """Build the LMDB file `path` of the files of `keys`, {name: key}. Raises OSError."""
+    with open(f"{path}.part", "ab") as part:
+        fcntl.flock(part, fcntl.LOCK_EX)  # waits for another process that builds it
         if os.path.exists(path):
-            return 0
-        part.truncate(0)
-        store = lmdb.open(part.name, subdir=False, lock=False, sync=False, map_size=2 ** 20)
-        mapped = None
-        def put(key, value):
-            """Appends a record; returns where in the file it lies, 0 if it shares a page."""
-            nonlocal mapped
-            try:
+            return
+        try:
+            part.truncate(0)  # what a killed process left
+            most = 2 * sum(map(os.path.getsize, keys)) + 2 * len(index) + 2 ** 15 * len(keys)
+            with lmdb.open(part.name, most, subdir=False, lock=False, sync=False) as store:
+                for name, key in tqdm(keys.items(), f"building {path}", disable=None):
+                    with store.begin(write=True) as transaction:
+                        transaction.put(key, Path(name).read_bytes())
                 with store.begin(write=True) as transaction:
-                    transaction.put(key.encode(), value)
-            except lmdb.MapFullError:
-                store.set_mapsize(2 * store.info()["map_size"])
-                mapped = None
-                return put(key, value)
-            if not mapped:
-                maps = open("/proc/self/maps") if os.path.exists("/proc/self/maps") else []
-                mapped = next((int(line.split("-")[0], 16) for line in maps
-                               if line.split()[4] == str(os.fstat(part.fileno()).st_ino)), 0)
-            with store.begin(buffers=True) as transaction:
-                found = np.frombuffer(transaction.get(key.encode()), np.uint8).ctypes.data
-            return max(found - mapped, 0) if mapped and len(value) > mmap.PAGESIZE else 0
-        encoded = DataLoader(EncodedFiles(names), None, num_workers=workers)
-        for i, (files, error) in enumerate(tqdm(encoded, f"building {path}", disable=None)):
-            if error:
-                tqdm.write(f"left out: {error}", sys.stderr)
-                continue
-            places = [put(f"{index['count']}.{k}", file) for k, file in enumerate(files)]
-            label = pictures.samples[i][1] if pictures.classes else None
-            index["samples"].append((label, [os.path.relpath(name, pictures.root) for name in
-                                             names[i]], [len(file) for file in files], places))
-            index["count"] += 1
-        if not index["count"]:
-            raise OSError(f"{pictures.root} holds no picture that can be read")
-        put("index", json.dumps(index).encode())
-        store.sync(True)
-        store.close()
-        os.replace(part.name, path)
-    except lmdb.Error as error:
-        raise OSError(f"cannot build {path}: {error}; is the disk full?") from None
-    finally:
-        if is_mine():
-            os.unlink(part.name)
-        part.close()
-    return len(names) - index["count"]
+                    transaction.put(b"index 2", index)
+                store.sync(True)
+            os.replace(part.name, path)
+        except (OSError, lmdb.Error) as error:
+            part.truncate(0)
+            raise OSError(f"cannot build {path}: {error}; --lmdb can name another disk") from None
 
 # new #
-# it reads one file where Pictures reads many
+# each process opens the file when it first reads; a fork has to open it again
+@functools.cache
+def open_lmdb(path):
+    """Return a transaction that reads the LMDB file `path`. Raises OSError."""
+    try:
+        store = lmdb.open(path, subdir=False, readonly=True, create=False, lock=False)
+        if os.path.getsize(path) < (store.info()["last_pgno"] + 1) * store.stat()["psize"]:
+            raise lmdb.Error("it is cut short")  # reading on would be a crash
+        return store.begin()
+    except lmdb.Error as error:
+        raise OSError(f"{path}: {error}; if damaged, remove it to build it again") from None
+os.register_at_fork(after_in_child=open_lmdb.cache_clear)
+
+# new #
+# names, sizes and times tell whether the file was made from these pictures
+def match_lmdb(path, pictures):
+    """Build the LMDB file `path` if there is none. Raises OSError if it has other Pictures."""
+    keys = {name: b"%d" % i for i, name in enumerate(pictures.files())}
+    files = [[os.path.relpath(name, pictures.root), file.st_size, file.st_mtime_ns]
+             for name in keys for file in [os.stat(name)]]
+    index = json.dumps(dict(classes=pictures.classes, files=files)).encode()
+    if not os.path.exists(path):
+        build_lmdb(path, keys, index)
+    if open_lmdb(path).get(b"index 2") != index:
+        raise OSError(f"{path} holds other files than {pictures.root}: remove it to build it again")
+
+# new #
+# needs no folder; records are pictures and JSON, so nothing in them runs
 class ImageFolderLMDB(Pictures):
-    """torchvision's ImageFolder over an LMDB file: samples, targets, classes, class_to_idx.
-    Opened read-only, by each process when it first reads. `samples` holds (key, label) or
-    (key, key). Records are bytes and JSON: nothing in them runs. Raises OSError with file and key.
-    """
-    stores = {}  # path: (process, environment, file); LMDB opens one only once in a process
+    """The Pictures, or ImageFolder, that an LMDB file was made from. Raises OSError."""
     def __init__(self, path, transform=None, least=1):
         self.path, self.transform, self.least = str(path), transform, least
         try:
-            index = json.loads(self.get("index"))
-            if index["format"] != 1:
-                raise ValueError(f"format {index['format']}, this script reads 1")
-            self.classes, self.pair, self.root = index["classes"], index["pair"], index["root"]
-            self.index = index["samples"]
-            if index["count"] != len(self.index) or any(len(each) != 4 for each in self.index):
-                raise ValueError("count")
+            index = json.loads(open_lmdb(self.path).get(b"index 2") or "{}")
+            self.classes, self.parts = index["classes"], 1 if index["classes"] else 2
+            self.class_to_idx = {name: i for i, name in enumerate(self.classes or ())}
+            self.records = {name: (i, size) for i, (name, size, _) in enumerate(index["files"])}
+            names = [*self.records]
+            self.samples = [*zip(names[::2], names[1::2])] if self.parts == 2 else [
+                (name, self.class_to_idx[Path(name).parts[0]]) for name in names]
         except (LookupError, TypeError, ValueError) as error:
-            raise OSError(f"{path} is no whole file of this script ({error!r}): remove it, and "
-                          "it is built again") from None
-        self.samples = [(f"{i}.0", label if self.classes else f"{i}.1")
-                        for i, (label, *_) in enumerate(self.index)]
-        self.targets = [label for label, *_ in self.index]
-        for key, label in self.samples if self.classes else []:
-            if label not in range(len(self.classes)):
-                raise OSError(f"{path}: the label of record {key} is {label}, and there are "
-                              f"{len(self.classes)} classes: remove it, and it is built again")
-        self.class_to_idx = {name: i for i, name in enumerate(self.classes or [])}
-    def opened(self):
-        """This process's (environment, file). Raises lmdb.Error."""
-        process, store, file = self.stores.pop(self.path, (None, None, None))
-        if store and process != os.getpid():
-            store.close()  # a forked worker's copy of its parent's
-        if process != os.getpid():
-            if not os.path.getsize(self.path):
-                raise lmdb.InvalidError(f"{self.path} is empty")
-            store = lmdb.open(self.path, subdir=False, readonly=True, create=False, lock=False,
-                              readahead=False)
-            if os.path.getsize(self.path) < (
-                    store.info()["last_pgno"] + 1) * store.stat()["psize"]:
-                store.close()  # reading on would be a SIGBUS
-                raise lmdb.InvalidError(f"{self.path} is cut short")
-            file = open(self.path, "rb")
-        self.stores[self.path] = os.getpid(), store, file
-        return store, file
-    def get(self, key, place=0, size=0):
-        """The bytes of a record. Its place lets the kernel fetch it in one go, and nothing else."""
-        try:
-            store, file = self.opened()
-            if place:
-                os.posix_fadvise(file.fileno(), place, size, os.POSIX_FADV_WILLNEED)
-            with store.begin() as transaction:
-                record = transaction.get(key.encode())
-            if record is None:
-                raise lmdb.InvalidError(f"{self.path} is incomplete: no record {key}")
-        except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
-            raise OSError(f"{error}: remove it, and it is built again") from None
-        except lmdb.Error as error:
-            raise OSError(f"cannot read {error}") from None
-        return record
-    def of(self, key):
-        """(name, size, place) of a record."""
-        sample, k = map(int, key.split("."))
-        return [each[k] for each in self.index[sample][1:]]
-    def title(self, key):
-        return f"{self.of(key)[0]}, record {key} of {self.path},"
-    def read(self, key):
-        _, size, place = self.of(key)
-        return load_image(io.BytesIO(self.get(key, place, size)), self.title(key))
-    def size(self, key):
-        return self.of(key)[1]
+            raise OSError(f"{path} has no good index ({error!r}): remove it to build it again")
+    def read(self, name):
+        record = open_lmdb(self.path).get(b"%d" % self.records[name][0])
+        return load_image(io.BytesIO(record), f"{name} in {self.path}")
+    def size(self, name):
+        return self.records[name][1]
     def files(self):
-        process, store, _ = self.stores.pop(self.path, (None, None, None))
-        if process == os.getpid():
-            store.close()  # --cold cannot drop what is mapped; the next read opens it again
+        open_lmdb.cache_clear()  # what is mapped stays in the page cache
         return [self.path]
+
+def drop_from_cache(paths):
+    """Drop the pages of these files, and of no others, from the page cache; needs no root."""
+    for path in paths:
+        file = os.open(path, os.O_RDONLY)
+        os.fdatasync(file)  # the kernel keeps pages that are not on the disk yet
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
+
 
 def main():
     # --------------------------------------------------------------------------------- options
@@ -403,9 +280,10 @@ def main():
     if 0 < args.resize < args.crop:
         parser.error(f"--crop {args.crop} is larger than --resize {args.resize}")
 
-    # where a batch has to arrive
+    # batches are copied to the GPU, as in training
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = device.type == "cuda"
+    synchronize = torch.cuda.synchronize if on_gpu else lambda: None
 
     # ------------------------------------------------------------------------------------ data
     steps = [transforms.Resize(args.resize)] if args.resize else []
@@ -415,35 +293,28 @@ def main():
         steps += [transforms.CenterCrop(args.crop)]
     transform = transforms.Compose([*steps, transforms.PILToTensor()])
 
-    # what it reads from
+    # where samples come from
     # new #
-    # the first run builds the file; later ones need no folder
+    # a slow disk reads one file faster than many; later runs need no folder
     path = args.lmdb or Path(f"{args.data_source.resolve()}_{args.split}.lmdb")
-    if not path.exists():
-        left_out = build_lmdb(open_pictures(parser, args, transform), path, args.num_workers)
-        if left_out:
-            sys.exit(f"{script}: error: built {path} without {left_out} samples that cannot be "
-                     "read (named above): run it again to go on without them")
+    if args.data_source.exists() or not path.exists():
+        match_lmdb(str(path), open_pictures(parser, args, transform))
     dataset = ImageFolderLMDB(path, transform, 1 if args.resize else args.crop)
-    is_train = dataset.root in ("train", "training")
-    if dataset.pair not in (None, args.pair) or is_train != (args.split == "train"):
-        parser.error(f"--pair, --split: {path} holds {dataset.pair or dataset.root}: name another "
-                     "--lmdb")
 
     # the samples that are read
     if args.samples and args.samples < len(dataset):
         some = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(args.seed))
         dataset.samples = [dataset.samples[i] for i in some[:args.samples].sort().values.tolist()]
-    pictures = [name for sample in dataset.samples for name in sample if isinstance(name, str)]
+    pictures = [name for sample in dataset.samples for name in sample[:dataset.parts]]
     size = sum(dataset.size(name) for name in pictures)
 
     # epoch e's order is the torch.randperm of a generator seeded with seed + e
-    sampler = SequentialSampler(dataset)
     order = torch.Generator()
+    sampler = SequentialSampler(dataset)
     if args.split == "train":
         sampler = RandomSampler(dataset, generator=order)
 
-    # uint8 batches: two of (N, 3, crop, crop) for pairs, one and its (N,) labels for classes
+    # uint8 batches: (N, 3, crop, crop) with (N,) labels, or two of (N, 3, crop, crop) for pairs
     loader = DataLoader(dataset, args.batch_size, sampler=sampler, num_workers=args.num_workers,
                         persistent_workers=args.num_workers > 0 and not args.cold,
                         pin_memory=on_gpu)
@@ -451,19 +322,18 @@ def main():
     # --------------------------------------------------------------------------------- reading
     args.result_dir.mkdir(parents=True, exist_ok=True)
     print(f"{script}: {len(dataset):,} samples, {size / 1e6:,.1f} MB, to {device}", flush=True)
-    synchronize = torch.cuda.synchronize if on_gpu else lambda: None
     epochs = []
     for epoch in range(args.epochs):
         torch.manual_seed(args.seed + epoch)
         order.manual_seed(args.seed + epoch)
         if args.cold:
             drop_from_cache(dataset.files())
-        batches = iter(loader)  # starts the workers, which are no part of reading
+        batches = iter(loader)  # starts the workers; their start is not timed
         synchronize()
         start = time.perf_counter()
         for first, second in tqdm(batches, f"epoch {epoch + 1}", total=len(loader), leave=False,
                                   disable=None):
-            # where a training step would begin
+            # a training step would begin here
             first = first.to(device, non_blocking=True)
             second = second.to(device, non_blocking=True)
         synchronize()
@@ -475,28 +345,22 @@ def main():
         print(f"epoch {epoch + 1}/{args.epochs}  {len(pictures) / seconds:,.0f} images/s  "
               f"{size / 1e6 / seconds:,.1f} MB/s  {seconds:.2f} s", flush=True)
 
-    # the record: the medians of the epochs after the first, which warms up
-    steady = epochs[1:] or epochs
-    record = dict(script=script, options=vars(args), environment=environment(device),
+    # the record: medians of the epochs after the warm-up
+    environment = dict(torch=torch.__version__,
+                       device=torch.cuda.get_device_name() if on_gpu else "cpu")
+    record = dict(script=script, options=vars(args), environment=environment,
                   samples=len(dataset), bytes=size, epochs=epochs)
     for name in epochs[0]:
-        record[name] = statistics.median(each[name] for each in steady)
-    text = json.dumps(record, indent=1, default=str)
-    replace(args.result_dir / f"{script}.json", f"{text}\n".encode())
+        record[name] = statistics.median(each[name] for each in epochs[1:] or epochs)
+    path = args.result_dir / f"{script}.json"
+    path.with_suffix(".part").write_text(json.dumps(record, indent=1, default=str) + "\n")
+    os.replace(path.with_suffix(".part"), path)
 
 
 if __name__ == "__main__":
     try:
         main()
-        sys.exit()
-    except OSError as error:  # a picture that cannot be read, a full disk: one line says which
-        failure = f"{Path(__file__).name}: error: {str(error).splitlines()[-1]}"
+    except OSError as error:  # a worker's error ends with the line that names the picture
+        sys.exit(f"{Path(__file__).name}: error: {str(error).splitlines()[-1]}")
     except KeyboardInterrupt:
-        failure = f"{Path(__file__).name}: stopped"
-
-    # workers and threads in the midst of their work have nothing to add
-    print(failure, file=sys.stderr, flush=True)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for worker in multiprocessing.active_children():
-        worker.kill()
-    os._exit(1)
+        sys.exit(f"{Path(__file__).name}: stopped")
