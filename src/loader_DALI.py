@@ -221,7 +221,7 @@ class ExternalInputIterator:
                    [np.fromfile(name, np.uint8) for name in second], batch[:, np.newaxis])
 
 # new #
-# the transform above, as DALI's operators
+# the work of main()'s transform, by DALI's operators
 @pipeline_def
 def pictures_pipeline(args, on_gpu, samples, order, source, shard, shards):
     """Return pictures (crop, crop, 3), the (parts, 2) heights and widths, and sample numbers."""
@@ -257,7 +257,7 @@ def pictures_pipeline(args, on_gpu, samples, order, source, shard, shards):
     return *pictures, fn.stack(*shapes), number
 
 # new #
-# yields what DataLoader yields
+# DALI's batches in the form of DataLoader's
 class DALILoader:
     """Yield uint8 (N, 3, crop, crop) with (N,) labels, or two of (N, 3, crop, crop) for pairs.
     Every sample comes once an epoch. Raises OSError with DALI's message.
@@ -280,8 +280,9 @@ class DALILoader:
             pipelines.append(pictures_pipeline(
                 self.args, self.on_gpu, self.dataset.samples, self.order, source, shard,
                 self.shards, batch_size=self.args.batch_size,
-                num_threads=max(1, self.threads // self.shards), device_id=0 if self.on_gpu else None,
-                prefetch_queue_depth=3, seed=int(torch.randint(2 ** 31, ()))))
+                num_threads=max(1, self.threads // self.shards),
+                device_id=0 if self.on_gpu else None, prefetch_queue_depth=3,
+                seed=int(torch.randint(2 ** 31, ()))))
         names = ["first", "second"][:self.dataset.parts]
         return DALIGenericIterator(
             pipelines, [*names, "shapes", "number"],
