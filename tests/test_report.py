@@ -102,7 +102,7 @@ def test_ratios_are_not_usable_where_the_baseline_moved():
         assert report.markdown(moved).startswith("**The ratios of this table are not usable:**")
         assert report.shows("running", moved) == "the baseline moved: ratios not usable"
     lost = [*rows[:-1], dict(row="again", status="skip", error="time", techniques=[])]
-    assert report.markdown(lost).startswith("**Take the ratios with care:**")
+    assert report.markdown(lost).startswith("**The ratios of this table are not usable:**")
     failed = [dict(row="single", column="plain", techniques=[], status="fail", error="x", log="y"),
               *rows[1:]]
     assert report.markdown(failed).startswith("There are no ratios")

@@ -118,8 +118,8 @@ def not_usable(rows):
     if first["status"] != "ok":
         return "There are no ratios: the baseline did not end well."
     if again["status"] != "ok":
-        return ("**Take the ratios with care:** the baseline was not measured again at the end "
-                f"({again['error']}).")
+        return ("**The ratios of this table are not usable:** the baseline did not end well when it "
+                f"was measured again ({again['error']}). Was the machine busy?")
     one, other = images_per_second(first), images_per_second(again)
     if max(one, other) <= MOVED * min(one, other):
         return ""

@@ -8,6 +8,7 @@ import math
 import re
 import shlex
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -285,11 +286,11 @@ def main():
     rows, results, shorter, interrupted = [], {}, [], ""
     others = len(cells) + sum(len(names) for _, names in stairs)
     count = 1 + others + bool(others)
-    first_seconds = 0.0  # of the baseline's run, start included
+    took = [0.0]  # seconds of the runs that ended well, start included
 
     def time_left():
-        """Return the seconds left, less those that the baseline's last run takes."""
-        return deadline - time.monotonic() - 1.2 * first_seconds
+        """Return the seconds left, less those kept for the baseline's last run."""
+        return deadline - time.monotonic() - 1.5 * statistics.median(took)
 
     def shorten(progress):
         """Give up a baseline that would take too long, and add --steps for all runs."""
@@ -313,12 +314,12 @@ def main():
 
     def attempt(row, column, techniques):
         """Run a set of techniques, if it has not been run yet, and add its row."""
-        nonlocal first_seconds
         say(f"[{len(rows) + 1:>2}/{count}] {row} {column}")
         key, begin, is_last = frozenset(techniques), time.monotonic(), row == "again"
         result = None if is_last else results.get(key)
         if not result:
-            limit = min(time_left() + is_last * 1.2 * first_seconds, 300 + 3 * first_seconds)
+            limit = deadline - begin if is_last else time_left()
+            limit = min(limit, 300 + 3 * took[0])
             words = options_of(techniques, options, owners)
             if not rows:
                 status, code, details = run([], words, folder, processes, time_left() / 2, shorten)
@@ -328,8 +329,8 @@ def main():
                     begin = time.monotonic()
                     status, code, details = run([], words + shorter, folder, processes,
                                                 time_left() / 2)
-                first_seconds = time.monotonic() - begin
-            elif limit < 0.8 * first_seconds:
+                took.clear()
+            elif limit < 0.8 * statistics.median(took):
                 status, code, details = "skip", 0, {"error": TIME.format(minutes)}
             else:
                 status, code, details = run(techniques, words, folder, processes, limit,
@@ -337,6 +338,8 @@ def main():
             if not rows and code == 2:  # wrong use is the same for every script
                 print(details["error"], file=sys.stderr)
                 sys.exit(2)
+            if status == "ok" or not rows:
+                took.append(time.monotonic() - begin)
             result = {"techniques": techniques, "status": status, **common, **details}
             results.setdefault(key, result)
         rows.append({"row": row, "column": column, **result})
@@ -347,7 +350,7 @@ def main():
         best, tries = attempt(*baseline), {}
         while left := due(stairs, tries, best):
             names = left[0]
-            if names[0] in tries and time_left() < first_seconds:
+            if names[0] in tries and time_left() < statistics.median(took):
                 break  # what is left has been tried before
             tried = [attempt("staircase", f"+{name}", sorted([*best["techniques"], name]))
                      for name in names]
