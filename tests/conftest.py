@@ -1,4 +1,4 @@
-"""Options of the test run, and fixtures: tiny data, and a copy of the project."""
+"""Markers, and fixtures: tiny data sets, and a copy of the project."""
 
 import contextlib
 import os
@@ -10,12 +10,12 @@ import sys
 import numpy as np
 import psutil
 import pytest
-from helpers import ROOT, SEEN, SRC, STARTED, run
+from helpers import ROOT, STARTED, VARIABLES, run
 from PIL import Image
 
 sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "tests")]
 
-# tests at a time share the cores: more threads than cores spin, and all take ten times as long
+# tests that run side by side share the cores: with more threads than cores all take far longer
 if WORKERS := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // WORKERS)))
 
@@ -23,7 +23,7 @@ if WORKERS := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU")
     config.addinivalue_line("markers", "gpus: needs two NVIDIA GPUs")
-    config.addinivalue_line("markers", "fault(number, ...): what happens on these faults, by number")
+    config.addinivalue_line("markers", "fault(number, ...): tests these rows of FAULTS.md")
 
 
 def pytest_collection_modifyitems(items):
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items):
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     for item in items:
         if "compile" in item.name and not compiler and item.path.name in (
-                "test_train.py", "test_compose.py"):
+                "test_train.py", "test_variants.py", "test_resume.py", "test_compose.py"):
             item.add_marker(pytest.mark.skip(reason="no C++ compiler, which torch.compile needs"))
         for name, least in (("gpu", 1), ("gpus", 2)):
             if item.get_closest_marker(name) and gpus < least:
@@ -44,21 +44,21 @@ VISIBLE = os.environ.get("CUDA_VISIBLE_DEVICES")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Hides the GPUs from what has no mark: on every machine it tests what it tests in CI."""
+    """Hide the GPUs from tests without a GPU's mark, so that they do the same on every machine."""
     needed = bool(item.get_closest_marker("gpu") or item.get_closest_marker("gpus"))
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     if not needed:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     elif VISIBLE is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = VISIBLE
-    SEEN.clear()
-    SEEN.update({key: os.environ[key] for key in ["CUDA_VISIBLE_DEVICES"] if key in os.environ},
-                NEEDS_GPU=str(needed))
+    VARIABLES.clear()
+    VARIABLES.update(NEEDS_GPU=str(needed), **{
+        key: os.environ[key] for key in ["CUDA_VISIBLE_DEVICES"] if key in os.environ})
 
 
 @pytest.fixture(autouse=True)
 def nothing_goes_on():
-    """Ends what a test that failed has left behind."""
+    """End the processes that a failed test has left."""
     STARTED.clear()
     yield
     for process in STARTED:
@@ -71,7 +71,7 @@ def nothing_goes_on():
 
 @pytest.fixture
 def rng():
-    """A random.Random of another seed each time; a test that fails shows it."""
+    """A random.Random with a new seed, which a failed test shows."""
     seed = int.from_bytes(os.urandom(4), "big")
     print(f"rng's seed: {seed}")
     return random.Random(seed)
@@ -79,7 +79,7 @@ def rng():
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory):
-    """A small set of digits: 24 training and 7 validation pictures in each of ten classes."""
+    """Digits: 24 training and 7 validation pictures in each of ten classes."""
     folder = tmp_path_factory.mktemp("data") / "digits"
     made = run(sys.executable, ROOT / "make_dataset.py", "digits", "--dst", folder, "--train", 24,
                "--val", 7)
@@ -89,7 +89,7 @@ def digits(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory):
-    """JPEGs of several shapes: colour, grey, turned by EXIF; 26 to train with, 13 to validate."""
+    """JPEGs of several shapes: colour, grey, EXIF orientation 6; 26 to train, 13 to validate."""
     folder = tmp_path_factory.mktemp("photos")
     made = np.random.default_rng(0)
     for split, count in (("train", 26), ("val", 13)):
@@ -107,7 +107,7 @@ def photos(tmp_path_factory):
 
 @pytest.fixture
 def project(tmp_path):
-    """A copy of the project's scripts in a folder with a space in its name."""
+    """A copy of the project's scripts in a folder whose name has a space."""
     folder = tmp_path / "a project"
     folder.mkdir()
     for name in ("src", "tools"):

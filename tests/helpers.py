@@ -22,19 +22,22 @@ ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
 TECHNIQUES = sorted(path.stem.removeprefix("train_") for path in SRC.glob("train_*.py"))
 
-SEEN = {}  # what a forked run is told of that
+# options of a run that takes a second: two epochs of three steps of a model with 8,000 weights
+TINY = ["--epochs", 2, "--batch_size", 40, "--steps", 3, "--width", 4, "--image_size", 16,
+        "--workers", 0]
+HANG = 600  # seconds after which a process that should end, or an event that should come, hangs
+
+VARIABLES = {}  # of the environment, which conftest.py sets for each test and forked runs get
+STARTED = []  # the processes of the test that runs; conftest.py ends those that are left
 
 
 def on_gpu(name):
-    """A test's parameter, once more where a GPU is to be seen."""
+    """Return a test's parameter for a second run of the test, on a GPU."""
     return pytest.param(name, marks=pytest.mark.gpu, id=f"{name}-on_gpu")
 
 
-STARTED = []  # what a test has begun, and has to be over when it ends
-
-
 def start(command, **options):
-    """A process of a user's: no PYTHON or launcher's variables from the test's own environment."""
+    """Start a process as a user would: without a launcher's variables in its environment."""
     environment = {key: value for key, value in os.environ.items()
                    if key not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")}
     environment |= {"PYTHON": sys.executable, **options.pop("env", {})}
@@ -44,8 +47,8 @@ def start(command, **options):
     return STARTED[-1]
 
 
-def run(*command, timeout=300, **options):
-    """Run a command to its end; return CompletedProcess with stdout and stderr as text."""
+def run(*command, timeout=HANG, **options):
+    """Run a command to its end and return its CompletedProcess, with the output as text."""
     process = start(command, **options)
     try:
         out, err = process.communicate(timeout=timeout)
@@ -56,7 +59,7 @@ def run(*command, timeout=300, **options):
 
 
 def torchrun(script, *options, processes=2):
-    """The words that start `script` as so many processes of this machine."""
+    """Return the command that starts `script` as that many processes on this machine."""
     return [sys.executable, "-m", "torch.distributed.run", "--standalone",
             f"--nproc_per_node={processes}", script, *options]
 
@@ -67,23 +70,22 @@ def free_port():
         return s.getsockname()[1]
 
 
-# Starting Python and importing torch and DALI takes seconds: one process imports them, and a run is
-# a fork of it that does what `python` would.
+# One process imports torch and DALI, which takes seconds; each run is a fork of it.
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["torch", "torchvision.transforms.v2", "PIL.Image", "lmdb", "numpy",
                                "tqdm", "nvidia.dali.plugin.pytorch", "torch.distributed"])
 
 
 def as_main(words, out, err, cwd, variables):
-    """In the fork: what `python words...` does."""
+    """Do in the fork what `python words...` does."""
     for number, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.chdir(cwd)
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # the server's, which an earlier test has set
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # an earlier test's
     os.environ.update(variables)
     if variables["NEEDS_GPU"] == "True":
         import torch
-        assert torch.cuda.is_available(), "the GPU is hidden from what tests it"
+        assert torch.cuda.is_available(), "the GPU is hidden"
     if "RANK" in variables:
         import torch
         torch.set_num_threads(1)  # as torchrun does
@@ -94,12 +96,11 @@ def as_main(words, out, err, cwd, variables):
 
 
 class Forked:
-    """`python words...` in a fork, or in `ranks` of them as torchrun would start them: with the
-    store in a process that outlives them."""
+    """`python words...` in a fork, or in `ranks` forks as torchrun would start them."""
 
     def __init__(self, *words, cwd="/", ranks=0):
         self.words, self.made = words, tempfile.TemporaryDirectory()
-        self.processes, common = [], dict(SEEN)
+        self.processes, common = [], dict(VARIABLES)
         if ranks:
             from torch.distributed import TCPStore
             self.store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
@@ -119,8 +120,16 @@ class Forked:
         for process in self.processes:
             process.kill()
 
-    def wait(self, timeout=240):
-        """Waits for the end: CompletedProcess, with the output of all ranks."""
+    def is_alive(self):
+        return any(process.is_alive() for process in self.processes)
+
+    def output(self):
+        """Return what the first process has printed so far."""
+        path = Path(self.made.name) / "out0"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def wait(self, timeout=HANG):
+        """Wait for the end and return a CompletedProcess with the output of all ranks."""
         end = time.monotonic() + timeout
         for process in self.processes:
             process.join(max(0, end - time.monotonic()))
@@ -128,33 +137,33 @@ class Forked:
         self.kill()
         out, err = ("".join(path.read_text(errors="replace") for path in sorted(
             Path(self.made.name).glob(f"{name}*"))) for name in ("out", "err"))
-        assert None not in codes, f"{self.words} goes on and on: {codes}\n{out}\n{err}"
+        assert None not in codes, f"{self.words} does not end: {codes}\n{out}\n{err}"
         return subprocess.CompletedProcess(self.words, max(codes, key=abs), out, err)
 
 
-def run_forked(*words, timeout=240, **options):
-    """Runs `python words...` in a fork, see Forked, to its end: CompletedProcess."""
+def run_forked(*words, timeout=HANG, **options):
+    """Run `python words...` in forks (see Forked) to its end; return its CompletedProcess."""
     return Forked(*words, **options).wait(timeout)
 
 
-def wait_until(condition, seconds=60, pause=0.005):
-    """Waits until `condition()` is true and returns what it is; fails after so long."""
+def wait_until(condition, seconds=HANG, pause=0.005):
+    """Wait until `condition()` is true and return its value; fail after that many seconds."""
     end = time.monotonic() + seconds
     while not (value := condition()):
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "what the test waits for does not happen"
         time.sleep(pause)
     return value
 
 
 def wait_awhile(seconds, is_enough):
-    """Waits so many seconds, or until `is_enough()`, whichever comes first."""
+    """Wait that many seconds, or until `is_enough()` if that is sooner."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and not is_enough():
         time.sleep(0.0005)
 
 
 def processes_of(word):
-    """The living processes whose command line names `word`: a run, and what it started."""
+    """Return the living processes whose command line contains `word`."""
     found = []
     for process in psutil.process_iter(["cmdline", "status"]):
         words = " ".join(process.info["cmdline"] or [])
@@ -164,7 +173,7 @@ def processes_of(word):
 
 
 def module_of(path):
-    """A script, imported."""
+    """Import the script at `path`."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -172,17 +181,17 @@ def module_of(path):
 
 
 def change(path, old, new):
-    """Has `new` stand in a file where `old` stood."""
+    """Replace `old`, which must be there, by `new` in a file."""
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
 
 
 class SmallDisk:
-    """`folder`, new, as a file system that is soon full: a tmpfs, where root may mount one.
+    """A new file system at `folder` that is soon full: a tmpfs, if root may mount one.
 
-    Where none can be mounted, a limit on the size of each file that a process writes (RLIMIT_FSIZE)
-    stands for it: start processes with `options`.
+    Otherwise the size of each file that a process writes is limited (RLIMIT_FSIZE): start the
+    processes with `**disk.options`.
     """
 
     def __init__(self, folder, kilobytes, bytes_a_file=None):
@@ -212,9 +221,9 @@ class SmallDisk:
             subprocess.run(["mount", "-o", "remount,size=64m", self.folder], check=True)
 
     def make_read_only(self):
-        """Skips the test where nothing can be closed to it."""
+        """Make it read-only, or skip the test if that is impossible."""
         if not self.mounted and not os.geteuid():
-            pytest.skip("root may write anywhere, and no tmpfs can be mounted")
+            pytest.skip("root can write to any folder, and no tmpfs can be mounted")
         if self.mounted:
             subprocess.run(["mount", "-o", "remount,ro", self.folder], check=True)
         else:
@@ -223,9 +232,9 @@ class SmallDisk:
 
 
 def train(script, *options, forked=True, **details):
-    """Runs a training script to a good end and returns (its record, its output).
+    """Run a training script, which must succeed; return (its record, its output).
 
-    Forked, which spares the start of a process, or as a user does, with torchrun if it needs that.
+    It runs in a fork, which is faster, or as a user starts it, with torchrun if it needs that.
     """
     is_ddp = "init_process_group" in Path(script).read_text()
     options = [str(word) for word in options]
@@ -237,3 +246,66 @@ def train(script, *options, forked=True, **details):
                    **details)
     assert done.returncode == 0, f"{script} {options}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
     return json.loads((folder / f"{Path(script).stem}.json").read_text()), done.stdout
+
+
+def spy(folder, script, *options, ranks=0):
+    """Run a training script, which must succeed, under spy.py.
+
+    Returns a function: seen(layer, trains, rank=0) is the list of tensors that spy.py has kept.
+    """
+    import torch
+    folder.mkdir()
+    done = run_forked(ROOT / "tests" / "spy.py", folder, script, *options, ranks=ranks)
+    assert done.returncode == 0, done.stderr[-3000:]
+    kept = [torch.load(folder / f"{rank}.seen") for rank in range(ranks or 1)]
+    return lambda layer, trains, rank=0: [
+        each["tensor"] for each in kept[rank] if (each["layer"], each["trains"]) == (layer, trains)]
+
+
+def edited(name, folder, *edits):
+    """Write a user's copy of src/<name>.py to `folder`, with each (old, new) replaced."""
+    text = (SRC / f"{name}.py").read_text()
+    for old, new in edits:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path = Path(folder) / f"{name}.py"
+    path.write_text(text)
+    return path
+
+
+def load_checkpoint(path):
+    import torch
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def weights(folder, name):
+    """Return the model's weights in the checkpoint of the script `name`."""
+    return load_checkpoint(folder / f"{name}.pt")["parts"]["model"]
+
+
+def same_bits(one, other):
+    """Return whether two dicts of tensors are equal bit for bit."""
+    return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+
+
+def learned(epochs):
+    """Return what epochs of a record or checkpoint say of learning, without the times."""
+    return [[epoch[key] for key in ("loss", "val_top1", "val_top5")] for epoch in epochs]
+
+
+def assert_one_line(done, status, *parts):
+    """Check that a run failed with this status and one line on stderr that has all `parts`."""
+    assert done.returncode == status, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    for part in parts:
+        assert part in done.stderr, done.stderr
+
+
+class Hostile:
+    """An object whose pickle makes a file when it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")

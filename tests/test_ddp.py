@@ -1,0 +1,280 @@
+"""train_DDP.py with two processes on a CPU: equal to one process, launching, killed ranks."""
+
+import json
+import re
+import shutil
+import signal
+import sys
+
+import psutil
+import pytest
+import torch
+from helpers import (SRC, TINY, Hostile, assert_one_line, edited, free_port, processes_of, run,
+                     run_forked, spy, start, torchrun, train, wait_until, weights)
+from test_loader import classes
+from test_resume import Pipe, assert_same_in_the_end, stamp
+from torch.utils.data import DistributedSampler, RandomSampler
+
+SCRIPT = SRC / "train_DDP.py"
+# a torchrun that restarts its processes must not give them the killed ones' store: pytorch#135712
+RESTARTS = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+def without_batch_norm(name, folder):
+    """Write a copy whose model has no batch norm, so that images of a batch do not interact."""
+    return edited(name, folder, ("bias=False),\n                   nn.BatchNorm2d(wider), ",
+                                 "bias=True),\n                   "))
+
+
+# ---------------------------------------------------------------------------------- equality
+def test_equal_to_the_baseline_on_the_same_global_batches(digits, tmp_path):
+    options = ["--dataset", digits, *TINY, "--steps", 6, "--result_dir", tmp_path]
+    baseline, _ = train(without_batch_norm("train", tmp_path), *options)
+    ddp, _ = train(without_batch_norm("train_DDP", tmp_path), *options)
+    one, many = weights(tmp_path, "train"), weights(tmp_path, "train_DDP")
+    assert max(value.abs().max() for value in one.values()) > 0.01
+    for name in one:
+        torch.testing.assert_close(many[name], one[name], rtol=0, atol=1e-5)
+    for e, f in zip(baseline["epochs"], ddp["epochs"]):
+        assert f["loss"] == pytest.approx(e["loss"], abs=1e-5)
+        assert f["val_top1"] == e["val_top1"] and f["val_top5"] == e["val_top5"]
+
+
+@pytest.mark.fault(48)
+def test_validation_counts_each_picture_once(digits, tmp_path):
+    """70 pictures over 1, 2 and 3 processes, with weights that stand still."""
+    options = ["--dataset", digits, *TINY, "--epochs", 1, "--batch_size", 42, "--steps", 1, "--lr",
+               1e-30, "--result_dir", tmp_path]
+    baseline, _ = train(without_batch_norm("train", tmp_path), *options)
+    counts = {(baseline["epochs"][0]["val_top1"], baseline["epochs"][0]["val_top5"])}
+    script = without_batch_norm("train_DDP", tmp_path)
+    for processes in (2, 3):
+        done = run_forked(script, *options, ranks=processes)
+        assert done.returncode == 0, done.stderr[-2000:]
+        (epoch,) = json.loads((tmp_path / "train_DDP.json").read_text())["epochs"]
+        counts.add((epoch["val_top1"], epoch["val_top5"]))
+    ((top1, top5),) = counts
+    assert round(top1 * 70, 3) == round(top1 * 70) and 0 < top5 < 1
+
+
+def test_order_is_that_of_distributed_sampler():
+    data = list(range(101))
+    for epoch in (0, 1, 7):
+        sampler = RandomSampler(data, generator=torch.Generator())
+        sampler.generator.manual_seed(5 + epoch)
+        order = list(sampler)
+        ranks = []
+        for rank in range(2):
+            shards = DistributedSampler(data, 2, rank, seed=5, drop_last=True)
+            shards.set_epoch(epoch)
+            ranks.append(list(shards))
+        for k in range(100 // 10):
+            together = ranks[0][5 * k:5 * k + 5] + ranks[1][5 * k:5 * k + 5]
+            assert sorted(together) == sorted(order[10 * k:10 * k + 10])
+
+
+@pytest.mark.fault(74)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_draw_different_crops_and_dropout(workers, digits, tmp_path):
+    """All pictures are one, so that only the crops and flips can make a difference."""
+    data = tmp_path / "data"
+    shutil.copytree(digits, data)
+    pictures = sorted((data / "train").rglob("*.png"))
+    for path in pictures:
+        path.write_bytes(pictures[33].read_bytes())
+    options = ["--dataset", data, *TINY, "--model", "squeezenet1_1", "--image_size", 32, "--lr",
+               0.01, "--augment", "--workers", workers, "--result_dir", tmp_path / "r"]
+    seen = spy(tmp_path / "seen", SCRIPT, *options, ranks=2)
+    for layer in ("ToDtype", "Dropout"):
+        drawn = [tensor for rank in (0, 1) for tensor in seen(layer, True, rank)]
+        assert len(drawn) == 2 * 2 * 3  # ranks, epochs, steps
+        for k, one in enumerate(drawn):
+            assert not any(torch.equal(one, other) for other in drawn[:k]), layer
+    again = spy(tmp_path / "again", SCRIPT, *options, ranks=2)
+    for rank in (0, 1):
+        for one, other in zip(seen("ToDtype", True, rank), again("ToDtype", True, rank)):
+            assert torch.equal(one, other)
+
+
+def test_the_size_of_buckets_reaches_ddp(digits, tmp_path):
+    kept = "    net.broadcast_buffers = False"
+    script = edited("train_DDP", tmp_path, (
+        kept, f"    print('at once:', net.bucket_bytes_cap)\n{kept}"))
+    _, output = train(script, "--dataset", digits, *TINY, "--bucket_cap_mb", 200, "--result_dir",
+                      tmp_path)
+    assert f"at once: {200 * 2 ** 20}\n" in output
+
+
+# -------------------------------------------------------------------------------- wrong use
+def test_without_a_launcher_one_line_says_how(digits, tmp_path):
+    done = run(sys.executable, SCRIPT, "--dataset", digits, cwd=tmp_path)
+    assert_one_line(done, 2, "torchrun --nproc_per_node=gpu train_DDP.py")
+
+
+@pytest.mark.fault(61)
+def test_batch_that_is_no_multiple_of_the_processes(digits, tmp_path):
+    done = run(*torchrun(SCRIPT, "--dataset", digits, "--batch_size", "41"), cwd=tmp_path)
+    assert done.returncode != 0
+    assert "error: --batch_size 41 is not a multiple of 2 processes" in done.stderr
+    assert 'train_DDP.py", line' not in done.stderr  # torchrun has a traceback of its own
+
+
+@pytest.mark.fault(51)
+def test_fewer_pictures_than_a_batch(tmp_path):
+    data = classes(classes(tmp_path / "data"), "val")
+    options = ["--dataset", data, *TINY, "--result_dir", tmp_path / "r"]
+    done = run_forked(SCRIPT, *options, "--batch_size", 14, ranks=2)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "--batch_size 14: there are only 12 training pictures" in done.stderr
+    record, _ = train(SCRIPT, *options, "--batch_size", 12)
+    assert len(record["epochs"]) == 2
+
+
+@pytest.mark.fault(63)
+def test_loss_that_is_not_finite(digits, tmp_path):
+    done = run_forked(SCRIPT, "--dataset", digits, *TINY, "--lr", "1e30", "--result_dir", tmp_path,
+                      ranks=2)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert re.search("train_DDP: error: .* in epoch 1, step 2: ", done.stderr), done.stderr
+    assert not (tmp_path / "train_DDP.json").exists()
+
+
+@pytest.mark.fault(57, 58)
+def test_checkpoints_that_are_refused(digits, tmp_path):
+    (tmp_path / "text.pt").write_text("<html></html>")
+    torch.save({"parts": {"model": Hostile(str(tmp_path / "trap"))}}, tmp_path / "pickle.pt")
+    for name in ("text.pt", "pickle.pt"):
+        done = run_forked(SCRIPT, "--dataset", digits, *TINY, "--result_dir", tmp_path / "r",
+                          "--resume", tmp_path / name, ranks=2)
+        assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+        assert f"train_DDP.py: error: --resume {tmp_path / name}: " in done.stderr
+    assert not (tmp_path / "trap").exists()
+
+
+# --------------------------------------------------------------------------------- launching
+def test_two_machines_resume_from_what_only_one_of_them_has(digits, tmp_path):
+    """Two torchruns stand for two machines, which share no folder."""
+    endpoint = f"localhost:{free_port()}"
+
+    def job(epochs):
+        agents = [start([sys.executable, "-m", "torch.distributed.run", "--nnodes=2",
+                         "--nproc_per_node=1", "--rdzv_backend=c10d", f"--rdzv_endpoint={endpoint}",
+                         "--rdzv_id=7", SCRIPT, "--dataset", digits, *TINY, "--epochs", epochs,
+                         "--result_dir", tmp_path / str(machine), "--resume", "auto"])
+                  for machine in (0, 1)]
+        ends = [agent.communicate() for agent in agents]
+        assert [agent.returncode for agent in agents] == [0, 0], ends
+        return "".join(out for out, _ in ends)
+    assert job(1).count("epoch 1/1") == 1
+    (first,) = tmp_path.glob("*/train_DDP.pt")  # of process 0, which may be on either machine
+    out = job(2)
+    assert out.count("epoch 2/2") == 1
+    checkpoints = list(tmp_path.glob("*/train_DDP.pt"))
+    assert ("1 of 2 epochs are done" in out) == (checkpoints == [first])
+
+
+@pytest.mark.fault(62)
+def test_two_torchruns_at_once(digits, tmp_path):
+    """And one that torch.distributed.launch starts."""
+    options = ["--dataset", digits, *TINY, "--result_dir"]
+    commands = [torchrun(SCRIPT, *options, tmp_path / str(k)) for k in range(2)]
+    commands.append([sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node=2",
+                     f"--master_port={free_port()}", SCRIPT, *options, tmp_path / "2"])
+    for process in [start(command) for command in commands]:
+        _, err = process.communicate()
+        assert process.returncode == 0, err[-3000:]
+    assert len(list(tmp_path.glob("?/train_DDP.json"))) == 3
+
+
+# ------------------------------------------------------------------------------ killed ranks
+def ranks_of(agent):
+    """Return the processes that a torchrun has started as ranks, without their workers."""
+    try:
+        return [child for child in psutil.Process(agent.pid).children()
+                if "train_DDP.py" in " ".join(child.cmdline())]
+    except psutil.Error:  # gone while it was looked at
+        return []
+
+
+def new_ranks(agent, old=()):
+    """Wait for both ranks of a torchrun, others than the old ones."""
+    old = {rank.pid for rank in old}
+    return wait_until(lambda: len(found := ranks_of(agent)) == 2 and not (
+        {rank.pid for rank in found} & old) and found)
+
+
+def begin(script, *options, log, restarts):
+    """Start a torchrun of two ranks whose output goes to `log`."""
+    command = torchrun(script, *options)
+    with open(log, "w") as file:
+        return start([*command[:3], f"--max-restarts={restarts}", *command[3:]], env=RESTARTS,
+                     stdout=file, stderr=file)
+
+
+TWICE = [("raising", "killed"), ("hanging", "raising"), ("killed", "raising")]
+
+
+@pytest.mark.fault(54)
+@pytest.mark.parametrize("first, second", TWICE[:2] + [  # ranks killed first: in the next test
+    pytest.param(*both, marks=pytest.mark.gpus, id="-".join(both) + "-by_nccl") for both in TWICE])
+def test_a_rank_fails(first, second, digits, tmp_path):
+    """torchrun restarts both from the last checkpoint, once, and then ends all processes."""
+    data, log, saved = tmp_path / "data", tmp_path / "log", tmp_path / "r" / "train_DDP.pt"
+    shutil.copytree(digits, data)
+    picture = data / "train/3/3_00005.png"
+    whole = picture.read_bytes()
+    limit = 'timeout=__import__("datetime").timedelta(seconds=30))'  # a user's, for a rank that hangs
+    script = edited("train_DDP", tmp_path, ('else "gloo")', f'else "gloo",\n        {limit}'))
+
+    def fail(fault):
+        if fault == "raising":  # a worker of the rank that reads it
+            picture.write_bytes(b"")
+        else:
+            ranks[1].send_signal(signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+
+    def epochs():
+        return [int(number) for number in re.findall(r"^epoch (\d+)/", log.read_text(), re.M)]
+    agent = begin(script, "--dataset", data, *TINY, "--epochs", 9999, "--steps", 6, "--workers", 2,
+                  "--resume", "auto", "--result_dir", saved.parent, log=log, restarts=1)
+    wait_until(lambda: saved.exists() or agent.poll() is not None)
+    ranks = new_ranks(agent)
+    fail(first)
+    wait_until(lambda: not any(rank in ranks_of(agent) for rank in ranks))
+    picture.write_bytes(whole)
+    before, ranks = max(epochs()), new_ranks(agent, ranks)
+    wait_until(lambda: max(epochs()) > before + 1 or agent.poll() is not None)
+    assert epochs().count(1) == 1 and agent.poll() is None, log.read_text()[-5000:]
+    fail(second)
+    assert agent.wait() == 1
+    wait_until(lambda: not processes_of(tmp_path))
+    assert {"killed": "exitcode  : -9", "raising": "3_00005.png: cannot identify image file"}[
+        second] in log.read_text()
+
+
+@pytest.mark.fault(54, 55)
+def test_ranks_killed_3_times(digits, rng, tmp_path):
+    """Any rank after a checkpoint, and the one that saves in a save."""
+    options = ["--dataset", digits, *TINY, "--epochs", 60, "--steps", 2, "--image_size", 8,
+               "--augment", "--resume", "auto", "--result_dir"]
+    train(SCRIPT, *options, tmp_path / "a")
+    size = (tmp_path / "a" / "train_DDP.pt").stat().st_size
+    log, saved, ranks = tmp_path / "log", tmp_path / "b" / "train_DDP.pt", []
+    saved.parent.mkdir()
+    pipe = Pipe(saved)
+    agent = begin(SCRIPT, *options, saved.parent, log=log, restarts=20)
+    for kill in range(3):
+        ranks, before = new_ranks(agent, ranks), stamp(saved)
+        victim = rng.choice(ranks)
+        if kill == 0:
+            (victim,) = [rank for rank in ranks if rank.environ().get("RANK") == "0"]
+            amount = rng.randrange(1, size - 100_000)
+            wait_until(lambda: pipe.has_read(amount) or agent.poll() is not None)
+        else:
+            wait_until(lambda: stamp(saved) != before or agent.poll() is not None, pause=0.0005)
+        assert agent.poll() is None, log.read_text()[-5000:]
+        victim.kill()
+        if kill == 0:
+            victim.wait()
+            pipe.close()
+    assert agent.wait() == 0, log.read_text()[-5000:]
+    assert_same_in_the_end(tmp_path / "a", tmp_path / "b", "train_DDP")

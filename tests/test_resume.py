@@ -1,0 +1,275 @@
+"""Checkpoints: resuming, kills at any moment, damaged files, full disks."""
+
+import os
+import random
+import shutil
+import signal
+import sys
+import zipfile
+
+import pytest
+import torch
+from helpers import (SRC, TINY, Forked, Hostile, SmallDisk, assert_one_line, learned,
+                     load_checkpoint, run, run_forked, same_bits, spy, train, wait_awhile,
+                     wait_until, weights)
+
+SCRIPTS = sorted(SRC.glob("train*.py"))
+
+
+def ids(path):
+    return path.stem
+
+
+@pytest.fixture(scope="module")
+def checkpoint(digits, tmp_path_factory):
+    """train.py's checkpoint after one epoch."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    train(SRC / "train.py", "--dataset", digits, *TINY, "--epochs", 1, "--result_dir", folder)
+    return folder / "train.pt"
+
+
+def schedule(rate, epochs, done=0, steps=3):
+    """Return the learning rates of the steps that a run of `epochs` with `done` ones takes."""
+    total = epochs * steps
+    return [rate * min((step + 1) / (0.2 * total), (total - step) / (0.8 * total))
+            for step in range(done * steps, total)]
+
+
+# ---------------------------------------------------------------------------------- resuming
+@pytest.mark.fault(72)
+@pytest.mark.parametrize("name", ["train", "train_fused", "train_amp"])
+def test_the_rates_are_those_of_the_run_that_resumes(name, checkpoint, digits, tmp_path):
+    seen = spy(tmp_path / "seen", SRC / f"{name}.py", "--dataset", digits, *TINY, "--result_dir",
+               tmp_path / "r", "--resume", checkpoint, "--lr", 0.3, "--epochs", 4)
+    rates = torch.cat(seen("lr", True)).tolist()
+    assert rates == pytest.approx(schedule(0.3, 4, done=1)) and len(rates) == 9
+    assert min(rates) > 0
+
+
+@pytest.mark.fault(72)
+def test_one_line_says_which_options_have_changed(checkpoint, digits, tmp_path):
+    shutil.copy(checkpoint, tmp_path)
+    options = ["--dataset", digits, *TINY, "--result_dir", tmp_path, "--resume", "auto"]
+    _, output = train(SRC / "train.py", *options, "--lr", 0.3, "--epochs", 3)
+    (line,) = [line for line in output.splitlines() if "epochs are done" in line]
+    assert line.startswith("train: 1 of 3 epochs are done; ")
+    assert "; --lr 0.3, which was 0.1" in line and "; --epochs 3, which was 1" in line
+    assert "--batch_size" not in line and "--resume" not in line
+    # from a finished run the first step's rate is not 0, and the same options are not spoken of
+    seen = spy(tmp_path / "seen", SRC / "train.py", *options, "--lr", 0.3, "--epochs", 4)
+    assert torch.cat(seen("lr", True)).tolist() == pytest.approx(schedule(0.3, 4, done=3))
+
+
+def test_resuming_a_finished_run_says_so_and_changes_nothing(digits, tmp_path):
+    options = ["--dataset", digits, *TINY, "--result_dir", tmp_path, "--resume", "auto"]
+    first, output = train(SRC / "train.py", *options)
+    assert "epochs are done" not in output and "replaces" not in output
+    before = (tmp_path / "train.pt").read_bytes()
+    again, output = train(SRC / "train.py", *options)
+    assert "train: 2 of 2 epochs are done\n" in output
+    assert again["epochs"] == first["epochs"]
+    assert (tmp_path / "train.pt").read_bytes() == before
+
+
+def test_a_new_run_says_that_it_replaces_a_checkpoint(checkpoint, digits, tmp_path):
+    shutil.copy(checkpoint, tmp_path)
+    record, output = train(SRC / "train.py", "--dataset", digits, *TINY, "--result_dir", tmp_path)
+    assert f"train: replaces {tmp_path / 'train.pt'}; --resume auto would continue it" in output
+    assert len(record["epochs"]) == 2
+
+
+def test_the_first_epoch_after_a_resume_warms_up(checkpoint, digits, tmp_path):
+    record, _ = train(SRC / "train.py", "--dataset", digits, *TINY, "--epochs", 3, "--result_dir",
+                      tmp_path, "--resume", checkpoint)
+    assert len(record["epochs"]) == 3
+    assert record["train_seconds"] == record["epochs"][2]["seconds"]
+    assert record["images_per_second"] == record["epochs"][2]["images_per_second"]
+
+
+@pytest.mark.fault(59)
+@pytest.mark.parametrize("script", SCRIPTS, ids=ids)
+def test_any_checkpoint_resumes_any_variant(script, checkpoint, digits, tmp_path):
+    """Epoch 1 by train.py, epoch 2 by the variant, epoch 3 by train.py."""
+    options = ["--dataset", digits, *TINY, "--epochs", 3, "--result_dir", tmp_path / "r"]
+    before = checkpoint
+    for epochs, each in enumerate((script, SRC / "train.py"), 2):
+        record, output = train(each, *options, "--epochs", epochs, "--resume", before)
+        assert len(record["epochs"]) == epochs and f"epoch {epochs - 1}/" not in output
+        assert record["epochs"][:-1] == load_checkpoint(before)["epochs"]
+        before = shutil.copy(tmp_path / "r" / f"{each.stem}.pt", tmp_path / f"{epochs}.pt")
+        parts = load_checkpoint(before)["parts"]
+        assert not any("module." in name or "_orig_mod" in name for name in parts["model"])
+        assert parts.keys() - {"scaler"} == {"model", "optimizer"}
+
+
+# ------------------------------------------------------------------------------------- kills
+def assert_same_in_the_end(folder, other, name):
+    """Check that two runs have the same weights, losses and accuracies, bit for bit."""
+    assert same_bits(weights(folder, name), weights(other, name))
+    one, two = (load_checkpoint(each / f"{name}.pt")["epochs"] for each in (folder, other))
+    assert learned(one) == learned(two)
+
+
+class Pipe:
+    """A pipe in place of the file that a checkpoint is written to: a save waits to be read."""
+
+    def __init__(self, saved):
+        self.path, self.content = saved.with_name(f"{saved.name}.part"), b""
+        self.path.unlink(missing_ok=True)
+        os.mkfifo(self.path)
+        self.end = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+
+    def has_read(self, amount):
+        try:
+            self.content += os.read(self.end, min(1 << 16, amount - len(self.content)))
+        except BlockingIOError:
+            pass
+        return len(self.content) >= amount
+
+    def close(self):
+        """Leave what was written, as a kill leaves it of a file."""
+        os.close(self.end)
+        self.path.unlink()
+        self.path.write_bytes(self.content)
+
+
+def stamp(path):
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+@pytest.mark.fault(55)
+@pytest.mark.parametrize("options", [
+    pytest.param(["--augment"], id="augment"),
+    pytest.param(["--model", "squeezenet1_1", "--image_size", 32, "--lr", 0.01], id="dropout"),
+    pytest.param(["--augment", "--workers", 2], id="workers")])
+def test_resumed_is_the_same_as_unbroken_bit_for_bit(options, digits, tmp_path):
+    """The run that resumes draws the same crops, flips and dropout."""
+    options = ["--dataset", digits, *TINY, *options, "--result_dir"]
+    train(SRC / "train.py", *options, tmp_path / "a")
+    saved = tmp_path / "b" / "train.pt"
+    process = Forked(SRC / "train.py", *options, tmp_path / "b")
+    wait_until(lambda: saved.exists() or not process.is_alive())
+    process.kill()
+    process.wait()
+    train(SRC / "train.py", *options, tmp_path / "b", "--resume", "auto")
+    assert_same_in_the_end(tmp_path / "a", tmp_path / "b", "train")
+
+
+@pytest.mark.fault(55)
+def test_killed_20_times(digits, rng, tmp_path):
+    """Five kills in a save, five before the first step, ten at some time after a checkpoint."""
+    options = ["--dataset", digits, *TINY, "--epochs", 40, "--steps", 2, "--image_size", 8,
+               "--augment", "--resume", "auto", "--result_dir"]
+    train(SRC / "train.py", *options, tmp_path / "a")
+    size = (tmp_path / "a" / "train.pt").stat().st_size
+    assert size > 200_000  # more than a pipe holds
+    saved, kills = tmp_path / "b" / "train.pt", 0
+    saved.parent.mkdir()
+    while kills < 20:
+        pipe = Pipe(saved) if kills % 4 == 0 else None
+        before = stamp(saved)
+        process = Forked(SRC / "train.py", *options, saved.parent)
+        if pipe:
+            amount = rng.randrange(1, size - 100_000)
+            wait_until(lambda: pipe.has_read(amount) or not process.is_alive())
+        elif kills % 4 == 1:
+            wait_until(lambda: "parameters" in process.output() or not process.is_alive())
+        else:
+            wait_until(lambda: stamp(saved) != before or not process.is_alive(), pause=0.0005)
+            wait_awhile(rng.uniform(0, 0.1), lambda: False)
+        process.kill()
+        status = process.wait().returncode
+        if pipe:
+            pipe.close()
+        if status == 0:  # it was done before the kill: begin again
+            assert_same_in_the_end(tmp_path / "a", saved.parent, "train")
+            saved.unlink()
+        else:
+            assert status == -signal.SIGKILL
+            kills += 1
+    train(SRC / "train.py", *options, saved.parent)
+    assert_same_in_the_end(tmp_path / "a", saved.parent, "train")
+
+
+# ------------------------------------------------------------------- damaged and hostile files
+def damage(path, kind):
+    content = path.read_bytes()
+    if kind == "missing":
+        path.unlink()
+    elif kind == "zero bytes":
+        path.write_bytes(b"")
+    elif kind == "truncated":
+        path.write_bytes(content[:len(content) // 2])
+    elif kind == "a bit flipped":
+        with zipfile.ZipFile(path) as archive:
+            largest = max(archive.infolist(), key=lambda entry: entry.file_size)
+        at = largest.header_offset + 200 + largest.file_size // 2
+        path.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1:])
+    elif kind == "text":
+        path.write_text("<html>not found</html>")
+
+
+@pytest.mark.fault(57)
+@pytest.mark.parametrize("kind", ["missing", "zero bytes", "truncated", "a bit flipped", "text"])
+def test_damaged_checkpoint(kind, checkpoint, digits, tmp_path):
+    copy = shutil.copy(checkpoint, tmp_path / "train.pt")
+    damage(copy, kind)
+    done = run_forked(SRC / "train.py", "--dataset", digits, *TINY, "--result_dir", tmp_path,
+                      "--resume", copy if kind == "missing" else "auto")
+    # a file that is not there is the system's message, which names it
+    assert done.returncode in ((1, 2) if kind == "missing" else (2,))
+    assert_one_line(done, done.returncode, "train.py: error: ", str(copy))
+    assert "epoch 1" not in done.stdout
+
+
+@pytest.mark.fault(57)
+def test_a_bit_flipped_anywhere(checkpoint, digits, tmp_path):
+    """Refused; or, where the bit does not matter (a date, say), the run is that of the whole."""
+    options = ["--dataset", digits, *TINY, "--result_dir"]
+    train(SRC / "train.py", *options, tmp_path / "whole", "--resume", checkpoint)
+    content, rng, refused = checkpoint.read_bytes(), random.Random(0), 0
+    flipped = tmp_path / "flipped.pt"
+    for number in range(60):  # half of them where the archive's names and lengths are
+        at = rng.randrange(len(content) if number % 2 else 3000)
+        at = len(content) - 1 - at if number % 4 == 0 else at
+        flipped.write_bytes(content[:at] + bytes([content[at] ^ 1 << rng.randrange(8)])
+                            + content[at + 1:])
+        done = run_forked(SRC / "train.py", *options, tmp_path / "r", "--resume", flipped)
+        if done.returncode:
+            assert_one_line(done, 2, str(flipped), "--resume")
+            refused += 1
+        else:
+            assert same_bits(weights(tmp_path / "r", "train"), weights(tmp_path / "whole", "train"))
+    assert refused >= 40
+
+
+@pytest.mark.fault(57)
+def test_checkpoint_of_another_model(checkpoint, digits, tmp_path):
+    done = run_forked(SRC / "train.py", "--dataset", digits, *TINY, "--width", 8, "--result_dir",
+                      tmp_path, "--resume", checkpoint)
+    assert_one_line(done, 2, str(checkpoint), "no checkpoint of this model")
+
+
+@pytest.mark.fault(58)
+def test_hostile_checkpoint(digits, tmp_path):
+    torch.save({"parts": {"model": Hostile(str(tmp_path / "executed"))}}, tmp_path / "bad.pt")
+    done = run_forked(SRC / "train.py", "--dataset", digits, *TINY, "--result_dir", tmp_path / "r",
+                      "--resume", tmp_path / "bad.pt")
+    assert_one_line(done, 2, str(tmp_path / "bad.pt"))
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.fault(29, 56)
+def test_disk_full_while_saving(checkpoint, digits, tmp_path):
+    options = ["--dataset", digits, *TINY, "--resume", "auto", "--result_dir"]
+    before = checkpoint.read_bytes()
+    with SmallDisk(tmp_path / "small", len(before) * 3 // 2048, len(before) // 2) as disk:
+        words = [sys.executable, SRC / "train.py", *options, disk.folder]
+        (disk.folder / "train.pt").write_bytes(before)
+        done = run(*words, **disk.options)
+        assert_one_line(done, 1, "train.py: error: ")
+        assert "space" in done.stderr or "train.pt" in done.stderr
+        assert (disk.folder / "train.pt").read_bytes() == before
+        disk.make_room()
+        assert run(*words).returncode == 0
+        assert len(load_checkpoint(disk.folder / "train.pt")["epochs"]) == 2

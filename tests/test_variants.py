@@ -1,0 +1,204 @@
+"""Each technique's own promises: equal to the baseline, and what it adds."""
+
+import gzip
+import itertools
+import json
+import re
+import sys
+
+import compose
+import pytest
+import torch
+from helpers import (SRC, TINY, edited, learned, load_checkpoint, module_of, run, same_bits, spy,
+                     train, weights)
+
+SGD = "torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True)"
+OPTIMIZERS = {"SGD": SGD,
+              "SGD, plain": "torch.optim.SGD(model.parameters(), args.lr)",
+              "Adam": "torch.optim.Adam(model.parameters(), args.lr / 100)",
+              "AdamW": "torch.optim.AdamW(model.parameters(), args.lr / 100)",
+              "RMSprop": "torch.optim.RMSprop(model.parameters(), args.lr / 100, momentum=0.9)"}
+
+
+def in_float64(name, folder):
+    """Write a copy that computes in float64: small differences in float32 grow step by step."""
+    return edited(name, folder, (".float32, scale", ".float64, scale"),
+                  ("model = model.to(device)", "model = model.to(device).double()"))
+
+
+def assert_equal_epochs(one, other, tolerance=1e-6):
+    """Check losses to the tolerance, and accuracies exactly."""
+    assert len(one["epochs"]) == len(other["epochs"])
+    for e, f in zip(one["epochs"], other["epochs"]):
+        assert e["loss"] == pytest.approx(f["loss"], abs=tolerance)
+        assert e["val_top1"] == f["val_top1"]
+
+
+# ---------------------------------------------------------------------------------- equality
+@pytest.mark.parametrize("name", ["DP", "cudnn", "profile"])
+def test_equal_to_the_baseline_bit_for_bit(name, digits, tmp_path):
+    options = ["--dataset", digits, *TINY, "--augment", "--result_dir", tmp_path]
+    baseline, _ = train(SRC / "train.py", *options)
+    variant, _ = train(SRC / f"train_{name}.py", *options)
+    assert same_bits(weights(tmp_path, "train"), weights(tmp_path, f"train_{name}"))
+    assert learned(baseline["epochs"]) == learned(variant["epochs"])
+
+
+@pytest.mark.parametrize("name", ["fused", "channels_last", "compile"])
+def test_equal_to_the_baseline_after_24_steps_of_float64(name, digits, tmp_path):
+    options = ["--dataset", digits, *TINY, "--epochs", 4, "--steps", 6, "--result_dir", tmp_path]
+    one, _ = train(in_float64("train", tmp_path), *options)
+    other, _ = train(in_float64(f"train_{name}", tmp_path), *options)
+    assert one["epochs"][3]["loss"] < one["epochs"][0]["loss"]
+    assert_equal_epochs(one, other)
+
+
+@pytest.mark.parametrize("name", [path.stem for path in SRC.glob("train_*.py")])
+def test_validation_computes_in_float32(name, digits, tmp_path):
+    seen = spy(tmp_path / "seen", SRC / f"{name}.py", "--dataset", digits, *TINY, "--epochs", 1,
+               "--steps", 1, "--result_dir", tmp_path, ranks=2 * (name == "train_DDP"))
+    assert {scores.dtype for scores in seen("Linear", False)} == {torch.float32}
+    if name == "train_amp":
+        assert {scores.dtype for scores in seen("Linear", True)} == {torch.bfloat16}
+
+
+# -------------------------------------------------------------------------------------- stem
+@pytest.mark.parametrize("model, size, changes", [
+    ("resnet18", 33, True), ("squeezenet1_1", 40, True), ("mobilenet_v3_small", 32, True),
+    ("conv11", 32, False)])
+def test_the_stem_is_the_baselines_in_float64(model, size, changes, digits, tmp_path):
+    """Also for images of odd size, and for a model without such a layer."""
+    options = ["--dataset", digits, *TINY, "--steps", 2, "--batch_size", 16, "--model", model,
+               "--image_size", size, "--width", 8, "--lr", 0.01, "--result_dir", tmp_path]
+    one, _ = train(in_float64("train", tmp_path), *options)
+    other, output = train(in_float64("train_stem", tmp_path), *options)
+    assert ("no layer of this model can be changed" in output) != changes
+    assert_equal_epochs(one, other)
+    assert list(weights(tmp_path, "train")) == list(weights(tmp_path, "train_stem"))
+
+
+@pytest.mark.parametrize("channels, kernel, padding", [
+    (3, 3, 1), (3, 7, 3), (3, 5, 0), (1, 3, 1), (4, 3, (1, 0)), (3, (3, 5), 2)])
+def test_a_convolution_over_blocks_is_torchs(channels, kernel, padding):
+    """Values and gradients for even and odd sizes, in both memory formats."""
+    block = module_of(SRC / "train_stem.py").BlockConv2d
+    layers = [torch.nn.Conv2d(channels, 5, kernel, 2, padding).double() for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    layers[1].__class__ = block
+    for height, width, layout in itertools.product(
+            (8, 9), (10, 13), (torch.contiguous_format, torch.channels_last)):
+        images = torch.randn(2, channels, height, width, dtype=torch.float64).to(
+            memory_format=layout)
+        outputs = [layer(images) for layer in layers]
+        torch.testing.assert_close(*outputs)
+        gradients = [torch.autograd.grad(output.square().sum(), layer.parameters())
+                     for output, layer in zip(outputs, layers)]
+        torch.testing.assert_close(*gradients)
+
+
+# ----------------------------------------------------------------------------------- compile
+def test_compile_compiles_once(digits, tmp_path):
+    """Not again for a smaller last batch of validation, for its size, or after a resume."""
+    script = edited("train_compile", tmp_path, ("mode=args.compile_mode", 'backend="eager"'))
+    options = ["--dataset", digits, *TINY, "--batch_size", 50, "--result_dir", tmp_path, "--resume",
+               "auto"]
+    for epochs, more in ((2, []), (3, ["--val_size", 24])):
+        done = run(sys.executable, script, *options, "--epochs", epochs, *more,
+                   env={"TORCH_LOGS": "recompiles,dynamo"})
+        assert done.returncode == 0 and f"epoch {epochs}/{epochs}" in done.stdout, done.stderr
+        assert done.stderr.count("Step 1: torchdynamo start tracing") == 1
+        assert "Recompiling" not in done.stderr
+
+
+# ----------------------------------------------------------------------------- fused and amp
+def users_copy(text, optimizer):
+    """Return `text` with another optimizer, a scheduler and a hook, and what came of them."""
+    for old, new in (
+            (SGD, f"""{OPTIMIZERS[optimizer]}
+    users_scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    steps_seen = []
+    optimizer.register_step_pre_hook(lambda optimizer, *_: steps_seen.append(
+        optimizer.param_groups[0]["lr"]))"""),
+            ("    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(\n"
+             "        (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))",
+             "    scheduler = users_scheduler"),
+            ("    # the record; ", """    print("rates", steps_seen)
+    print("state", sorted(next(iter(optimizer.state.values()), [])))
+
+    # the record; """)):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_fused_keeps_a_users_optimizer_scheduler_and_hook(optimizer, digits, tmp_path):
+    options = ["--dataset", digits, *TINY, "--result_dir", tmp_path]
+    ends = []
+    for name in ("train", "train_fused"):
+        script = in_float64(name, tmp_path)
+        script.write_text(users_copy(script.read_text(), optimizer))
+        record, output = train(script, *options)
+        ends.append((record, re.findall("^(?:rates|state) .*", output, re.M)))
+    assert_equal_epochs(ends[0][0], ends[1][0])
+    assert ends[0][1] == ends[1][1] and ends[0][1][0].count(",") == 5
+    groups = load_checkpoint(tmp_path / "train_fused.pt")["parts"]["optimizer"]["param_groups"]
+    assert [group["fused"] for group in groups] == [True]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_fused_under_amp_with_a_scaler(optimizer, digits, tmp_path):
+    """The optimizer unscales, or the scaler does where the optimizer cannot; never both.
+
+    On a CPU a user's scaler stands for float16's. Its first step overflows and is left out.
+    """
+    options = ["--dataset", digits, *TINY, "--result_dir", tmp_path]
+    records = []
+    for techniques in (["amp"], ["amp", "fused"]):
+        text = (SRC / "train.py").read_text()
+        for name in techniques:
+            text, conflicts = compose.merge(text, (SRC / "train.py").read_text(), (
+                SRC / f"train_{name}.py").read_text(), name)
+            assert not conflicts
+        for old, new in ((SGD, OPTIMIZERS[optimizer]), (
+                "torch.amp.GradScaler(enabled=amp_dtype == torch.float16)",
+                'torch.amp.GradScaler("cpu", init_scale=2.0 ** 127, backoff_factor=2.0 ** -117)')):
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        script = tmp_path / ("_".join(techniques) + ".py")
+        script.write_text(text)
+        records.append(train(script, *options)[0])
+    assert_equal_epochs(*records, tolerance=0.02)
+
+
+def test_fused_goes_on_from_a_checkpoint_of_the_baseline(digits, tmp_path):
+    options = ["--dataset", digits, *TINY, "--result_dir", tmp_path]
+    train(SRC / "train.py", *options, "--epochs", 1)
+    train(SRC / "train_fused.py", *options, "--resume", tmp_path / "train.pt")
+    state = load_checkpoint(tmp_path / "train_fused.pt")["parts"]["optimizer"]
+    assert [group["fused"] for group in state["param_groups"]] == [True]
+    assert state["param_groups"][0]["momentum"] == 0.9 and state["param_groups"][0]["nesterov"]
+
+
+# ----------------------------------------------------------------------------------- profile
+def test_profile_prints_and_leaves_a_trace(digits, tmp_path):
+    record, output = train(SRC / "train_profile.py", "--dataset", digits, *TINY, "--epochs", 3,
+                           "--result_dir", tmp_path)
+    assert re.search(r"\d\.\d%  aten::\w*convolution", output), output
+    found = re.findall(r"steps wait for data (\d+)% of the time, the CPU works (\d+)% of it: what "
+                       "holds them back is (loading data|computing)", output)
+    assert len(found) == 1 and all(0 <= int(share) <= 100 for share in found[0][:2])
+    # the first epoch's speed is not in the record's
+    speeds = [epoch["images_per_second"] for epoch in record["epochs"]]
+    assert record["images_per_second"] == pytest.approx(sum(speeds[1:]) / 2)
+    with gzip.open(tmp_path / "train_profile_trace0.json.gz") as file:
+        events = json.load(file)["traceEvents"]
+    assert {each["name"] for each in events if "ProfilerStep" in each.get("name", "")} == {
+        "ProfilerStep#2"}
+
+
+def test_profile_names_slow_loading(digits, tmp_path):
+    script = edited("train_profile", tmp_path, (
+        "        with Image.open(", "        time.sleep(0.02)\n        with Image.open("))
+    _, output = train(script, "--dataset", digits, *TINY, "--result_dir", tmp_path)
+    assert "holds them back is loading data" in output
