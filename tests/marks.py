@@ -1,7 +1,8 @@
-"""The checker of the first promise: a variant is its baseline plus marked blocks, to the letter."""
+"""Check that a variant is its baseline plus marked blocks, to the letter."""
 
 import ast
 import collections
+import difflib
 import itertools
 import re
 import textwrap
@@ -10,7 +11,7 @@ MARKER = "# new #"
 
 
 def strip_metadata_prefix(lines):
-    """Takes the leading "# " from the lines of the PEP 723 block, where TOML has comments too."""
+    """Remove the leading "# " from the lines of the PEP 723 block: TOML has comments too."""
     inside, result = False, []
     for line in lines:
         if line == "# /// script":
@@ -25,10 +26,10 @@ def strip_metadata_prefix(lines):
 
 
 def split(lines):
-    """Cuts a variant into what it keeps and its marked blocks.
+    """Split a variant into the lines that it keeps and its marked blocks.
 
     Returns a list of ("kept", line number, line) and ("block", line number, lines), in order. A
-    block runs from its marker to the first blank line; that blank line belongs to it.
+    block starts at its marker and ends with the first blank line.
     """
     pieces, at = [], 0
     while at < len(lines):
@@ -45,11 +46,11 @@ def split(lines):
 
 
 def problems(baseline, variant):
-    """What keeps the text `variant` from being the text `baseline` plus marked blocks: sentences.
+    """Return what is wrong, as sentences; none if `variant` is `baseline` plus marked blocks.
 
-    Every line outside the blocks has to be the baseline's next one. Only where a block stands may
-    lines of the baseline be missing: the block takes their place. A block has to say why, has to
-    stand at the indent of what it marks, and may not hold a line that the baseline has there.
+    Every line outside the blocks must be the baseline's next one. Lines of the baseline may be
+    missing only where a block replaces them. A block must say why it is there, must have the indent
+    of what it marks, and must not contain a line that the baseline has there.
     """
     old = strip_metadata_prefix(baseline.splitlines())
     new = strip_metadata_prefix(variant.splitlines())
@@ -81,11 +82,11 @@ def problems(baseline, variant):
             found.append(f"line {number}: the block leaves the marker's indent")
         if content[-1].strip() and number + len(content) <= len(new):
             found.append(f"line {number}: the block does not end in a blank line")
-        # the lines that it takes the place of: up to where the text that is kept next goes on
+        # it replaces the baseline's lines up to those that the variant keeps next
         kept = [line for _, _, line in itertools.takewhile(lambda piece: piece[0] == "kept",
                                                            pieces[index + 1:])]
         if index + 1 < len(pieces) and not kept:
-            continue  # another block right behind it: that one is held to what both replace
+            continue  # another block follows directly: that one is checked for both
         start = best_match(old, at, kept)
         gone = old[at:start]
         found += [f"line {number}: {problem}" for problem in misplaced(gone, body[2:])]
@@ -96,7 +97,7 @@ def problems(baseline, variant):
 
 
 def best_match(old, at, kept):
-    """The line of `old`, from `at` on, behind which most of the run `kept` follows."""
+    """Return the index from `at` on where `old` and `kept` have the longest common run."""
     def length(start):
         pairs = zip(old[start:], kept)
         return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -106,23 +107,23 @@ def best_match(old, at, kept):
 
 
 def misplaced(gone, body):
-    """What is wrong with a block whose lines `body` stand where `gone` stood in the baseline."""
+    """Return what is wrong with a block whose lines `body` replace the baseline's `gone`."""
     lines = [line for line in gone if line.strip()]
     if not lines:
         return []
     if gone[-1].strip() or any(not line.strip() for line in gone[:-1]):
-        return [f"more than a paragraph, or less than one to its end, gives way: {lines[0]!r}"]
-    found = [f"a comment gives way: {line.strip()!r}" for line in lines if line.strip()[0] == "#"]
-    found += [f"under the marker stands the baseline's own {line.strip()!r}"
+        return [f"it replaces something else than the end of one paragraph: {lines[0]!r}"]
+    found = [f"it replaces a comment: {line.strip()!r}" for line in lines if line.strip()[0] == "#"]
+    found += [f"it contains the baseline's own line {line.strip()!r}"
              for line in body if line in lines and re.search(r"\w", line)]
     if [line.strip() for line in lines] == [line.strip() for line in body]:
-        found.append("the block changes white space only")
-    # what a statement that gives way assigned or called upon has to turn up in the block
+        found.append("it changes white space only")
+    # a name that a replaced statement assigned or called must be in the block
     names = collections.Counter()
     try:
         statements = ast.parse(textwrap.dedent("\n".join(lines))).body
     except SyntaxError:
-        return [*found, f"a part of a statement gives way: {lines[0]!r}"]
+        return [*found, f"it replaces a part of a statement: {lines[0]!r}"]
     for statement in statements:
         for target in getattr(statement, "targets", [getattr(statement, "value", statement)]):
             names.update(node.id for node in itertools.islice(
@@ -130,11 +131,11 @@ def misplaced(gone, body):
     code = "\n".join(re.sub("#.*", "", line) for line in body)
     for name, count in names.items():
         if len(re.findall(rf"\b{name}\b", code)) < count:
-            found.append(f"what became of {name!r}, which gave way?")
+            found.append(f"the baseline's {name!r} is lost")
     return found
 
 
-def growth(baseline, variant):
-    """By how many lines with text the variant is longer than the baseline."""
-    return sum(1 for line in variant.splitlines() if line.strip()) - sum(
-        1 for line in baseline.splitlines() if line.strip())
+def added(baseline, variant):
+    """Return how many lines of text the diff from `baseline` to `variant` adds."""
+    diff = difflib.ndiff(baseline.splitlines(), variant.splitlines())
+    return sum(line.startswith("+ ") and bool(line[2:].strip()) for line in diff)

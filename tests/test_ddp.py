@@ -223,7 +223,8 @@ def test_a_rank_fails(first, second, digits, tmp_path):
     shutil.copytree(digits, data)
     picture = data / "train/3/3_00005.png"
     whole = picture.read_bytes()
-    limit = 'timeout=__import__("datetime").timedelta(seconds=30))'  # a user's, for a rank that hangs
+    # a user's limit for a rank that hangs
+    limit = 'timeout=__import__("datetime").timedelta(seconds=30))'
     script = edited("train_DDP", tmp_path, ('else "gloo")', f'else "gloo",\n        {limit}'))
 
     def fail(fault):

@@ -1,43 +1,24 @@
-"""The first promise, and that its checker sees what it has to see."""
+"""Variants are their baseline plus marked blocks, within budgets; and tests of the checker."""
 
 import random
 import re
 
 import pytest
 from helpers import SRC
-from marks import MARKER, growth, problems
+from marks import MARKER, added, problems
 
 VARIANTS = sorted(path for base in ("train", "loader") for path in SRC.glob(f"{base}_*.py"))
-# Lines of text by which a variant may be longer. DP's: it says what it cannot be joined with.
-BUDGETS = {"train_cudnn": 3, "train_DP": 5, "train_amp": 16, "train_compile": 6,
-           "train_channels_last": 8,
-           # two layers done otherwise, a gradient of its own, and which of a model's are meant
-           "train_stem": 72,
-           # restarts by torchrun that do not read what the killed processes left, size of buckets
-           "train_DDP": 46,
-           # kept on when a checkpoint says off, and momentum that a first overflow leaves whole
-           "train_fused": 12,
-           # the share of kernels, data and host; the table, of kernels where a graph is compiled
-           "train_profile": 54,
-           # the baseline's order and sizes to the pixel, early ends of epochs, the names of bad
-           # files that DALI does not tell, transforms that it does not do, several batches at once
-           "train_DALI": 135,
-           # a build that a kill or a second process does not harm, reads that damage does not crash
-           "train_LMDB": 122,
-           # what is free, crops of a whole batch and no other transform, shares of the decoding
-           "train_cache": 108,
-           # both layouts, the resize and crop of torchvision to the pixel, the names of bad files,
-           # two pipelines whose batches are the baseline's, whether the page cache holds the files
-           "loader_DALI": 242,
-           # the build that a kill does not harm, and an ImageFolder that damage does not crash
-           "loader_LMDB": 188}
-# The baseline's, of text: blank lines are the room that merges need. The design's 220 does not
-# hold the records, checkpoints and error lines that it asks for, nor 16-bit pictures, the
-# file that a full disk does not take, and Pillow's warnings, which name none.
-BASELINE_BUDGETS = {"train": 310, "loader": 257}
-# What no variant may lose: of each line a pattern, which every variant has.
+# Lines of text that a variant may add. Raise one only with a reason that its readers would accept.
+BUDGETS = {"train_cudnn": 3, "train_DP": 5, "train_compile": 6, "train_channels_last": 8,
+           "train_fused": 8, "train_progressive": 18, "train_profile": 32, "train_DDP": 48,
+           "train_stem": 72, "train_LMDB": 75, "train_cache": 85, "train_DALI": 95,
+           "loader_LMDB": 90, "loader_DALI": 150,
+           "train_amp": 17}  # one more: the dtype has a name, which scaler and autocast share
+TOGETHER = 740
+BASELINES = {"train": 320, "loader": 280}  # lines, with blank ones
+# What no variant may lose: patterns of lines, a comment and the docstring's start.
 VITAL = {"train": (r"\.backward\(\)", r"(optimizer|scheduler)\.step\(|step\(optimizer\)",
-                   "# one step down", '"""Train'),
+                   "# what is counted stays on the device", '"""Train'),
          "loader": (r"first\.to\(device", r"order\.manual_seed\(", "# the epoch's line", '"""Read')}
 
 
@@ -57,14 +38,18 @@ def test_variant_is_its_baseline_plus_marked_blocks(variant):
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=ids)
 def test_variant_is_within_its_budget(variant):
-    assert growth(baseline_of(variant), variant.read_text()) <= BUDGETS[variant.stem]
+    assert added(baseline_of(variant), variant.read_text()) <= BUDGETS[variant.stem]
 
 
-@pytest.mark.parametrize("name", BASELINE_BUDGETS)
+def test_all_variants_together_are_within_their_budget():
+    assert sum(added(baseline_of(each), each.read_text()) for each in VARIANTS) <= TOGETHER
+
+
+@pytest.mark.parametrize("name", BASELINES)
 def test_baseline_is_within_its_budget(name):
-    lines = (SRC / f"{name}.py").read_text().splitlines()
-    assert sum(1 for line in lines if line.strip()) <= BASELINE_BUDGETS[name]
-    assert "\n".join(lines).count("rank == 0:") <= 2
+    text = (SRC / f"{name}.py").read_text()
+    assert len(text.splitlines()) <= BASELINES[name]
+    assert text.count("rank == 0:") <= 2
 
 
 @pytest.mark.parametrize("path", sorted(SRC.glob("*.py")), ids=ids)
@@ -77,9 +62,9 @@ def test_form(path):
     assert all(line == line.rstrip() for line in text.splitlines())
 
 
-# ------------------------------------------------------------------------ the checker itself
+# ------------------------------------------------------------------------------- the checker
 @pytest.mark.parametrize("variant", VARIANTS, ids=ids)
-class TestCheckerSees:
+class TestCheckerFinds:
     @pytest.fixture
     def baseline(self, variant):
         return baseline_of(variant)
@@ -163,7 +148,7 @@ class TestCheckerSees:
 
 
 def is_turn(at, variant):
-    """A third of the lines in each variant: together they are all of the baseline's."""
+    """Choose a third of the lines in each variant: together all of the baseline's."""
     return at % 3 == VARIANTS.index(variant) % 3
 
 
