@@ -90,8 +90,8 @@ def test_the_tables_of_running_sh():
     assert "| train_amp_fused | 230 (230 to 253) | 75.00% | 1,024 MB | 5% | 9.0 s |" in text
     assert "| train, again | 104 (104 to 114) |" in text
     assert "- train_DDP: FAIL: no port (log: running/train_DDP.log)" in text
-    assert "resnet50, 224 px, imagenet, batch 256, 3 epochs. Seconds and images/s are of the 2" in text
-    assert "1x NVIDIA X1, driver 580, CUDA 13.0, cuDNN 91000; 16 cores of A CPU; torch 2.14.1, " in text
+    assert "resnet50, 224 px, imagenet, batch 256, 3 epochs. Seconds and images/s are of" in text
+    assert "1x NVIDIA X1, driver 580, CUDA 13.0, cuDNN 91000; 16 cores of A CPU; torch 2" in text
 
 
 def test_ratios_are_not_usable_where_the_baseline_moved():

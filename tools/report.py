@@ -118,8 +118,8 @@ def not_usable(rows):
     if first["status"] != "ok":
         return "There are no ratios: the baseline did not end well."
     if again["status"] != "ok":
-        return ("**The ratios of this table are not usable:** the baseline did not end well when it "
-                f"was measured again ({again['error']}). Was the machine busy?")
+        return ("**The ratios of this table are not usable:** the baseline did not end well when "
+                f"it was measured again ({again['error']}). Was the machine busy?")
     one, other = images_per_second(first), images_per_second(again)
     if max(one, other) <= MOVED * min(one, other):
         return ""
@@ -179,8 +179,8 @@ def markdown(rows):
     """Return the tables of a run of running.sh."""
     lines = [line for line in (not_usable(rows), "") if not_usable(rows)]
     lines += [*staircase(rows), *grid(rows)]
-    lines += ["| run | images/s: median (least to most) | top-1 | peak memory, first GPU | data wait"
-              " | warm-up |", "|---|---|---|---|---|---|"]
+    lines += ["| run | images/s: median (least to most) | top-1 | peak memory, first GPU | "
+              "data wait | warm-up |", "|---|---|---|---|---|---|"]
     missing = {}  # why: what is in no table above
     for row in {(script_name(row), row["row"] == "again"): row for row in rows}.values():
         name = script_name(row) + ", again" * (row["row"] == "again")
@@ -420,7 +420,7 @@ def variants_part(base):
 def diff_part(words, root, up):
     """Return the whole diff of the script words[0] to its baseline."""
     base, variant = (root / "src" / f"{name}.py" for name in (words[0].split("_")[0], words[0]))
-    return ["```diff", *diff(base, variant), "```"]
+    return ["```diff", *(line for line in diff(base, variant) if line != "+"), "```"]
 
 
 def chart_part(words, root, up):

@@ -1,4 +1,4 @@
-"""What running.sh runs: the training scripts alone, then one on top of another, and their tables."""
+"""Run the training scripts alone and one on top of another: running.sh starts this."""
 
 import argparse
 import datetime
@@ -31,7 +31,7 @@ TIME = "time: it does not fit into the {:g} minutes (--minutes)"
 
 
 def compose(techniques, path):
-    """Write the script that has just these techniques to `path`. Raise RuntimeError if it cannot."""
+    """Write the script with just these techniques to `path`; RuntimeError if they do not join."""
     if techniques:
         joined = subprocess.run([ROOT / "compose.sh", *techniques], capture_output=True)
         if joined.returncode:
