@@ -262,13 +262,14 @@ def spy(folder, script, *options, ranks=0):
         each["tensor"] for each in kept[rank] if (each["layer"], each["trains"]) == (layer, trains)]
 
 
-def edited(name, folder, *edits):
-    """Write a user's copy of src/<name>.py to `folder`, with each (old, new) replaced."""
-    text = (SRC / f"{name}.py").read_text()
+def edited(script, folder, *edits):
+    """Write a user's copy of src/<script>.py, or of a path, with each (old, new) replaced."""
+    source = SRC / f"{script}.py" if isinstance(script, str) else script
+    text = source.read_text()
     for old, new in edits:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
-    path = Path(folder) / f"{name}.py"
+    path = Path(folder) / source.name
     path.write_text(text)
     return path
 

@@ -68,7 +68,7 @@ def test_validation_computes_in_float32(name, digits, tmp_path):
     ("conv11", 32, False)])
 def test_the_stem_is_the_baselines_in_float64(model, size, changes, digits, tmp_path):
     """Also for images of odd size, and for a model without such a layer."""
-    options = ["--dataset", digits, *TINY, "--steps", 2, "--batch_size", 16, "--model", model,
+    options = ["--dataset", digits, *TINY, "--steps", 2, "--batch_size", 8, "--model", model,
                "--image_size", size, "--width", 8, "--lr", 0.01, "--result_dir", tmp_path]
     one, _ = train(in_float64("train", tmp_path), *options)
     other, output = train(in_float64("train_stem", tmp_path), *options)
