@@ -2,7 +2,7 @@
 # requires-python = ">=3.10"
 # dependencies = [
 #     # new #
-#     # decodes pictures on the GPU or in C++ threads
+#     # decodes images on the GPU or in C++ threads
 #     "nvidia-dali-cuda120",
 #
 #     "pillow", "torch>=2.11", "torchvision>=0.26", "tqdm",
@@ -28,7 +28,7 @@ import zipfile
 from pathlib import Path
 
 # new #
-# decodes pictures on the GPU or in C++ threads
+# decodes images on the GPU or in C++ threads
 import numpy as np
 try:
     from nvidia.dali import fn, math, pipeline_def, types
@@ -74,13 +74,13 @@ def build_parser():
     add("--workers", type=int, default=min(16, cores), help="loading processes in all")
     # new #
     # without a GPU the CPU decodes; --workers is then the number of threads
-    add("--dali_device", choices=["gpu", "cpu"], default="gpu", help="what decodes pictures")
+    add("--dali_device", choices=["gpu", "cpu"], default="gpu", help="what decodes images")
 
     add("--width", type=count, default=16, help="channels of conv11's first layer")
     add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
-    add("--batch_size", type=count, default=120, help="pictures a step, over all processes")
+    add("--batch_size", type=count, default=120, help="images a step, over all processes")
     add("--lr", type=float, default=0.1, help="highest learning rate")
-    add("--epochs", type=count, default=5, help="passes over the training pictures")
+    add("--epochs", type=count, default=5, help="passes over the training images")
     add("--steps", type=count, help="end each epoch after this many; None: train on all")
     add("--seed", type=int, default=0, help="of weights, order and augmentation")
     add("--result_dir", type=Path, default=Path("runs"), help="folder of record and checkpoint")
@@ -89,7 +89,7 @@ def build_parser():
 
 
 def load_image(path):
-    """Return the picture at `path` in RGB, upright by its EXIF. Raises OSError with the path."""
+    """Return the image at `path` in RGB, upright by its EXIF. Raises OSError with the path."""
     try:
         with Image.open(path) as image:
             return ImageOps.exif_transpose(image).convert("RGB")
@@ -111,27 +111,27 @@ def open_folder(dataset, names, transform):
 # new #
 # does what the transforms do; change it where you change them
 @pipeline_def
-def picture_pipeline(paths, size, augment, on_gpu):
-    """Return a DALI pipeline: uint8 pictures (size, size, 3) of the files that `paths` names."""
+def image_pipeline(paths, size, augment, on_gpu):
+    """Return a DALI pipeline: uint8 images (size, size, 3) of the files that `paths` names."""
     engine = dict(device="mixed", hw_decoder_load=1.0, jpeg_fancy_upsampling=True) if on_gpu else {}
     resize = dict(size=[size, size], antialias=True, interp_type=types.INTERP_LINEAR)
     encoded = fn.io.file.read(fn.external_source(paths, dtype=types.UINT8, ndim=1))
-    pictures = fn.decoders.image(encoded, **engine)
+    images = fn.decoders.image(encoded, **engine)
     if augment:
-        pictures = fn.random_resized_crop(pictures, **resize)
-        return fn.flip(pictures, horizontal=fn.random.coin_flip())
+        images = fn.random_resized_crop(images, **resize)
+        return fn.flip(images, horizontal=fn.random.coin_flip())
     # Resize rounds the larger edge down, CenterCrop a half to the even pixel
-    shape = pictures.shape()[:2]
+    shape = images.shape()[:2]
     resized = size * shape // math.min(shape[0], shape[1])
     margin = resized - size
     corner = (margin + (margin // 2 & 1)) // 2
     scale = shape / fn.cast(resized, dtype=types.FLOAT)
-    return fn.resize(pictures, roi_start=corner * scale, roi_end=(corner + size) * scale, **resize)
+    return fn.resize(images, roi_start=corner * scale, roi_end=(corner + size) * scale, **resize)
 
 # new #
 # takes the place of DataLoader
 class DALILoader:
-    """Yield uint8 pictures (N, 3, size, size) and labels (N,) in the order of `sampler`."""
+    """Yield uint8 images (N, 3, size, size) and labels (N,) in the order of `sampler`."""
     def __init__(self, folder, sampler, size, augment, on_gpu, batch_size, num_workers,
                  drop_last=False, **others):
         self.folder, self.on_gpu, self.pipeline = folder, on_gpu, None
@@ -151,7 +151,7 @@ class DALILoader:
                 for i in self.reading[-1]]
     def __iter__(self):
         if not self.pipeline:  # its seed is that of this run's first epoch and of the process
-            self.pipeline = picture_pipeline(
+            self.pipeline = image_pipeline(
                 self.paths, seed=torch.initial_seed() % 2 ** 31, **self.options)
         self.to_read = iter(())
         while self.reading:  # what was read ahead in an epoch that ended early
@@ -164,14 +164,14 @@ class DALILoader:
         """Return the next batch. Raise OSError if a file cannot be read."""
         try:
             stream = torch.cuda.current_stream() if self.on_gpu else None
-            pictures = self.pipeline.run(stream)[0].as_tensor()
+            images = self.pipeline.run(stream)[0].as_tensor()
         except RuntimeError as error:
             for i in sum(self.reading, []):  # Pillow names the file, DALI does not always
                 load_image(self.folder.samples[i][0])
             said = str(error).split("\nCurrent pipeline")[0].splitlines()[-1]
-            raise OSError(f"DALI cannot read the pictures: {said}") from None
+            raise OSError(f"DALI cannot read the images: {said}") from None
         # a copy, since DALI uses its memory again
-        images = torch.from_dlpack(pictures).permute(0, 3, 1, 2).contiguous()
+        images = torch.from_dlpack(images).permute(0, 3, 1, 2).contiguous()
         return images, self.labels[self.reading.pop(0)]
 
 def write(path, content):
@@ -208,7 +208,7 @@ def main():
     on_gpu = device.type == "cuda"
     if args.batch_size % world_size:
         fail(f"--batch_size {args.batch_size} is not a multiple of {world_size} processes")
-    if not 0 < args.lr < float("inf") or not 0 <= args.seed < 2 ** 31 or args.workers < 0:
+    if not 0 < args.lr < 3e38 or not 0 <= args.seed < 2 ** 31 or args.workers < 0:
         fail("--lr is a number above 0, --workers and --seed are whole numbers from 0 up")
     saved = args.result_dir / f"{script}.pt"
     try:
@@ -226,32 +226,33 @@ def main():
         crop = [transforms.RandomResizedCrop(args.image_size), transforms.RandomHorizontalFlip()]
     train_transform = transforms.Compose([*crop, transforms.PILToTensor()])
 
-    # uint8 pictures (3, height, width) with the number of their class
+    # uint8 images (3, height, width) with the number of their class
     train_set = open_folder(args.dataset, ("train", "training"), train_transform)
     val_set = open_folder(args.dataset, ("val", "test", "testing"), val_transform)
     if odd := set(train_set.classes) ^ set(val_set.classes):
         fail(f"--dataset {args.dataset}: not in both train and val: {sorted(odd)}")
     if len(train_set) < args.batch_size:
-        fail(f"--batch_size {args.batch_size}: there are only {len(train_set)} training pictures")
+        fail(f"--batch_size {args.batch_size}: there are only {len(train_set)} training images")
 
     # epoch e's order is the torch.randperm of a generator seeded with seed + e
     sampler = RandomSampler(train_set, generator=torch.Generator())
 
-    # each process has its share of the validation pictures, the batch and the workers
+    # each process has its share of the validation images, the batch and the workers
     val_sampler = range(rank, len(val_set), world_size)
     workers = -(-args.workers // world_size)
-    loading = dict(batch_size=args.batch_size // world_size, num_workers=workers, pin_memory=on_gpu)
+    stay = workers > 0 and not args.augment  # each epoch starts and seeds workers that augment
+    loading = dict(batch_size=args.batch_size // world_size, num_workers=workers,
+                   pin_memory=on_gpu, generator=torch.Generator())
 
-    # workers that augment start anew each epoch, which seeds them
     # new #
-    # DALI reads the same pictures in the same order
+    # DALI reads the same images in the same order
     dali_gpu = on_gpu and args.dali_device == "gpu"
     train_loader = DALILoader(train_set, sampler, args.image_size, args.augment, dali_gpu,
                               drop_last=True, **loading)
 
-    # validation draws nothing, so its workers can stay
+    # every validation image, in order
     # new #
-    # DALI reads the pictures for validation too
+    # DALI reads the images for validation too
     val_loader = DALILoader(val_set, val_sampler, val_size, False, dali_gpu, **loading)
 
     # the device turns bytes into floats
@@ -270,7 +271,7 @@ def main():
             model = models.get_model(args.model, num_classes=classes, **no_aux)
         model.eval()(torch.zeros(1, 3, val_size, val_size))  # some take one size only
     except Exception as error:
-        fail(f"--model {args.model}, pictures of {val_size} pixels: {error}")
+        fail(f"--model {args.model}, images of {val_size} pixels: {error}")
 
     # model stays the bare module: optimizer, checkpoint and validation use it
     model = model.to(device)
@@ -280,7 +281,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True)
 
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{script}: {parameters:,} parameters, {len(train_set):,} pictures, {device}", flush=True)
+    print(f"{script}: {parameters:,} parameters, {len(train_set):,} images, {device}", flush=True)
 
     # whose states a checkpoint holds
     parts = {"model": model, "optimizer": optimizer}
@@ -325,8 +326,9 @@ def main():
     for epoch in range(resumed, args.epochs):
         # each epoch and process draws its own augmentation and dropout, and can repeat them
         torch.manual_seed((args.seed + epoch) * world_size + rank)
+        loading["generator"].manual_seed(torch.initial_seed())
 
-        # the order of the pictures
+        # the order of the images
         sampler.generator.manual_seed(args.seed + epoch)
 
         losses = torch.zeros(steps, device=device)
@@ -355,13 +357,6 @@ def main():
         seconds = time.perf_counter() - start
         warmup_seconds = warmup_seconds or time.perf_counter() - started
 
-        # the loss, read once an epoch
-        loss = losses.mean().item()
-        bad = (~losses.isfinite()).nonzero().flatten().tolist()
-        if bad or not all(weights.isfinite().all() for weights in model.parameters()):
-            sys.exit(f"{script}: error: the loss or the weights stop being finite in epoch "
-                     f"{epoch + 1}, step {(bad or [steps - 1])[0] + 1}: try a lower --lr")
-
         # validation
         model.eval()
         correct = torch.zeros(2, device=device)
@@ -371,6 +366,12 @@ def main():
                 labels = labels.to(device, non_blocking=True)
                 hits = output.topk(min(5, classes)).indices == labels[:, None]
                 correct += torch.stack([hits[:, 0].sum(), hits.sum()])
+
+        loss = losses.mean().item()  # read once an epoch
+        bad = (~losses.isfinite()).nonzero().flatten().tolist()
+        if bad or not output.isfinite().all():
+            sys.exit(f"{script}: error: the loss is no longer finite in epoch {epoch + 1}, step "
+                     f"{(bad or [steps - 1])[0] + 1}: try a lower --lr")
 
         # the epoch's line and checkpoint
         top1, top5 = (correct / len(val_set)).tolist()
@@ -396,12 +397,11 @@ def main():
         train_seconds=sum(each["seconds"] for each in steady), warmup_seconds=warmup_seconds,
         peak_memory_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else None)
     if rank == 0:
-        text = json.dumps(record, indent=1, default=str)
-        write(args.result_dir / f"{script}.json", text.encode())
+        write(saved.with_suffix(".json"), json.dumps(record, indent=1, default=str).encode())
 
 
 if __name__ == "__main__":
     try:
         main()
-    except OSError as error:  # a picture that cannot be read, a full disk
+    except OSError as error:  # a image that cannot be read, a full disk
         sys.exit(f"{Path(__file__).name}: error: {str(error).splitlines()[-1]}")

@@ -76,9 +76,9 @@ def build_parser():
 
     add("--width", type=count, default=16, help="channels of conv11's first layer")
     add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
-    add("--batch_size", type=count, default=120, help="pictures a step, over all processes")
+    add("--batch_size", type=count, default=120, help="images a step, over all processes")
     add("--lr", type=float, default=0.1, help="highest learning rate")
-    add("--epochs", type=count, default=5, help="passes over the training pictures")
+    add("--epochs", type=count, default=5, help="passes over the training images")
     add("--steps", type=count, help="end each epoch after this many; None: train on all")
     add("--seed", type=int, default=0, help="of weights, order and augmentation")
     add("--result_dir", type=Path, default=Path("runs"), help="folder of record and checkpoint")
@@ -87,7 +87,7 @@ def build_parser():
 
 
 def load_image(path):
-    """Return the picture at `path` in RGB, upright by its EXIF. Raises OSError with the path."""
+    """Return the image at `path` in RGB, upright by its EXIF. Raises OSError with the path."""
     try:
         with Image.open(path) as image:
             return ImageOps.exif_transpose(image).convert("RGB")
@@ -146,15 +146,15 @@ os.register_at_fork(after_in_child=open_lmdb.cache_clear)
 # new #
 # an ImageFolder calls it in place of load_image
 def load_record(path, keys, name):
-    """Return the picture `name` from the LMDB file `path`. Raises OSError with both."""
-    picture = io.BytesIO(open_lmdb(path).get(keys[name]))
+    """Return the image `name` from the LMDB file `path`. Raises OSError with both."""
+    image = io.BytesIO(open_lmdb(path).get(keys[name]))
     try:
-        return load_image(picture)
+        return load_image(image)
     except OSError as error:  # it names what it was given
-        raise OSError(str(error).replace(repr(picture), f"{name} in {path}")) from None
+        raise OSError(str(error).replace(repr(image), f"{name} in {path}")) from None
 
 # new #
-# names, sizes and times tell whether the file was made from these pictures
+# names, sizes and times tell whether the file was made from these images
 def read_from_lmdb(folder, path):
     """Have an ImageFolder read from the LMDB file `path`, or build it. Raises OSError."""
     keys = {name: b"%d" % i for i, (name, _) in enumerate(folder.samples)}
@@ -201,7 +201,7 @@ def main():
     on_gpu = device.type == "cuda"
     if args.batch_size % world_size:
         fail(f"--batch_size {args.batch_size} is not a multiple of {world_size} processes")
-    if not 0 < args.lr < float("inf") or not 0 <= args.seed < 2 ** 31 or args.workers < 0:
+    if not 0 < args.lr < 3e38 or not 0 <= args.seed < 2 ** 31 or args.workers < 0:
         fail("--lr is a number above 0, --workers and --seed are whole numbers from 0 up")
     saved = args.result_dir / f"{script}.pt"
     try:
@@ -219,13 +219,13 @@ def main():
         crop = [transforms.RandomResizedCrop(args.image_size), transforms.RandomHorizontalFlip()]
     train_transform = transforms.Compose([*crop, transforms.PILToTensor()])
 
-    # uint8 pictures (3, height, width) with the number of their class
+    # uint8 images (3, height, width) with the number of their class
     train_set = open_folder(args.dataset, ("train", "training"), train_transform)
     val_set = open_folder(args.dataset, ("val", "test", "testing"), val_transform)
     if odd := set(train_set.classes) ^ set(val_set.classes):
         fail(f"--dataset {args.dataset}: not in both train and val: {sorted(odd)}")
     if len(train_set) < args.batch_size:
-        fail(f"--batch_size {args.batch_size}: there are only {len(train_set)} training pictures")
+        fail(f"--batch_size {args.batch_size}: there are only {len(train_set)} training images")
 
     # new #
     # a slow disk reads one file faster than many
@@ -236,16 +236,17 @@ def main():
     # epoch e's order is the torch.randperm of a generator seeded with seed + e
     sampler = RandomSampler(train_set, generator=torch.Generator())
 
-    # each process has its share of the validation pictures, the batch and the workers
+    # each process has its share of the validation images, the batch and the workers
     val_sampler = range(rank, len(val_set), world_size)
     workers = -(-args.workers // world_size)
-    loading = dict(batch_size=args.batch_size // world_size, num_workers=workers, pin_memory=on_gpu)
+    stay = workers > 0 and not args.augment  # each epoch starts and seeds workers that augment
+    loading = dict(batch_size=args.batch_size // world_size, num_workers=workers,
+                   pin_memory=on_gpu, generator=torch.Generator())
 
-    # workers that augment start anew each epoch, which seeds them
-    train_loader = DataLoader(train_set, sampler=sampler, drop_last=True,
-                              persistent_workers=workers > 0 and not args.augment, **loading)
+    train_loader = DataLoader(
+        train_set, sampler=sampler, drop_last=True, persistent_workers=stay, **loading)
 
-    # validation draws nothing, so its workers can stay
+    # every validation image, in order
     val_loader = DataLoader(val_set, sampler=val_sampler, persistent_workers=workers > 0, **loading)
 
     # the device turns bytes into floats
@@ -264,7 +265,7 @@ def main():
             model = models.get_model(args.model, num_classes=classes, **no_aux)
         model.eval()(torch.zeros(1, 3, val_size, val_size))  # some take one size only
     except Exception as error:
-        fail(f"--model {args.model}, pictures of {val_size} pixels: {error}")
+        fail(f"--model {args.model}, images of {val_size} pixels: {error}")
 
     # model stays the bare module: optimizer, checkpoint and validation use it
     model = model.to(device)
@@ -274,7 +275,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True)
 
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{script}: {parameters:,} parameters, {len(train_set):,} pictures, {device}", flush=True)
+    print(f"{script}: {parameters:,} parameters, {len(train_set):,} images, {device}", flush=True)
 
     # whose states a checkpoint holds
     parts = {"model": model, "optimizer": optimizer}
@@ -319,8 +320,9 @@ def main():
     for epoch in range(resumed, args.epochs):
         # each epoch and process draws its own augmentation and dropout, and can repeat them
         torch.manual_seed((args.seed + epoch) * world_size + rank)
+        loading["generator"].manual_seed(torch.initial_seed())
 
-        # the order of the pictures
+        # the order of the images
         sampler.generator.manual_seed(args.seed + epoch)
 
         losses = torch.zeros(steps, device=device)
@@ -349,13 +351,6 @@ def main():
         seconds = time.perf_counter() - start
         warmup_seconds = warmup_seconds or time.perf_counter() - started
 
-        # the loss, read once an epoch
-        loss = losses.mean().item()
-        bad = (~losses.isfinite()).nonzero().flatten().tolist()
-        if bad or not all(weights.isfinite().all() for weights in model.parameters()):
-            sys.exit(f"{script}: error: the loss or the weights stop being finite in epoch "
-                     f"{epoch + 1}, step {(bad or [steps - 1])[0] + 1}: try a lower --lr")
-
         # validation
         model.eval()
         correct = torch.zeros(2, device=device)
@@ -365,6 +360,12 @@ def main():
                 labels = labels.to(device, non_blocking=True)
                 hits = output.topk(min(5, classes)).indices == labels[:, None]
                 correct += torch.stack([hits[:, 0].sum(), hits.sum()])
+
+        loss = losses.mean().item()  # read once an epoch
+        bad = (~losses.isfinite()).nonzero().flatten().tolist()
+        if bad or not output.isfinite().all():
+            sys.exit(f"{script}: error: the loss is no longer finite in epoch {epoch + 1}, step "
+                     f"{(bad or [steps - 1])[0] + 1}: try a lower --lr")
 
         # the epoch's line and checkpoint
         top1, top5 = (correct / len(val_set)).tolist()
@@ -390,12 +391,11 @@ def main():
         train_seconds=sum(each["seconds"] for each in steady), warmup_seconds=warmup_seconds,
         peak_memory_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else None)
     if rank == 0:
-        text = json.dumps(record, indent=1, default=str)
-        write(args.result_dir / f"{script}.json", text.encode())
+        write(saved.with_suffix(".json"), json.dumps(record, indent=1, default=str).encode())
 
 
 if __name__ == "__main__":
     try:
         main()
-    except OSError as error:  # a picture that cannot be read, a full disk
+    except OSError as error:  # a image that cannot be read, a full disk
         sys.exit(f"{Path(__file__).name}: error: {str(error).splitlines()[-1]}")

@@ -196,7 +196,7 @@ def conv11(width, classes):'''), ('default="conv11"', 'default="mine"')],
 '''), (LAMBDA, '''\
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.epochs * steps)
 ''')],
-    "defaults": [('default=120, help="pictures', 'default=40, help="pictures'),
+    "defaults": [('default=120, help="images', 'default=40, help="images'),
                  ('default=5, help="passes', 'default=2, help="passes'),
                  ('default=32, help="height', 'default=24, help="height'),
                  ('default=0.1, help="highest', 'default=0.05, help="highest')],

@@ -140,7 +140,7 @@ def test_dali_draws_crops_as_torchvision_does_and_flips_half(device, tmp_path):
     Image.fromarray(picture).save(tmp_path / "a.png")
     name = np.frombuffer(os.fsencode(tmp_path / "a.png"), np.uint8)
     count, size = 1000, 32
-    pipeline = module_of(SRC / "train_DALI.py").picture_pipeline(
+    pipeline = module_of(SRC / "train_DALI.py").image_pipeline(
         lambda: [name] * count, size=size, augment=True, on_gpu=device == "gpu", seed=1,
         batch_size=count, num_threads=2, device_id=0 if device == "gpu" else None)
     crops = torch.from_dlpack(pipeline.run()[0].as_tensor()).float().cpu()
@@ -258,7 +258,7 @@ def test_cache_says_how_much_memory_it_takes(digits, tmp_path):
         _, output = train(SRC / "train_cache.py", "--dataset", digits, *DIGITS, "--image_size", 28,
                           *more, "--result_dir", tmp_path)
         taken = 3 * (240 * side ** 2 + 70 * 28 ** 2) / 1e6
-        assert f"the decoded pictures take {taken:.1f} MB of cpu's memory" in output
+        assert f"the decoded images take {taken:.1f} MB of cpu's memory" in output
 
 
 @pytest.mark.gpu
@@ -282,7 +282,7 @@ def test_a_set_that_does_not_fit_is_an_error_before_it_is_decoded(digits, tmp_pa
     done = run_forked(SRC / "train_cache.py", "--dataset", data, "--image_size", 50_000,
                       cwd=tmp_path)
     line = error_line(done, "train_cache", 2)
-    assert "the decoded pictures take 2,325,000.0 MB" in line and "a smaller --image_size" in line
+    assert "the decoded images take 2,325,000.0 MB" in line and "a smaller --image_size" in line
 
 
 # ------------------------------------------------------------------------------------- both
@@ -361,7 +361,7 @@ def test_odd_names(name, tmp_path):
             (data / split / "it's -1" / other).write_bytes(b"none")
     record, output = train(SRC / f"{name}.py", "--dataset", data, *DIGITS, "--batch_size", 4,
                            "--result_dir", tmp_path / "r")
-    assert f" {2 * (len(ODD_NAMES) + 2)} pictures, " in output and len(record["epochs"]) == 2
+    assert f" {2 * (len(ODD_NAMES) + 2)} images, " in output and len(record["epochs"]) == 2
 
 
 @pytest.mark.fault(1, 2, 5, 13, 46)
@@ -392,7 +392,7 @@ def test_a_picture_that_only_dali_cannot_read(photos, tmp_path):
     done = run_forked(SRC / "train_DALI.py", "--dataset", tmp_path / "set", *DIGITS, "--steps", 6,
                       "--batch_size", 4, "--result_dir", tmp_path / "r")
     line = error_line(done, "train_DALI")
-    assert "DALI cannot read the pictures: " in line and "no longer valid" not in line
+    assert "DALI cannot read the images: " in line and "no longer valid" not in line
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="needs the pictures of ../shared/data/faulty")
@@ -412,7 +412,7 @@ def test_real_faulty_files_with_dali(photos):
             assert images.shape == (1, 3, 32, 32)
             read.add(file.name)
         except OSError as error:
-            assert str(file) in str(error) or "DALI cannot read the pictures: " in str(error)
+            assert str(file) in str(error) or "DALI cannot read the images: " in str(error)
             named.add(file.name)
     assert {"truncated_jpeg.jpg", "truncated_image.png", "broken.png"} <= named
     assert {"n02951585_can_opener.JPEG", "pil_sample_cmyk.jpg", "hopper_bad_exif.jpg",

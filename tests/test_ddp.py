@@ -125,7 +125,7 @@ def test_fewer_pictures_than_a_batch(tmp_path):
     options = ["--dataset", data, *TINY, "--result_dir", tmp_path / "r"]
     done = run_forked(SCRIPT, *options, "--batch_size", 14, ranks=2)
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "--batch_size 14: there are only 12 training pictures" in done.stderr
+    assert "--batch_size 14: there are only 12 training images" in done.stderr
     record, _ = train(SCRIPT, *options, "--batch_size", 12)
     assert len(record["epochs"]) == 2
 

@@ -36,7 +36,7 @@ def splits(folder, count=6):
 
 @pytest.fixture
 def built(name, tmp_path):
-    """Return a script's command and its LMDB file of 12 training pictures, built."""
+    """Return a script's command and its LMDB file of 12 training images, built."""
     words = command(name, splits(tmp_path / "data"), tmp_path)
     done = run_forked(*words)
     assert done.returncode == 0, done.stderr

@@ -135,7 +135,7 @@ def test_real_mnist_reads_and_trains(tmp_path):
     record, output = train(SRC / "train.py", "--dataset", tmp_path / "mnist_png", "--epochs", 1,
                            "--steps", 60, "--width", 8, "--image_size", 16, "--result_dir",
                            tmp_path)
-    assert " 60,000 pictures" in output and record["val_top1"] > 0.5
+    assert " 60,000 images" in output and record["val_top1"] > 0.5
 
 
 # ---------------------------------------------------------------------------------- pictures
@@ -147,7 +147,7 @@ def test_layout_of_mnist_png_and_files_that_are_no_pictures(digits, tmp_path):
     for name in ("readme.txt", "Thumbs.db", ".DS_Store", "._0.png"):
         (data / "training" / "3" / name).write_text("no picture")
     _, output = train(SRC / "train.py", "--dataset", data, *TINY, "--result_dir", tmp_path / "r")
-    assert " 240 pictures" in output
+    assert " 240 images" in output
 
 
 @pytest.mark.fault(6, 7, 8, 11, 12, 26)
@@ -180,7 +180,7 @@ def test_odd_names(tmp_path):
             (data / split / "it's -1" / other).write_bytes(b"none")
     record, output = train(SRC / "train.py", "--dataset", data, *TINY, "--batch_size", 4,
                            "--result_dir", tmp_path / "r")
-    assert f" {2 * (len(ODD_NAMES) + 3)} pictures, " in output and len(record["epochs"]) == 2
+    assert f" {2 * (len(ODD_NAMES) + 3)} images, " in output and len(record["epochs"]) == 2
 
 
 @pytest.mark.fault(1, 2, 5)
@@ -305,7 +305,7 @@ def test_fewer_pictures_than_a_batch(tmp_path):
     data = classes(classes(tmp_path / "data"), "val")
     options = ["--dataset", data, *TINY, "--result_dir", tmp_path / "r"]
     done = run_forked(SRC / "train.py", *options, "--batch_size", 13)
-    assert_one_line(done, 2, "--batch_size 13", "only 12 training pictures")
+    assert_one_line(done, 2, "--batch_size 13", "only 12 training images")
     record, _ = train(SRC / "train.py", *options, "--batch_size", 12)
     assert len(record["epochs"]) == 2
 

@@ -451,7 +451,7 @@ def pays_part(words, root, up):
         columns.append({})
         for row in (row for row in rows if "on" in row):  # of one tried again, the last counts
             before = by_name[script_name({"techniques": row["on"]})]
-            text = ratio(row, before) if row["status"] == "ok" else row["status"].upper()
+            text = ratio(row, before) if row["status"] == "ok" else ""
             technique = row["column"].removeprefix("+")
             columns[-1][technique] = f"**{text}**" if row["kept"] else text
             gain = float(text.removesuffix("x")) if text.endswith("x") else 0

@@ -230,7 +230,7 @@ def failure(code, log):
     """
     error = error_line(log)
     refused = code == 2 or re.search(r"exitcode *: 2 ", log.read_text(errors="replace"))  # torchrun
-    if refused or ": pip install " in error:
+    if refused or ": pip install " in error or "No module named" in error:
         return "skip", code, {"error": error}
     return "fail", code, {"error": error, "log": str(log)}
 
