@@ -143,7 +143,7 @@ def test_fused_keeps_a_users_optimizer_scheduler_and_hook(optimizer, digits, tmp
     assert_equal_epochs(ends[0][0], ends[1][0])
     assert ends[0][1] == ends[1][1] and ends[0][1][0].count(",") == 5
     groups = load_checkpoint(tmp_path / "train_fused.pt")["parts"]["optimizer"]["param_groups"]
-    assert [group["fused"] for group in groups] == [True]
+    assert [group.get("fused") for group in groups] == [None if "RMSprop" in optimizer else True]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
