@@ -12,8 +12,8 @@
 
     python train.py --dataset DATASET --epochs 5
 
-Each epoch prints loss, accuracy and images/s, and saves RESULT_DIR/<script name>.pt, which --resume
-continues. The last one is followed by a record in RESULT_DIR/<script name>.json.
+Each epoch prints loss, accuracy and images/s, and saves RESULT_DIR/<script name>.pt for --resume.
+After the last epoch it writes a record, RESULT_DIR/<script name>.json.
 """
 
 import argparse
@@ -43,7 +43,7 @@ from torchvision import datasets, models
 from torchvision.transforms import v2 as transforms
 from tqdm import tqdm
 
-warnings.filterwarnings("ignore", module="PIL")  # they name no file and are harmless
+warnings.filterwarnings("ignore", module="PIL")  # these name no file and are harmless
 
 
 def fail(message):
@@ -73,7 +73,7 @@ def build_parser():
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     add("--workers", type=int, default=min(16, cores), help="loading processes in all")
     # new #
-    # without a GPU the CPU decodes; --workers is then the number of threads
+    # without a GPU the CPU decodes; --workers is the number of threads
     add("--dali_device", choices=["gpu", "cpu"], default="gpu", help="what decodes images")
 
     add("--width", type=count, default=16, help="channels of conv11's first layer")
@@ -89,7 +89,7 @@ def build_parser():
 
 
 def load_image(path):
-    """Return the image at `path` in RGB, upright by its EXIF. Raises OSError with the path."""
+    """Return the image at `path` in RGB, turned by its EXIF. Raises OSError with the path."""
     try:
         with Image.open(path) as image:
             return ImageOps.exif_transpose(image).convert("RGB")
@@ -120,7 +120,7 @@ def image_pipeline(paths, size, augment, on_gpu):
     if augment:
         images = fn.random_resized_crop(images, **resize)
         return fn.flip(images, horizontal=fn.random.coin_flip())
-    # Resize rounds the larger edge down, CenterCrop a half to the even pixel
+    # as in torchvision: Resize rounds down, CenterCrop rounds a half to the even pixel
     shape = images.shape()[:2]
     resized = size * shape // math.min(shape[0], shape[1])
     margin = resized - size
@@ -129,7 +129,7 @@ def image_pipeline(paths, size, augment, on_gpu):
     return fn.resize(images, roi_start=corner * scale, roi_end=(corner + size) * scale, **resize)
 
 # new #
-# takes the place of DataLoader
+# DALI gives whole batches, so it takes the place of DataLoader
 class DALILoader:
     """Yield uint8 images (N, 3, size, size) and labels (N,) in the order of `sampler`."""
     def __init__(self, folder, sampler, size, augment, on_gpu, batch_size, num_workers,
@@ -150,7 +150,7 @@ class DALILoader:
         return [np.frombuffer(os.fsencode(self.folder.samples[i][0]), np.uint8)
                 for i in self.reading[-1]]
     def __iter__(self):
-        if not self.pipeline:  # its seed is that of this run's first epoch and of the process
+        if not self.pipeline:  # seeded once, by the first epoch and the process
             self.pipeline = image_pipeline(
                 self.paths, seed=torch.initial_seed() % 2 ** 31, **self.options)
         self.to_read = iter(())
@@ -234,7 +234,7 @@ def main():
     if len(train_set) < args.batch_size:
         fail(f"--batch_size {args.batch_size}: there are only {len(train_set)} training images")
 
-    # epoch e's order is the torch.randperm of a generator seeded with seed + e
+    # the order of epoch e is torch.randperm with a generator seeded with seed + e
     sampler = RandomSampler(train_set, generator=torch.Generator())
 
     # each process has its share of the validation images, the batch and the workers
@@ -403,5 +403,5 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except OSError as error:  # a image that cannot be read, a full disk
+    except OSError as error:  # an unreadable image, a full disk
         sys.exit(f"{Path(__file__).name}: error: {str(error).splitlines()[-1]}")

@@ -8,8 +8,8 @@
 
     python train.py --dataset DATASET --epochs 5
 
-Each epoch prints loss, accuracy and images/s, and saves RESULT_DIR/<script name>.pt, which --resume
-continues. The last one is followed by a record in RESULT_DIR/<script name>.json.
+Each epoch prints loss, accuracy and images/s, and saves RESULT_DIR/<script name>.pt for --resume.
+After the last epoch it writes a record, RESULT_DIR/<script name>.json.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from torchvision import datasets, models
 from torchvision.transforms import v2 as transforms
 from tqdm import tqdm
 
-warnings.filterwarnings("ignore", module="PIL")  # they name no file and are harmless
+warnings.filterwarnings("ignore", module="PIL")  # these name no file and are harmless
 
 
 def fail(message):
@@ -68,7 +68,7 @@ def build_parser():
     add("--steps", type=count, help="end each epoch after this many; None: train on all")
     add("--seed", type=int, default=0, help="of weights, order and augmentation")
     # new #
-    # sync_bn leaves ResNet-50 on 4 H200s half of its speed
+    # sync_bn halves the speed of ResNet-50 on 4 H200s
     add("--sync_bn", action="store_true", help="batch norm over all GPUs: slow")
     add("--bucket_cap_mb", type=count, help="MB of gradients that are averaged at once; None: 25")
     add("--local-rank", help=argparse.SUPPRESS)  # python -m torch.distributed.launch passes it
@@ -79,7 +79,7 @@ def build_parser():
 
 
 def load_image(path):
-    """Return the image at `path` in RGB, upright by its EXIF. Raises OSError with the path."""
+    """Return the image at `path` in RGB, turned by its EXIF. Raises OSError with the path."""
     try:
         with Image.open(path) as image:
             return ImageOps.exif_transpose(image).convert("RGB")
@@ -126,7 +126,8 @@ def main():
     # new #
     # torchrun starts a process for each GPU and tells it which one it is
     if "LOCAL_RANK" not in os.environ:
-        fail(f"start it with: torchrun --nproc_per_node=gpu {script}.py (without a GPU: =2)")
+        fail(f"start it with: torchrun --standalone --nproc_per_node=gpu {script}.py "
+             "(without a GPU: --nproc_per_node=2)")
     dist = torch.distributed
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     rank = dist.get_rank()
@@ -168,9 +169,9 @@ def main():
     if len(train_set) < args.batch_size:
         fail(f"--batch_size {args.batch_size}: there are only {len(train_set)} training images")
 
-    # epoch e's order is the torch.randperm of a generator seeded with seed + e
+    # the order of epoch e is torch.randperm with a generator seeded with seed + e
     # new #
-    # of that order each process takes every world_size-th image
+    # each process takes every world_size-th image of that order
     sampler = torch.utils.data.DistributedSampler(
         train_set, world_size, rank, seed=args.seed, drop_last=True)
 
@@ -226,7 +227,7 @@ def main():
     net = nn.SyncBatchNorm.convert_sync_batchnorm(net) if args.sync_bn else net
     net = nn.parallel.DistributedDataParallel(
         net, device_ids=[device] if on_gpu else None, bucket_cap_mb=args.bucket_cap_mb)
-    net.broadcast_buffers = False  # validation needs them equal, steps do not
+    net.broadcast_buffers = False  # only validation needs equal ones, and gets them below
 
     # -------------------------------------------------------------------------------- training
     there = saved if saved.exists() else None
@@ -363,5 +364,5 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except OSError as error:  # a image that cannot be read, a full disk
+    except OSError as error:  # an unreadable image, a full disk
         sys.exit(f"{Path(__file__).name}: error: {str(error).splitlines()[-1]}")

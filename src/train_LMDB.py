@@ -12,8 +12,8 @@
 
     python train.py --dataset DATASET --epochs 5
 
-Each epoch prints loss, accuracy and images/s, and saves RESULT_DIR/<script name>.pt, which --resume
-continues. The last one is followed by a record in RESULT_DIR/<script name>.json.
+Each epoch prints loss, accuracy and images/s, and saves RESULT_DIR/<script name>.pt for --resume.
+After the last epoch it writes a record, RESULT_DIR/<script name>.json.
 """
 
 import argparse
@@ -28,7 +28,7 @@ import zipfile
 from pathlib import Path
 
 # new #
-# LMDB keeps many files in one
+# one LMDB file replaces many small ones
 import fcntl
 import functools
 import lmdb
@@ -41,7 +41,7 @@ from torchvision import datasets, models
 from torchvision.transforms import v2 as transforms
 from tqdm import tqdm
 
-warnings.filterwarnings("ignore", module="PIL")  # they name no file and are harmless
+warnings.filterwarnings("ignore", module="PIL")  # these name no file and are harmless
 
 
 def fail(message):
@@ -87,7 +87,7 @@ def build_parser():
 
 
 def load_image(path):
-    """Return the image at `path` in RGB, upright by its EXIF. Raises OSError with the path."""
+    """Return the image at `path` in RGB, turned by its EXIF. Raises OSError with the path."""
     try:
         with Image.open(path) as image:
             return ImageOps.exif_transpose(image).convert("RGB")
@@ -109,7 +109,7 @@ def open_folder(dataset, names, transform):
 # new #
 # the index comes last, so a file without it is not whole
 def build_lmdb(path, keys, index):
-    """Build the LMDB file `path` of the files of `keys`, {name: key}. Raises OSError."""
+    """Build the LMDB file `path` from the files in `keys`, {name: key}. Raises OSError."""
     with open(f"{path}.part", "ab") as part:
         fcntl.flock(part, fcntl.LOCK_EX)  # waits for another process that builds it
         if os.path.exists(path):
@@ -130,7 +130,7 @@ def build_lmdb(path, keys, index):
             raise OSError(f"cannot build {path}: {error}; --lmdb can name another disk") from None
 
 # new #
-# each process opens the file when it first reads; a fork has to open it again
+# a process opens the file when it first reads; a forked worker has to open it again
 @functools.cache
 def open_lmdb(path):
     """Return a transaction that reads the LMDB file `path`. Raises OSError."""
@@ -150,7 +150,7 @@ def load_record(path, keys, name):
     image = io.BytesIO(open_lmdb(path).get(keys[name]))
     try:
         return load_image(image)
-    except OSError as error:  # it names what it was given
+    except OSError as error:  # put the file's name in place of the bytes'
         raise OSError(str(error).replace(repr(image), f"{name} in {path}")) from None
 
 # new #
@@ -233,7 +233,7 @@ def main():
     for folder, split in (train_set, "train"), (val_set, "test"):
         read_from_lmdb(folder, f"{home / args.dataset.resolve().name}_{split}.lmdb")
 
-    # epoch e's order is the torch.randperm of a generator seeded with seed + e
+    # the order of epoch e is torch.randperm with a generator seeded with seed + e
     sampler = RandomSampler(train_set, generator=torch.Generator())
 
     # each process has its share of the validation images, the batch and the workers
@@ -397,5 +397,5 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except OSError as error:  # a image that cannot be read, a full disk
+    except OSError as error:  # an unreadable image, a full disk
         sys.exit(f"{Path(__file__).name}: error: {str(error).splitlines()[-1]}")

@@ -8,8 +8,8 @@
 
     python train.py --dataset DATASET --epochs 5
 
-Each epoch prints loss, accuracy and images/s, and saves RESULT_DIR/<script name>.pt, which --resume
-continues. The last one is followed by a record in RESULT_DIR/<script name>.json.
+Each epoch prints loss, accuracy and images/s, and saves RESULT_DIR/<script name>.pt for --resume.
+After the last epoch it writes a record, RESULT_DIR/<script name>.json.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from torchvision import datasets, models
 from torchvision.transforms import v2 as transforms
 from tqdm import tqdm
 
-warnings.filterwarnings("ignore", module="PIL")  # they name no file and are harmless
+warnings.filterwarnings("ignore", module="PIL")  # these name no file and are harmless
 
 
 def fail(message):
@@ -62,7 +62,7 @@ def build_parser():
     add("--workers", type=int, default=min(16, cores), help="loading processes in all")
     # new #
     # auto: in GPU memory if the images take at most half of what is free
-    add("--cache_device", choices=["auto", "gpu", "ram"], default="auto", help="what holds them")
+    add("--cache_device", choices=["auto", "gpu", "ram"], default="auto", help="their place")
 
     add("--width", type=count, default=16, help="channels of conv11's first layer")
     add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
@@ -77,7 +77,7 @@ def build_parser():
 
 
 def load_image(path):
-    """Return the image at `path` in RGB, upright by its EXIF. Raises OSError with the path."""
+    """Return the image at `path` in RGB, turned by its EXIF. Raises OSError with the path."""
     try:
         with Image.open(path) as image:
             return ImageOps.exif_transpose(image).convert("RGB")
@@ -106,7 +106,7 @@ def random_crops(images, size):
     edges = torch.stack([area * ratio, area / ratio], 2).sqrt()  # width and height
     first = (edges <= 1).all(2).int().argmax(1)  # of ten draws, the first that fits
     edges = edges[torch.arange(count), first].clamp(max=1)
-    centers = (1 - edges) * torch.empty(count, 2).uniform_(-1, 1)  # the image is from -1 to 1
+    centers = (1 - edges) * torch.empty(count, 2).uniform_(-1, 1)  # coordinates from -1 to 1
     edges[:, 0] *= torch.randint(2, (count,)) * 2 - 1  # a negative width flips
     crops = torch.stack([edges, centers])
     crops = crops.pin_memory() if images.is_cuda else crops  # so that the host does not wait
@@ -118,11 +118,11 @@ def random_crops(images, size):
                                      align_corners=False).round().byte()
 
 # new #
-# takes the place of DataLoader
+# batches come from one tensor, so no DataLoader has to collect them
 class CachedLoader:
     """Yield uint8 images (N, 3, size, size) and labels (N,) from memory.
-    Each process decodes its share of `dataset` and gets the rest from the others. `place` holds the
-    images; `crop`, if not 0, is the size of random crops, which `device` makes.
+    With several processes each decodes its share of `dataset` and gets the others' shares. `place`
+    holds the images; `crop`, if not 0, is the size of random crops, which `device` makes.
     """
     def __init__(self, dataset, sampler, side, crop, place, device, rank, world_size, batch_size,
                  num_workers, pin_memory, drop_last=False, **others):
@@ -226,12 +226,12 @@ def main():
         place, memory = torch.device("cpu"), Path("/proc/meminfo")
         free = 1024 * int(memory.read_text().split()[7]) if memory.exists() else 2 ** 50
         free //= int(os.getenv("LOCAL_WORLD_SIZE", 1))  # each process holds the whole set
-    size = f"the decoded images take {needed / 1e6:,.1f} MB of {place}'s memory"
+    size = f"the decoded images take {needed / 1e6:,.1f} MB of {place} memory"
     if needed > free:
         fail(f"{size}, but {free / 1e6:,.1f} MB are free: take a smaller --image_size")
     print(f"{script}: {size}", flush=True)
 
-    # epoch e's order is the torch.randperm of a generator seeded with seed + e
+    # the order of epoch e is torch.randperm with a generator seeded with seed + e
     sampler = RandomSampler(train_set, generator=torch.Generator())
 
     # each process has its share of the validation images, the batch and the workers
@@ -400,5 +400,5 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except OSError as error:  # a image that cannot be read, a full disk
+    except OSError as error:  # an unreadable image, a full disk
         sys.exit(f"{Path(__file__).name}: error: {str(error).splitlines()[-1]}")

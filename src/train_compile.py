@@ -8,8 +8,8 @@
 
     python train.py --dataset DATASET --epochs 5
 
-Each epoch prints loss, accuracy and images/s, and saves RESULT_DIR/<script name>.pt, which --resume
-continues. The last one is followed by a record in RESULT_DIR/<script name>.json.
+Each epoch prints loss, accuracy and images/s, and saves RESULT_DIR/<script name>.pt for --resume.
+After the last epoch it writes a record, RESULT_DIR/<script name>.json.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from torchvision import datasets, models
 from torchvision.transforms import v2 as transforms
 from tqdm import tqdm
 
-warnings.filterwarnings("ignore", module="PIL")  # they name no file and are harmless
+warnings.filterwarnings("ignore", module="PIL")  # these name no file and are harmless
 
 
 def fail(message):
@@ -77,7 +77,7 @@ def build_parser():
 
 
 def load_image(path):
-    """Return the image at `path` in RGB, upright by its EXIF. Raises OSError with the path."""
+    """Return the image at `path` in RGB, turned by its EXIF. Raises OSError with the path."""
     try:
         with Image.open(path) as image:
             return ImageOps.exif_transpose(image).convert("RGB")
@@ -156,7 +156,7 @@ def main():
     if len(train_set) < args.batch_size:
         fail(f"--batch_size {args.batch_size}: there are only {len(train_set)} training images")
 
-    # epoch e's order is the torch.randperm of a generator seeded with seed + e
+    # the order of epoch e is torch.randperm with a generator seeded with seed + e
     sampler = RandomSampler(train_set, generator=torch.Generator())
 
     # each process has its share of the validation images, the batch and the workers
@@ -322,5 +322,5 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except OSError as error:  # a image that cannot be read, a full disk
+    except OSError as error:  # an unreadable image, a full disk
         sys.exit(f"{Path(__file__).name}: error: {str(error).splitlines()[-1]}")

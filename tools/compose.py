@@ -73,7 +73,7 @@ def excluded(one, other):
     if not conflicts:
         return ""
     why = [(re.findall(r"^[# ]*# (?! |new #$)(.*)", side, re.M) + reasons(text))[0]
-           for text, side in zip(texts, conflicts[0].groups())]
+           for text, side in zip(texts, conflicts[-1].groups())]
     return (f'{one} and {other} exclude each other: both change the same lines of train.py '
             f'({one}: "{why[0]}"; {other}: "{why[1]}")')
 
