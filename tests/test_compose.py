@@ -311,7 +311,7 @@ UNREAD = {
             "            images = normalize(images)\n            output = model(images)\n"),
     "val_sampler": ("(val_set, sampler=val_sampler, persistent_workers=workers > 0, **loading)",
                     "(val_set, batch_size=200)"),
-    "sampler": ("(train_set, sampler=sampler, drop_last", "(train_set, shuffle=True, drop_last")}
+    "sampler": ("train_set, sampler=sampler, drop_last", "train_set, shuffle=True, drop_last")}
 UNSET = {"correct": "hits", "net": "network", "losses": "history"}
 
 

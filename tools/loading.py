@@ -230,7 +230,7 @@ def bottleneck(cold, warm, storage, workers):
                  f"{warm['gpu_kernels_busy']:.0%})")
     if gpu < BUSY and busy < BUSY * cores:
         if 0 < workers < cores and busy >= BUSY * workers:
-            used += f", which is all {workers} workers: try more --num_workers"
+            used += ", as many as there are workers: try more --num_workers"
         else:
             full = "the cores are not" if warm["gpu_busy"] is None else "neither is"
             used += f", so {full} full: try a larger --batch_size or more --num_workers"
