@@ -20,6 +20,7 @@ import psutil
 import pytest
 from helpers import change, processes_of, run, run_forked, start
 
+import compose
 import running
 import runs
 
@@ -243,10 +244,12 @@ def test_the_real_scripts(project, digits, tmp_path):
 
 
 def test_the_order_of_the_staircase(stand_ins, monkeypatch):
-    monkeypatch.setattr(running, "ROOT", stand_ins)
+    monkeypatch.setattr(compose, "ROOT", stand_ins)
+    techniques = {path.stem.removeprefix("train_") for path in stand_ins.glob("src/train_*.py")}
+    monkeypatch.setattr(compose, "TECHNIQUES", sorted(techniques))
 
     def stairs(gpus, left_out):
-        return [tuple(names) for _, names in running.stairs_of(gpus, left_out)]
+        return [tuple(names) for _, names in running.stairs_of(gpus, techniques - {*left_out})]
     first = [("channels_last",), ("amp",), ("compile",), ("cache", "DALI", "LMDB")]
     rest = [("cudnn",), ("fused",), ("stem",)]
     assert stairs(0, ["DP"]) == [*first, *rest, ("DDP",)]
@@ -319,11 +322,15 @@ def test_failing_variants_leave_rows_and_the_others_run(stand_ins, data):
 
 
 @pytest.mark.fault(65)
-def test_a_variant_that_cannot_be_joined_is_a_failure(stand_ins, data):
-    (stand_ins / "compose.sh").write_text("#!/bin/sh\necho 'compose.sh: no' >&2\nexit 1\n")
-    done = drive(stand_ins, "1", data)
-    assert done.returncode == 1
-    assert "FAIL: compose.sh: no (log: " in done.stdout
+def test_techniques_that_cannot_be_joined_are_a_failure(stand_ins, data):
+    change(stand_ins / "src" / "train_DDP.py", "    amp = 1\n",
+           "    # new #\n    # this excludes amp\n    amp = 2\n")
+    done = drive(stand_ins, "1", data, "--with", "amp")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "FAIL: DDP and amp exclude each other: both change the same lines" in done.stdout
+    assert [(row["row"], row["column"], row["status"]) for row in rows_of(stand_ins / "results")
+            ] == [("single", "plain", "ok"), ("single", "+amp", "ok"), ("DDP", "plain", "ok"),
+                  ("DDP", "+amp", "fail"), ("again", "baseline", "ok")]
 
 
 def test_a_baseline_that_moved_makes_the_ratios_unusable(stand_ins, data):
@@ -361,6 +368,20 @@ def test_without_time_every_run_is_skipped(stand_ins, data):
     assert len(rows) > 8 and {row["status"] for row in rows} == {"skip"}
     assert all("time: it does not fit into the 0.1 minutes" in row["error"] for row in rows[1:])
     assert not (stand_ins / "results" / "running.png").exists()
+
+
+def test_a_run_that_the_limit_cuts_off_says_so(stand_ins, data):
+    # as fast as the baseline, but it hangs after its last step
+    change(stand_ins / "src" / "train_amp.py", "amp = 1.5", "amp = time.sleep(999)")
+    done = drive(stand_ins, "2", data, "--with", "amp", "--part", "cells", "--without", "DDP",
+                 "--minutes", "0.6")
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, long, again = rows_of(stand_ins / "results")
+    assert (first["status"], long["status"]) == ("ok", "skip")
+    assert re.fullmatch(r"time: cut off after \d+ s, because the whole may take 0.6 minutes "
+                        r"\(--minutes\)", long["error"])
+    assert f"train_amp: SKIP: {long['error']}" in done.stdout
+    assert processes_of(stand_ins) == []
 
 
 def test_long_epochs_are_cut_short_where_time_is_limited(stand_ins, data):

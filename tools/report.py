@@ -16,12 +16,15 @@ MOVED = 1.1  # ratios are not usable if the baseline's two runs differ by more t
 # the grid of running.sh: the name of a row or column, and the techniques it stands for
 ROWS = {"single": [], "DP": ["DP"], "DDP": ["DDP"]}
 COLUMNS = {"plain": [], "+cudnn": ["cudnn"], "+amp": ["amp"], "+cudnn +amp": ["cudnn", "amp"]}
+VERDICTS = {True: "kept", False: "left out", None: ""}  # "kept" of a row; the baseline has none
+COLORS = {"baseline": "tab:blue", "kept": "tab:green", "left out": "lightgrey",
+          "single": "tab:blue", "DP": "tab:orange", "DDP": "tab:purple"}
 
 
 # ------------------------------------------------------------------------------ a record
 def images_per_second(row):
     """Return the median of the epochs that count; 0 where a run did not end well."""
-    return row["images_per_second"] if row.get("status", "ok") == "ok" else 0
+    return row["images_per_second"] if row["status"] == "ok" else 0
 
 
 def ratio(row, base):
@@ -30,25 +33,20 @@ def ratio(row, base):
     return f"{times:.2f}x" if times else ""
 
 
-def steady(row):
-    """Return the epochs that count: those after the first, which warms up."""
-    return row["epochs"][1:] or row["epochs"]
-
-
-def speeds(row):
-    """Return images/s of each epoch that counts."""
-    return [epoch["images_per_second"] for epoch in steady(row)]
+def speeds(row, key="images_per_second"):
+    """Return images/s of each epoch that counts: those after the first, which warms up."""
+    return [epoch[key] for epoch in row["epochs"][1:] or row["epochs"]]
 
 
 def spread(row):
     """Return images/s as 'median (least to most)'."""
-    return (f"{row['images_per_second']:,.0f} ({min(speeds(row)):,.0f} to "
-            f"{max(speeds(row)):,.0f})")
+    least, most = min(speeds(row)), max(speeds(row))
+    return f"{row['images_per_second']:,.0f} ({least:,.0f} to {most:,.0f})"
 
 
 def data_wait(row):
     """Return the share of its time that a step waits for data: the median of the epochs."""
-    return statistics.median(epoch["data_wait"] for epoch in steady(row))
+    return statistics.median(speeds(row, "data_wait"))
 
 
 def which_epochs(row):
@@ -60,7 +58,13 @@ def which_epochs(row):
 
 def first_good(rows):
     """Return the first row that ended well, or None."""
-    return next((row for row in rows if row.get("status", "ok") == "ok"), None)
+    return next((row for row in rows if row["status"] == "ok"), None)
+
+
+def problem(row):
+    """Return why a run did not end well, and where its log is."""
+    return f"{row['status'].upper()}: {row['error']}" + (
+        f" (log: {row['log']})" if "log" in row else "")
 
 
 def place(row):
@@ -83,31 +87,38 @@ def workload(row):
 def setting(row):
     """Return one line: where, with what, when and how a row was measured."""
     here = row["machine"]
-    gpus = "no GPU; "
-    if here["gpus"]:
-        gpus = (f"{place(row)}, driver {here['driver']}, CUDA {here['cuda']}, cuDNN "
-                f"{here['cudnn']}; ")
+    gpus = (f"{place(row)}, driver {here['driver']}, CUDA {here['cuda']}, cuDNN {here['cudnn']}"
+            if here["gpus"] else "no GPU")
     versions = "".join(f"{name} {version}, " for name, version in sorted(here["packages"].items()))
-    return (f"{gpus}{here['cores']} cores of {here['cpu']}; {versions}Python {here['python']}; "
+    return (f"{gpus}; {here['cores']} cores of {here['cpu']}; {versions}Python {here['python']}; "
             f"{row['date']}; `{row['command']}`")
 
 
-def stopped(rows):
-    """Return the lines under a table of a run that was stopped."""
-    return [line for row in rows if "stopped" in row for line in ("", row["stopped"])]
+# ------------------------------------------------------------------------------ tables
+def table(head, rows):
+    """Return the lines of a table of cells; `head` is its first line, short rows are filled up."""
+    columns = head.count("|") - 1
+    return [head, "|" + "---|" * columns,
+            *("| " + " | ".join(cells) + " |" * (columns - len(cells) + 1) for cells in rows)]
+
+
+def text_of(paragraphs, rows):
+    """Return the text of lists of lines, and why the run was stopped if it was."""
+    paragraphs = [*paragraphs, *([row["stopped"]] for row in rows if "stopped" in row)]
+    return "\n\n".join("\n".join(lines) for lines in paragraphs if lines) + "\n"
+
+
+def save(rows, stem, markdown):
+    """Write rows to <stem>.json and their tables to <stem>.md."""
+    stem.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
+    stem.with_suffix(".md").write_text(markdown)
 
 
 # ------------------------------------------------------------------------------ running.sh
-def script_name(row):
-    """Return the name of the joined script that a row is of."""
-    return "_".join(["train", *row["techniques"]])
-
-
 def summary(row, baseline):
     """Return the line that the driver prints when a run has ended."""
     if row["status"] != "ok":
-        return f"{row['status'].upper()}: {row['error']}" + (
-            f" (log: {row['log']})" if "log" in row else "")
+        return problem(row)
     return (f"{row['train_seconds']:.2f} s  {row['images_per_second']:,.0f} images/s  "
             f"{ratio(row, baseline)}  top-1 {row['val_top1']:.2%}")
 
@@ -128,127 +139,108 @@ def not_usable(rows):
             f"{MOVED - 1:.0%}. Something else used the machine; run it again.")
 
 
+def gains(rows):
+    """Return [(row, its ratio to the set that it was added to)] of the staircase."""
+    sets = {tuple(row["techniques"]): row for row in rows if row["row"] != "again"}
+    return [(row, ratio(row, sets[tuple(row["on"])])) for row in rows if "on" in row]
+
+
 def staircase(rows):
-    """Return the lines of the table of techniques, each on top of those kept before it."""
-    steps = [row for row in rows if row["row"] == "staircase"]
-    if not steps:
+    """Return the table of techniques, each on top of those kept before it, and the fastest set."""
+    cells = []
+    for row, gain in [(rows[0], ""), *gains(rows)]:
+        name = row["column"] if "on" in row else "baseline"
+        cells.append([name, problem(row)] if row["status"] != "ok" else
+                     [name, f"{row['images_per_second']:,.0f}", ratio(row, rows[0]), gain,
+                      f"{row['val_top1']:.2%}", VERDICTS[row.get("kept")]])
+    if len(cells) == 1:
         return []
-    lines = ["| staircase | images/s | to the baseline | to the step before | top-1 | |",
-             "|---|---|---|---|---|---|"]
-    by_name = {script_name(row): row for row in rows if row["row"] != "again"}
-    for row in [rows[0], *steps]:
-        name = row["column"] if row in steps else "baseline"
-        if row["status"] != "ok":
-            lines.append(f"| {name} | {summary(row, row)} | | | | |")
-            continue
-        before = ratio(row, by_name[script_name({"techniques": row["on"]})]) if "on" in row else ""
-        verdict = "" if "kept" not in row else "kept" if row["kept"] else "left out"
-        lines.append(f"| {name} | {row['images_per_second']:,.0f} | {ratio(row, rows[0])} | "
-                     f"{before} | {row['val_top1']:.2%} | {verdict} |")
-    best = best_set(rows)
-    if best["techniques"]:
+    lines = table("| staircase | images/s | to the baseline | to the step before | top-1 | |",
+                  cells)
+    if kept := [row["techniques"] for row in rows if row.get("kept")]:
         lines += ["", "Each technique is added to those kept before it, and kept if training is "
-                  "at least 1 % faster with it. One that was left out is tried again after others "
-                  "have been kept. The fastest set: "
-                  f"`./compose.sh {' '.join(best['techniques'])} > my_train.py`"]
-    return [*lines, ""]
-
-
-def best_set(rows):
-    """Return the row of the last technique that the staircase kept, or of the baseline."""
-    return ([rows[0]] + [row for row in rows if row.get("kept")])[-1]
+                  "at least 1 % faster with it.", "One that was left out is tried again after "
+                  "others have been kept. The fastest set:",
+                  f"`./compose.sh {' '.join(kept[-1])} > my_train.py`"]
+    return lines
 
 
 def grid(rows):
-    """Return the lines of the table of training seconds; none if only the baseline is there."""
-    columns = [name for name in COLUMNS
-               if any(row["row"] in ROWS and row["column"] == name for row in rows)]
-    if sum(row["row"] in ROWS for row in rows) < 2:
-        return []
-    lines = ["| training seconds | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
-    for name in ROWS:
-        cells = {row["column"]: f"{row['train_seconds']:.2f} s ({ratio(row, rows[0]) or '?'})"
-                 if row["status"] == "ok" else row["status"].upper()
-                 for row in rows if row["row"] == name}
-        if cells:
-            lines.append(f"| {name} | " + " | ".join(cells.get(at, "") for at in columns) + " |")
-    return [*lines, ""]
+    """Return the table of training seconds; nothing if only the baseline is there."""
+    texts = {(row["row"], row["column"]): row["status"].upper() if row["status"] != "ok" else
+             f"{row['train_seconds']:.2f} s ({ratio(row, rows[0]) or '?'})"
+             for row in rows if row["row"] in ROWS}
+    names, columns = ([name for name in each if any(name in at for at in texts)]
+                      for each in (ROWS, COLUMNS))
+    cells = [[name, *(texts.get((name, at), "") for at in columns)] for name in names]
+    return table(f"| training seconds | {' | '.join(columns)} |", cells) if len(texts) > 1 else []
 
 
 def markdown(rows):
     """Return the tables of a run of running.sh."""
-    lines = [line for line in (not_usable(rows), "") if not_usable(rows)]
-    lines += [*staircase(rows), *grid(rows)]
-    lines += ["| run | images/s: median (least to most) | top-1 | peak memory, first GPU | "
-              "data wait | warm-up |", "|---|---|---|---|---|---|"]
-    missing = {}  # why: what is in no table above
-    for row in {(script_name(row), row["row"] == "again"): row for row in rows}.values():
-        name = script_name(row) + ", again" * (row["row"] == "again")
+    cells, problems = [], {}  # of those that are in no table above: {why: [name, ...]}
+    scripts = {"_".join(["train", *row["techniques"]]) + ", again" * (row["row"] == "again"): row
+               for row in rows}
+    for name, row in scripts.items():
         if row["status"] != "ok":
-            missing.setdefault(summary(row, row), []).append(name)
+            problems.setdefault(problem(row), []).append(name)
             continue
         memory = row["peak_memory_bytes"]
-        memory = "" if memory is None else f"{memory / 2 ** 20:,.0f} MB"
-        lines.append(f"| {name} | {spread(row)} | {row['val_top1']:.2%} | {memory} | "
-                     f"{data_wait(row):.0%} | {row['warmup_seconds']:.1f} s |")
-    lines += [""] * bool(missing) + [
-        f"- {', '.join(names)}: {why}" for why, names in missing.items()]
+        cells.append([name, spread(row), f"{row['val_top1']:.2%}",
+                      "" if memory is None else f"{memory / 2 ** 20:,.0f} MB",
+                      f"{data_wait(row):.0%}", f"{row['warmup_seconds']:.1f} s"])
+    parts = [list(filter(None, [not_usable(rows)])), staircase(rows), grid(rows),
+             table("| run | images/s: median (least to most) | top-1 | peak memory, first GPU | "
+                   "data wait | warm-up |", cells),
+             [f"- {', '.join(names)}: {why}" for why, names in problems.items()]]
     if good := first_good(rows):
         steps = good["options"].get("steps")
         length = f"{len(good['epochs'])} epochs" + (f" of {steps} steps" if steps else "")
-        lines += ["", f"{workload(good)}, {length}. Seconds and images/s are of "
-                  f"{which_epochs(good)}; the warm-up is start and first epoch. Ratios are of the "
-                  "medians of images/s. Each run was made once.", "", setting(good)]
-        lines += ["", "Left out: " + "; ".join(
-            f"{name}, because {why}" for name, why in good["left_out"].items()) + "."] * bool(
-            good["left_out"])
+        parts += [[f"{workload(good)}, {length}. Seconds and images/s are of {which_epochs(good)}; "
+                   "the warm-up is start and first epoch. Ratios are of the medians of images/s. "
+                   "Each run was made once."], [setting(good)]]
+        if good["left_out"]:
+            why = "; ".join(f"{name}, because {why}" for name, why in good["left_out"].items())
+            parts.append([f"Left out: {why}."])
         if not good["machine"]["gpus"]:
-            lines += ["", f"There is no GPU here: DDP is {good['processes']} processes on the same "
-                      "cores, and amp is bfloat16. What a GPU gains is not to be seen here."]
-    return "\n".join(lines + stopped(rows)) + "\n"
+            parts.append([f"There is no GPU here: DDP is {good['processes']} processes on the same "
+                          "cores, and amp is bfloat16. What a GPU gains is not to be seen here."])
+    return text_of(parts, rows)
 
 
 def chart(rows, path):
     """Draw bars of images/s with their spread, the ratio to the baseline and the accuracy."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
-    done = [row for row in rows if row["status"] == "ok" and row["row"] != "again"]
-    steps = [row for row in done if row["row"] == "staircase"]
-    cells = [row for row in done if row["row"] in ROWS]
-    kinds = {"baseline": "tab:blue", "kept": "tab:green", "left out": "lightgrey",
-             "single": "tab:blue", "DP": "tab:orange", "DDP": "tab:purple"}
-
-    def kind(row, part):
-        if part is cells:
-            return row["row"]
-        return "baseline" if "kept" not in row else "kept" if row["kept"] else "left out"
-    panels = [("Technique after technique, each added to those kept above it",
-               [row for row in rows[:1] if row in done] + steps)] * bool(steps)
-    panels += [("Processes, cuDNN's search and mixed precision", cells)] * (
-        len(cells) > 1 or not steps)
-    sizes = [len(part) for _, part in panels]
+    done = [row for row in rows if row["status"] == "ok"]
+    steps = [(row["column"], VERDICTS[row.get("kept")] or "left out", row)
+             for row in done if "on" in row]
+    cells = [(f"{row['row']} {row['column']}" if row["techniques"] else "baseline", row["row"], row)
+             for row in done if row["row"] in ROWS]
+    panels = []
+    if steps:
+        panels.append(("Technique after technique, each added to those kept above it",
+                       [("baseline", "baseline", rows[0]), *steps]))
+    if len(cells) > 1 or not steps:
+        panels.append(("Processes, cuDNN's search and mixed precision", cells))
+    sizes = [len(bars) for _, bars in panels]
     figure = Figure(figsize=(9, 0.5 + 0.75 * len(panels) + 0.3 * sum(sizes)), layout="constrained")
-    figure.suptitle(f"{place(done[0])}: {workload(done[0])}", fontsize=11, fontweight="bold")
+    figure.suptitle(f"{place(rows[0])}: {workload(rows[0])}", fontsize=11, fontweight="bold")
     axes = figure.subplots(len(panels), squeeze=False, height_ratios=sizes)[:, 0]
-    for axis, (title, part) in zip(axes, panels):
-        names = [row["column"] if row["row"] == "staircase" else
-                 "baseline" if not row["techniques"] else f"{row['row']} {row['column']}"
-                 for row in part]
-        medians = [row["images_per_second"] for row in part]
-        errors = [[median - min(speeds(row)) for median, row in zip(medians, part)],
-                  [max(speeds(row)) - median for median, row in zip(medians, part)]]
-        axis.barh(range(len(part)), medians, xerr=errors, tick_label=names,
-                  color=[kinds[kind(row, part)] for row in part],
-                  error_kw={"capsize": 2, "elinewidth": 1, "ecolor": "dimgrey"})
-        for i, row in enumerate(part):
-            axis.annotate(f"{ratio(row, rows[0])}  top-1 {row['val_top1']:.1%}",
-                          (max(speeds(row)), i), (6, 0), textcoords="offset points", va="center")
-        shown = dict.fromkeys(kind(row, part) for row in part)
-        axis.legend(handles=[Patch(color=kinds[name], label=name) for name in shown],
+    for axis, (title, bars) in zip(axes, panels):
+        for i, (_, kind, row) in enumerate(bars):
+            median, least, most = row["images_per_second"], min(speeds(row)), max(speeds(row))
+            axis.barh(i, median, xerr=[[median - least], [most - median]], color=COLORS[kind],
+                      error_kw={"capsize": 2, "elinewidth": 1, "ecolor": "dimgrey"})
+            axis.annotate(f"{ratio(row, rows[0])}  top-1 {row['val_top1']:.1%}", (most, i),
+                          (6, 0), textcoords="offset points", va="center")
+        axis.set_yticks(range(len(bars)), [name for name, *_ in bars])
+        axis.legend(handles=[Patch(color=COLORS[kind], label=kind)
+                             for kind in dict.fromkeys(kind for _, kind, _ in bars)],
                     loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=9)
         axis.set_title(title, loc="left", fontsize=10)
         axis.invert_yaxis()
-        axis.set_xlim(0, 1.25 * max(max(speeds(row)) for row in part))
+        axis.set_xlim(0, 1.25 * max(max(speeds(row)) for *_, row in bars))
         axis.spines[["top", "right"]].set_visible(False)
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes[-1].set_xlabel("images/s in training: median of the epochs, lines from least to most")
@@ -256,135 +248,94 @@ def chart(rows, path):
 
 
 def write(rows, stem):
-    """Write rows to <stem>.json, .md and .png."""
-    stem.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(markdown(rows))
+    """Write rows to <stem>.json, .md and, if the baseline ended well, .png."""
+    save(rows, stem, markdown(rows))
     stem.with_suffix(".png").unlink(missing_ok=True)
-    if first_good(rows):
+    if rows[0]["status"] == "ok":
         chart(rows, stem.with_suffix(".png"))
 
 
 # ------------------------------------------------------------------------------ loading.sh
 def storage_line(storage):
     """Return one line: what the data set is stored on, and what that gives."""
-    words = [f"The data set is on {storage['kind']} ({storage['file_system']} on "
-             f"{storage['device']})"]
+    line = (f"The data set is on {storage['kind']} ({storage['file_system']} on "
+            f"{storage['device']})")
     if storage["droppable"]:
-        words.append(f"read alone it gives {storage['cold_megabytes_per_second']:,.1f} MB/s cold "
-                     f"and answers in {1000 * storage['answer_seconds']:.2f} ms")
+        line += (f"; read alone it gives {storage['cold_megabytes_per_second']:,.1f} MB/s cold "
+                 f"and answers in {1000 * storage['answer_seconds']:.2f} ms")
     elif storage["kind"] != "memory":
-        words.append("the kernel keeps its files in memory, so there is no cold run")
-    return "; ".join(words) + "."
+        line += "; the kernel keeps its files in memory, so there is no cold run"
+    return line + "."
 
 
 def loading_summary(row):
     """Return the line that the driver prints when a run has ended."""
     if row["status"] != "ok":
-        return summary(row, row)
+        return problem(row)
     return (f"{row['images_per_second']:>9,.0f} images/s  {row['megabytes_per_second']:>9,.1f} MB/s"
             f"  {row['seconds']:.2f} s an epoch")
 
 
 def loading_markdown(rows):
     """Return the table of loaders, and what holds each back."""
-    lines = ["| loader | page cache | images/s: median (least to most) | to the baseline | MB/s | "
-             "seconds an epoch | cores busy | GPU busy |", "|---|---|---|---|---|---|---|---|"]
-    base = {row["cache"]: row for row in reversed(rows) if row["loader"] == rows[0]["loader"]}
-    for row in rows:
-        if row["status"] != "ok":
-            lines.append(f"| {row['loader']} | {row['cache']} | {summary(row, row)} | | | | | |")
-            continue
-        times = ratio(row, base[row["cache"]]) if row["cache"] in base else ""
-        gpu = "" if row["gpu_busy"] is None else f"{row['gpu_busy']:.0%}"
-        lines.append(f"| {row['loader']} | {row['cache']} | {spread(row)} | {times} | "
-                     f"{row['megabytes_per_second']:,.1f} | {row['seconds']:.2f} | "
-                     f"{row['cores_busy']:.1f} | {gpu} |")
-    lines += ["", *(f"- {row['loader']} is limited by **{row['bottleneck']}**: {row['evidence']}."
-                    for row in rows if "bottleneck" in row)]
+    base = {row["cache"]: row for row in rows if row["loader"] == rows[0]["loader"]}
+    cells = [[row["loader"], row["cache"], *([problem(row)] if row["status"] != "ok" else [
+        spread(row), ratio(row, base.get(row["cache"], {"status": "not run"})),
+        f"{row['megabytes_per_second']:,.1f}", f"{row['seconds']:.2f}", f"{row['cores_busy']:.1f}",
+        "" if row["gpu_busy"] is None else f"{row['gpu_busy']:.0%}"])] for row in rows]
+    parts = [table("| loader | page cache | images/s: median (least to most) | to the baseline | "
+                   "MB/s | seconds an epoch | cores busy | GPU busy |", cells),
+             [f"- {row['loader']} is limited by **{row['bottleneck']}**: {row['evidence']}."
+              for row in rows if "bottleneck" in row]]
     if good := first_good(rows):
-        lines += ["", f"{good['samples']:,} samples, {good['bytes'] / 1e6:,.1f} MB an epoch; "
-                  f"medians of {which_epochs(good)}. {storage_line(good['storage'])}", "",
-                  setting(good)]
-    return "\n".join(lines + stopped(rows)) + "\n"
+        parts += [[f"{good['samples']:,} samples, {good['bytes'] / 1e6:,.1f} MB an epoch; medians "
+                   f"of {which_epochs(good)}. {storage_line(good['storage'])}"], [setting(good)]]
+    return text_of(parts, rows)
 
 
 def write_loading(rows, stem):
     """Write rows to <stem>.json and .md."""
-    stem.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(loading_markdown(rows))
-
-
-# ------------------------------------------------------------------------------ single runs
-def runs_markdown(records):
-    """Return a line for each record of scripts run one by one, named by what differs."""
-    options = {name for record in records for name in record["options"]} - {
-        "result_dir", "resume", "dataset"}
-    varied = [name for name in sorted(options)
-              if len({str(record["options"].get(name)) for record in records}) > 1]
-    lines = ["| run | top-1 | seconds of training | images/s: median (least to most) | data wait | "
-             "warm-up |", "|---|---|---|---|---|---|"]
-    for record in records:
-        name = ", ".join([record["script"], *(
-            f"`--{option} {record['options'][option]}`" for option in varied
-            if record["options"].get(option) not in (None, False))])
-        lines.append(f"| {name} | {record['val_top1']:.2%} | {record['train_seconds']:.2f} s | "
-                     f"{spread(record)} | {data_wait(record):.0%} | "
-                     f"{record['warmup_seconds']:.1f} s |")
-    commands = dict.fromkeys(record["command"] for record in records[1:]
-                             if record["command"] != records[0]["command"])
-    lines += ["", f"{workload(records[0])}. Seconds and images/s are of {which_epochs(records[0])};"
-              " the warm-up is start and first epoch.", "", setting(records[0])]
-    lines += [line for command in commands for line in ("", f"`{command}`")]
-    return "\n".join(lines) + "\n"
+    save(rows, stem, loading_markdown(rows))
 
 
 # ------------------------------------------------------------------------------ results/
-TABLES = {"running": markdown, "loading": loading_markdown, "runs": runs_markdown}
+TABLES = {"running": markdown, "loading": loading_markdown}
 
 
-def read(folder):
-    """Return (kind, rows) of the records in a folder of results; (None, []) if it has none."""
-    for kind in TABLES:
-        if (folder / f"{kind}.json").exists():
-            return kind, json.loads((folder / f"{kind}.json").read_text())
-    return None, []
+def results():
+    """Return {folder's name: (a key of TABLES, rows)} of the records in results/."""
+    return {path.parent.name: (path.stem, json.loads(path.read_text()))
+            for path in sorted((ROOT / "results").glob("*/*.json")) if path.stem in TABLES}
 
 
 def shows(kind, rows):
     """Return what a folder of results shows, in a few words."""
-    if kind == "runs":
-        return f"{len(rows)} runs, up to {max(map(images_per_second, rows)):,.0f} images/s"
     if kind == "loading":
         last = rows[-1]
         base = next(row for row in rows if row["cache"] == last["cache"])
         limit = f", limited by {last['bottleneck']}" if "bottleneck" in last else ""
         return f"{last['loader']} {ratio(last, base)} {base['loader']}, {last['cache']}{limit}"
-    if not_usable(rows).startswith("**The"):
+    if not_usable(rows):
         return "the baseline moved: ratios not usable"
-    best = best_set(rows)
-    if not best["techniques"]:
-        best = max((row for row in rows if row["row"] != "again"), key=images_per_second)
+    best = max((row for row in rows if row["row"] != "again"), key=images_per_second)
     return f"{' '.join(best['techniques']) or 'the baseline'}: {ratio(best, rows[0])}"
 
 
-def pages(root=ROOT):
+def pages():
     """Return {path: text} of every page that is made from records or files."""
-    found = {}
-    index = ["# Results", "", "`python tools/report.py` makes these pages from the records in each "
-             "folder.", "", "| folder | machine | workload | what it shows | date |",
-             "|---|---|---|---|---|"]
-    for folder in sorted((root / "results").glob("*/")):
-        kind, rows = read(folder)
-        if rows:
-            good = first_good(rows)
-            image = ["![bars of images/s](running.png)", ""] * (kind == "running")
-            found[folder / "README.md"] = "\n".join([
-                f"# {place(good)}: {workload(good)}", "", *image, TABLES[kind](rows)])
-            index.append(f"| [{folder.name}]({folder.name}/README.md) | {place(good)} | "
-                         f"{workload(good)} | {shows(kind, rows)} | {good['date']} |")
-    found[root / "results" / "README.md"] = "\n".join(index) + "\n"
-    for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
-        found[path] = renewed(path.read_text(), root, "" if path.parent == root else "../")
+    found, index = {}, []
+    for name, (kind, rows) in results().items():
+        good = first_good(rows)
+        found[ROOT / "results" / name / "README.md"] = (
+            f"# {place(good)}: {workload(good)}\n\n"
+            + "![bars of images/s](running.png)\n\n" * (kind == "running") + TABLES[kind](rows))
+        index.append([f"[{name}]({name}/README.md)", place(good), workload(good),
+                      shows(kind, rows), good["date"]])
+    found[ROOT / "results" / "README.md"] = "\n".join([
+        "# Results", "", "`python tools/report.py` makes these pages from the records in each "
+        "folder.", "", *table("| folder | machine | workload | what it shows | date |", index), ""])
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        found[path] = renewed(path.read_text(), "" if path.parent == ROOT else "../")
     return found
 
 
@@ -403,79 +354,66 @@ def own_options(base, variant):
     return [name for name in own if name not in theirs]
 
 
-def variants_part(base):
-    """Return the part that has a line for each variant of src/<base>.py."""
-    def part(words, root, up):
-        src = root / "src"
-        lines = ["| script | blocks | lines added | options added |", "|---|---|---|---|"]
-        for path in sorted(src.glob(f"{base}_*.py")):
-            added = [line[1:].strip() for line in diff(src / f"{base}.py", path) if line[0] == "+"]
-            options = ", ".join(f"`{name}`" for name in own_options(src / f"{base}.py", path))
-            lines.append(f"| [{path.name}]({up}src/{path.name}) | {added.count('# new #')} | "
-                         f"{sum(map(bool, added))} | {options} |")
-        return lines
-    return part
+def variants_part(words, up, base="train"):
+    """Return a table of the variants of src/<base>.py."""
+    base, cells = ROOT / "src" / f"{base}.py", []
+    for path in sorted(base.parent.glob(f"{base.stem}_*.py")):
+        added = [line[1:].strip() for line in diff(base, path) if line[0] == "+"]
+        cells.append([f"[{path.name}]({up}src/{path.name})", str(added.count("# new #")),
+                      str(sum(map(bool, added))),
+                      ", ".join(f"`{name}`" for name in own_options(base, path))])
+    return table("| script | blocks | lines added | options added |", cells)
 
 
-def diff_part(words, root, up):
+def diff_part(words, up):
     """Return the whole diff of the script words[0] to its baseline."""
-    base, variant = (root / "src" / f"{name}.py" for name in (words[0].split("_")[0], words[0]))
+    base, variant = (ROOT / "src" / f"{name}.py" for name in (words[0].split("_")[0], words[0]))
     return ["```diff", *(line for line in diff(base, variant) if line != "+"), "```"]
 
 
-def chart_part(words, root, up):
+def chart_part(words, up):
     """Return the chart of the folder words[0], with what was measured."""
-    _, rows = read(root / "results" / words[0])
-    if not rows:
-        return ["Not measured yet."]
-    caption = f"{workload(first_good(rows))} on {place(first_good(rows))}"
-    return [f"![images/s of {caption}]({up}results/{words[0]}/running.png)", "",
-            f"*Training {caption}: [tables]({up}results/{words[0]}/README.md).*"]
+    good = first_good(results()[words[0]][1])
+    caption, folder = f"{workload(good)} on {place(good)}", f"{up}results/{words[0]}"
+    return [f"![images/s of {caption}]({folder}/running.png)", "",
+            f"*Training {caption}: [tables]({folder}/README.md).*"]
 
 
-def table_part(words, root, up):
+def table_part(words, up):
     """Return the table of the folder words[0], and what may be wrong with it."""
-    kind, rows = read(root / "results" / words[0])
+    kind, rows = results()[words[0]]
     if kind == "running":
         reason = not_usable(rows)
         return [*[reason, ""] * bool(reason), *staircase(rows)]
-    return TABLES[kind](rows).split("\n\n")[0].splitlines() if rows else ["Not measured yet."]
+    return loading_markdown(rows).split("\n\n")[0].splitlines()
 
 
-def pays_part(words, root, up):
-    """Return what each technique gained in up to three staircases: the nine that gained most."""
-    titles, columns, most = [], [], {}
-    for name in words[:3]:
-        _, rows = read(root / "results" / name)
-        by_name = {script_name(row): row for row in rows if row["row"] != "again"}
+def pays_part(words, up):
+    """Return what each technique gained in the staircases of these folders: the best nine."""
+    head, columns, most = ["technique"], [], {}
+    for name in words:
+        _, rows = results()[name]
+        head.append(f"[{workload(rows[0])}, {place(rows[0])}]({up}results/{name}/README.md)")
         columns.append({})
-        for row in (row for row in rows if "on" in row):  # of one tried again, the last counts
-            before = by_name[script_name({"techniques": row["on"]})]
-            text = ratio(row, before) if row["status"] == "ok" else ""
+        for row, gain in gains(rows):  # of one tried again, the last counts
             technique = row["column"].removeprefix("+")
-            columns[-1][technique] = f"**{text}**" if row["kept"] else text
-            gain = float(text.removesuffix("x")) if text.endswith("x") else 0
-            most[technique] = max(gain, most.get(technique, 0))
-        good = first_good(rows)
-        titles.append(f"[{workload(good)}, {place(good)}]({up}results/{name}/README.md)" if good
-                      else f"{name}: not measured yet")
+            columns[-1][technique] = f"**{gain}**" if row["kept"] else gain
+            most[technique] = max(float(gain.removesuffix("x") or 0), most.get(technique, 0))
     best = sorted(most, key=most.get)[-9:]
-    lines = ["| technique | " + " | ".join(titles) + " |", "|---|" + "---|" * len(columns)]
-    for technique in (name for name in most if name in best):  # in the order they were tried
-        cells = [column.get(technique, "") for column in columns]
-        lines.append(f"| [{technique}]({up}src/train_{technique}.py) | {' | '.join(cells)} |")
-    return lines
+    return table(f"| {' | '.join(head)} |", (
+        [f"[{name}]({up}src/train_{name}.py)", *(column.get(name, "") for column in columns)]
+        for name in most if name in best))  # in the order they were tried
 
 
-PARTS = {"variants": variants_part("train"), "loaders": variants_part("loader"),
-         "diff": diff_part, "chart": chart_part, "table": table_part, "pays": pays_part}
+PARTS = {"variants": variants_part, "diff": diff_part, "chart": chart_part, "table": table_part,
+         "loaders": lambda words, up: variants_part(words, up, "loader"), "pays": pays_part}
 
 
-def renewed(text, root=ROOT, up=""):
-    """Return a page with its marked parts made anew; `up` leads from the page to `root`."""
+def renewed(text, up=""):
+    """Return a page with its marked parts made anew; `up` leads from the page to the project."""
     def part(found):
         start, name, words, end = found.groups()
-        return "\n".join([start, *PARTS[name](words.split(), root, up)]).rstrip() + f"\n{end}"
+        return "\n".join([start, *PARTS[name](words.split(), up), end])
     pattern = rf"(<!-- ({'|'.join(PARTS)})\b(.*?) -->)\n.*?(<!-- /\2\b.*? -->)"
     return re.sub(pattern, part, text, flags=re.DOTALL)
 

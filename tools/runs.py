@@ -26,7 +26,7 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 GRACE_SECONDS = 10
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-BAR = re.compile(r"(?:(?P<name>[^\r|]*): +)?\d+%\|[^|]*\| (?P<step>\d+)/(?P<steps>\d+) \[[^]]*\]")
+BAR = r"\d+%\|[^|]*\| (\d+)/(\d+) \[[^]]*\]"  # of tqdm
 
 
 class Stopped(BaseException):
@@ -43,15 +43,6 @@ def cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def packages():
-    """Return {name: version} of the packages that figures depend on, where installed."""
-    found = {}
-    for each in importlib.metadata.distributions():
-        if re.fullmatch(r"torch|torchvision|lmdb|nvidia-dali-cuda\d+", each.name or ""):
-            found.setdefault(each.name, each.version)  # Python imports the first one, too
-    return found
-
-
 def has_bfloat16():
     """Return whether this CPU calculates in bfloat16; None where it does not say.
 
@@ -62,8 +53,8 @@ def has_bfloat16():
     except OSError:
         return None
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
-    allowed = any(name in limit for name in ("ALL", "DEFAULT", "BF16", "FP16", "AMX", "AVX10"))
-    return allowed and not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(words)
+    allowed = re.search("ALL|DEFAULT|BF16|FP16|AMX|AVX10", limit)
+    return bool(allowed) and not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(words)
 
 
 def machine():
@@ -74,12 +65,16 @@ def machine():
         told = subprocess.check_output(
             ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], text=True)
         gpu, driver = told.splitlines()[0].split(", ")
-    cpu = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
+    cpu = platform.machine()
+    with contextlib.suppress(OSError, TypeError):  # some systems or CPUs have no such line
         cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())[1]
+    packages = {}
+    for name in ("torch", "torchvision", "lmdb", "nvidia-dali-cuda120", "nvidia-dali-cuda130"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            packages[name] = importlib.metadata.version(name)
     return dict(cpu=cpu, cores=cores(), bfloat16=has_bfloat16(), gpus=gpus, gpu=gpu, driver=driver,
                 cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
-                python=platform.python_version(), packages=packages())
+                python=platform.python_version(), packages=packages)
 
 
 # ------------------------------------------------------------------------------ the terminal
@@ -100,7 +95,7 @@ class Progress:
     """What a script's progress bar says, timed by our own clock."""
 
     def __init__(self):
-        self.epoch = self.step = self.steps = 0
+        self.epoch = self.step = self.steps = self.done = 0
         self.started = time.monotonic()
         self.first = None  # (moment, steps done by then, of all epochs)
         self.marks = []  # (moment, step) of this epoch, from its first step on
@@ -110,13 +105,10 @@ class Progress:
         if epoch != self.epoch:
             self.marks = []
         self.epoch, self.step, self.steps = epoch, step, steps
+        self.done = (epoch - 1) * steps + step  # of all epochs
         if step and (not self.marks or step > self.marks[-1][1]):
             self.marks.append((time.monotonic(), step))
-            self.first = self.first or (self.marks[0][0], self.done())
-
-    def done(self):
-        """Return the steps done in all epochs."""
-        return (self.epoch - 1) * self.steps + self.step
+            self.first = self.first or (self.marks[0][0], self.done)
 
     def pace(self):
         """Return (steps a second, the steps and seconds seen of this epoch beyond its first step).
@@ -132,10 +124,10 @@ class Progress:
 
     def estimate(self, epochs):
         """Return (seconds of the whole run of so many epochs, of its start); None too early."""
-        if not self.first or self.done() < self.first[1] + 3:
+        if not self.first or self.done < self.first[1] + 3:
             return None
         moment, before = self.first
-        share = (self.done() - before) / (epochs * self.steps)
+        share = (self.done - before) / (epochs * self.steps)
         start = moment - self.started
         return start + (time.monotonic() - moment) / share, start
 
@@ -150,34 +142,29 @@ def follow(command, log, watch, env=None):
     ours, its = pty.openpty()
     tty.setraw(its)
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
-    progress, text, is_open = Progress(), b"", True
+    progress, text = Progress(), b""
     with open(log, "a") as output:
         print(f"$ {shlex.join(command)}", file=output, flush=True)
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=its, stderr=its,
                                    env={**os.environ, **(env or {})}, start_new_session=True)
         os.close(its)
         try:
-            while True:
+            ended, piece = False, b""
+            while piece or not ended:
                 watch(progress, None)
                 ended = process.poll() is not None  # asked first: what it wrote last is read below
-                if is_open and select.select([ours], [], [], 0.2)[0]:
-                    try:
+                piece = b""
+                if select.select([ours], [], [], 0.2)[0]:
+                    with contextlib.suppress(OSError):  # nobody has the other side open
                         piece = os.read(ours, 65536)
-                    except OSError:  # Linux says so when nobody has the other side open
-                        piece = b""
-                    is_open, text = bool(piece), text + piece
-                elif ended:
-                    break
-                elif not is_open:
-                    time.sleep(0.1)
-                bars = list(BAR.finditer(text.decode(errors="replace")))
-                if bars and (epoch := re.fullmatch(r"epoch (\d+)", bars[-1]["name"] or "")):
-                    progress.update(*map(int, (epoch[1], bars[-1]["step"], bars[-1]["steps"])))
-                *lines, text = (text if is_open else text + b"\n").split(b"\n")
+                text += piece or b"\n" * ended
+                if bars := re.findall(rf"epoch (\d+): +{BAR}", text.decode(errors="replace")):
+                    progress.update(*map(int, bars[-1]))
+                *lines, text = text.split(b"\n")
                 text = text[text.rfind(b"\r") + 1:]
                 for line in lines:
-                    line = BAR.sub("", line.split(b"\r")[-1].decode(errors="replace")).rstrip()
-                    if line:
+                    line = line.split(b"\r")[-1].decode(errors="replace")
+                    if line := re.sub(rf"([^\r|]*: +)?{BAR}", "", line).rstrip():
                         print(line, file=output, flush=True)
                         watch(progress, line)
         except BaseException:
@@ -213,23 +200,20 @@ def stop(process):
     process.wait()
 
 
-def error_line(log):
-    """Return the line of a log that tells a reader most: a script's own error, or the last line."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    own = [line for line in lines if re.match(r"[\w.]+: error: ", line)]
-    raised = [line for line in lines
-              if re.match(r"(\[rank\d+\]: )?[\w.]+(Error|Exception)\b", line)]
-    return (own + raised + lines[-1:])[0]
-
-
 def failure(code, log):
     """Return (status, exit code, details) of a run that did not end well.
 
-    A script that refuses (exit 2) or lacks a package is a skip: the options have been checked, so
-    it is this machine or data set that cannot have the technique.
+    The error is the script's own line, or what was raised, or else the last line of the log. A
+    script that refuses (exit 2) or lacks a package is a skip: the options have been checked, so it
+    is this machine or data set that cannot have the technique.
     """
-    error = error_line(log)
-    refused = code == 2 or re.search(r"exitcode *: 2 ", log.read_text(errors="replace"))  # torchrun
+    text = log.read_text(errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    own = [line for line in lines if re.match(r"[\w.]+: error: ", line)]
+    raised = [line for line in lines
+              if re.match(r"(\[rank\d+\]: )?[\w.]+(Error|Exception)\b", line)]
+    error = (own + raised + lines[-1:])[0]
+    refused = code == 2 or re.search(r"exitcode *: 2 ", text)  # the latter is torchrun's
     if refused or ": pip install " in error or "No module named" in error:
         return "skip", code, {"error": error}
     return "fail", code, {"error": error, "log": str(log)}
@@ -256,16 +240,14 @@ def guarded(main, driver):
 
 
 def folder_of_its_own(folder, driver):
-    """Make `folder` and lock it against other runs; return the lock. Exit 1 where it cannot."""
+    """Make `folder` and lock it against other runs; return the lock. Exit 1 if one has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = open(folder / ".lock", "w")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / ".lock", "w")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return lock
     except BlockingIOError:
         sys.exit(f"{driver}: error: another run uses {folder}: name another --result_dir")
-    except OSError as error:
-        sys.exit(f"{driver}: error: {error}")
+    return lock
 
 
 def check_options(script, words, driver):
