@@ -40,8 +40,8 @@ def speeds(row, key="images_per_second"):
 
 def spread(row):
     """Return images/s as 'median (least to most)'."""
-    least, most = min(speeds(row)), max(speeds(row))
-    return f"{row['images_per_second']:,.0f} ({least:,.0f} to {most:,.0f})"
+    median, least, most = row["images_per_second"], min(speeds(row)), max(speeds(row))
+    return f"{median:,.0f} ({least:,.0f} to {most:,.0f})"
 
 
 def data_wait(row):
@@ -102,10 +102,11 @@ def table(head, rows):
             *("| " + " | ".join(cells) + " |" * (columns - len(cells) + 1) for cells in rows)]
 
 
-def text_of(paragraphs, rows):
-    """Return the text of lists of lines, and why the run was stopped if it was."""
-    paragraphs = [*paragraphs, *([row["stopped"]] for row in rows if "stopped" in row)]
-    return "\n\n".join("\n".join(lines) for lines in paragraphs if lines) + "\n"
+def text_of(parts, rows):
+    """Return the text of paragraphs, given as str or as [line, ...], and why the run stopped."""
+    parts = [*parts, *(row["stopped"] for row in rows if "stopped" in row)]
+    return "\n\n".join(part if isinstance(part, str) else "\n".join(part)
+                       for part in parts if part) + "\n"
 
 
 def save(rows, stem, markdown):
@@ -189,22 +190,21 @@ def markdown(rows):
         cells.append([name, spread(row), f"{row['val_top1']:.2%}",
                       "" if memory is None else f"{memory / 2 ** 20:,.0f} MB",
                       f"{data_wait(row):.0%}", f"{row['warmup_seconds']:.1f} s"])
-    parts = [list(filter(None, [not_usable(rows)])), staircase(rows), grid(rows),
+    parts = [not_usable(rows), staircase(rows), grid(rows),
              table("| run | images/s: median (least to most) | top-1 | peak memory, first GPU | "
                    "data wait | warm-up |", cells),
              [f"- {', '.join(names)}: {why}" for why, names in problems.items()]]
     if good := first_good(rows):
         steps = good["options"].get("steps")
         length = f"{len(good['epochs'])} epochs" + (f" of {steps} steps" if steps else "")
-        parts += [[f"{workload(good)}, {length}. Seconds and images/s are of {which_epochs(good)}; "
-                   "the warm-up is start and first epoch. Ratios are of the medians of images/s. "
-                   "Each run was made once."], [setting(good)]]
-        if good["left_out"]:
-            why = "; ".join(f"{name}, because {why}" for name, why in good["left_out"].items())
-            parts.append([f"Left out: {why}."])
-        if not good["machine"]["gpus"]:
-            parts.append([f"There is no GPU here: DDP is {good['processes']} processes on the same "
-                          "cores, and amp is bfloat16. What a GPU gains is not to be seen here."])
+        parts += [f"{workload(good)}, {length}. Seconds and images/s are of {which_epochs(good)}; "
+                  "the warm-up is start and first epoch. Ratios are of the medians of images/s. "
+                  "Each run was made once.", setting(good)]
+        reasons = [f"{name}, because {why}" for name, why in good["left_out"].items()]
+        parts += [f"Left out: {'; '.join(reasons)}."] * bool(reasons)
+        parts += [f"There is no GPU here: DDP is {good['processes']} processes on the same cores, "
+                  "and amp is bfloat16. What a GPU gains is not to be seen here."
+                  ] * (not good["machine"]["gpus"])
     return text_of(parts, rows)
 
 
@@ -217,10 +217,8 @@ def chart(rows, path):
              for row in done if "on" in row]
     cells = [(f"{row['row']} {row['column']}" if row["techniques"] else "baseline", row["row"], row)
              for row in done if row["row"] in ROWS]
-    panels = []
-    if steps:
-        panels.append(("Technique after technique, each added to those kept above it",
-                       [("baseline", "baseline", rows[0]), *steps]))
+    panels = [("Technique after technique, each added to those kept above it",
+               [("baseline", "baseline", rows[0]), *steps])] if steps else []
     if len(cells) > 1 or not steps:
         panels.append(("Processes, cuDNN's search and mixed precision", cells))
     sizes = [len(bars) for _, bars in panels]
@@ -288,8 +286,8 @@ def loading_markdown(rows):
              [f"- {row['loader']} is limited by **{row['bottleneck']}**: {row['evidence']}."
               for row in rows if "bottleneck" in row]]
     if good := first_good(rows):
-        parts += [[f"{good['samples']:,} samples, {good['bytes'] / 1e6:,.1f} MB an epoch; medians "
-                   f"of {which_epochs(good)}. {storage_line(good['storage'])}"], [setting(good)]]
+        parts += [f"{good['samples']:,} samples, {good['bytes'] / 1e6:,.1f} MB an epoch; medians "
+                  f"of {which_epochs(good)}. {storage_line(good['storage'])}", setting(good)]
     return text_of(parts, rows)
 
 
@@ -313,8 +311,8 @@ def shows(kind, rows):
     if kind == "loading":
         last = rows[-1]
         base = next(row for row in rows if row["cache"] == last["cache"])
-        limit = f", limited by {last['bottleneck']}" if "bottleneck" in last else ""
-        return f"{last['loader']} {ratio(last, base)} {base['loader']}, {last['cache']}{limit}"
+        return (f"{last['loader']} {ratio(last, base)} {base['loader']}, {last['cache']}"
+                + (f", limited by {last['bottleneck']}" if "bottleneck" in last else ""))
     if not_usable(rows):
         return "the baseline moved: ratios not usable"
     best = max((row for row in rows if row["row"] != "again"), key=images_per_second)
@@ -325,12 +323,12 @@ def pages():
     """Return {path: text} of every page that is made from records or files."""
     found, index = {}, []
     for name, (kind, rows) in results().items():
-        good = first_good(rows)
+        where, what = place(rows[0]), workload(rows[0])
+        image = "![bars of images/s](running.png)\n\n" if kind == "running" else ""
         found[ROOT / "results" / name / "README.md"] = (
-            f"# {place(good)}: {workload(good)}\n\n"
-            + "![bars of images/s](running.png)\n\n" * (kind == "running") + TABLES[kind](rows))
-        index.append([f"[{name}]({name}/README.md)", place(good), workload(good),
-                      shows(kind, rows), good["date"]])
+            f"# {where}: {what}\n\n{image}{TABLES[kind](rows)}")
+        index.append([f"[{name}]({name}/README.md)", where, what, shows(kind, rows),
+                      rows[0]["date"]])
     found[ROOT / "results" / "README.md"] = "\n".join([
         "# Results", "", "`python tools/report.py` makes these pages from the records in each "
         "folder.", "", *table("| folder | machine | workload | what it shows | date |", index), ""])
@@ -373,8 +371,8 @@ def diff_part(words, up):
 
 def chart_part(words, up):
     """Return the chart of the folder words[0], with what was measured."""
-    good = first_good(results()[words[0]][1])
-    caption, folder = f"{workload(good)} on {place(good)}", f"{up}results/{words[0]}"
+    row = results()[words[0]][1][0]
+    caption, folder = f"{workload(row)} on {place(row)}", f"{up}results/{words[0]}"
     return [f"![images/s of {caption}]({folder}/running.png)", "",
             f"*Training {caption}: [tables]({folder}/README.md).*"]
 
@@ -382,10 +380,9 @@ def chart_part(words, up):
 def table_part(words, up):
     """Return the table of the folder words[0], and what may be wrong with it."""
     kind, rows = results()[words[0]]
-    if kind == "running":
-        reason = not_usable(rows)
-        return [*[reason, ""] * bool(reason), *staircase(rows)]
-    return loading_markdown(rows).split("\n\n")[0].splitlines()
+    if kind == "loading":
+        return loading_markdown(rows).split("\n\n")[:1]
+    return text_of([not_usable(rows), staircase(rows)], []).splitlines()
 
 
 def pays_part(words, up):
@@ -397,7 +394,7 @@ def pays_part(words, up):
         columns.append({})
         for row, gain in gains(rows):  # of one tried again, the last counts
             technique = row["column"].removeprefix("+")
-            columns[-1][technique] = f"**{gain}**" if row["kept"] else gain
+            columns[-1][technique] = f"**{gain}**" if row.get("kept") else gain
             most[technique] = max(float(gain.removesuffix("x") or 0), most.get(technique, 0))
     best = sorted(most, key=most.get)[-9:]
     return table(f"| {' | '.join(head)} |", (

@@ -2,7 +2,6 @@
 
 import argparse
 import datetime
-import functools
 import json
 import math
 import re
@@ -100,23 +99,15 @@ def due(stairs, tries, best):
     return [left for *_, left in found]
 
 
-@functools.cache
-def owners():
-    """Return {option: techniques that have it} of the options that the baseline has not."""
-    src, found = ROOT / "src", {}
-    for name in compose.TECHNIQUES:
-        for option in report.own_options(src / "train.py", src / f"train_{name}.py"):
-            found.setdefault(option, []).append(name)
-    return found
-
-
 def options_of(techniques, options):
-    """Return `options` without those that belong to other techniques than these."""
+    """Return `options` without those that only other techniques than these have."""
+    own = {name: {*report.own_options(ROOT / "src" / "train.py", ROOT / "src" / f"train_{name}.py")}
+           for name in compose.TECHNIQUES}
+    others = set().union(*own.values()) - set().union(*(own[name] for name in techniques))
     kept, passed = [], True
     for word in options:
         if word.startswith("--"):
-            names = owners().get(word.split("=")[0])
-            passed = names is None or not set(names).isdisjoint(techniques)
+            passed = word.split("=")[0] not in others
         kept += [word] if passed else []
     return kept
 
@@ -188,7 +179,7 @@ class Session:
         self.minutes, self.deadline = minutes, deadline
         self.rows, self.results = [], {}
         self.took = [0.0]  # seconds of the runs that ended well, start included
-        self.count = 0  # of all rows, as far as known
+        self.count = 0  # of all rows, those of the staircase that are to come included
         self.steps = None  # of each epoch, if epochs were cut short
 
     def time_left(self):
@@ -210,8 +201,7 @@ class Session:
     def measure(self, techniques):
         """Run a set of techniques if the time allows; return what `run` returns."""
         begin, first = time.monotonic(), self.rows[0] if self.rows else None
-        is_last = first and not techniques
-        limit = self.deadline - begin if is_last else self.time_left()
+        limit = self.deadline - begin if first and not techniques else self.time_left()
         why = f"the whole may take {self.minutes:g} minutes (--minutes)"
         if not first:
             limit /= 2
@@ -233,10 +223,8 @@ class Session:
                     " on this CPU, which has no bfloat16" if emulated else " than the baseline"))
         result = run(techniques, options_of(techniques, self.options), self.folder,
                      self.common["processes"], judge)
-        if not first:
-            self.took = []
         if result[0] == "ok" or not first:
-            self.took.append(time.monotonic() - begin)
+            self.took = [*(self.took if first else []), time.monotonic() - begin]
         return result
 
     def attempt(self, row, column, techniques):
