@@ -108,7 +108,7 @@ def test_the_size_of_buckets_reaches_ddp(digits, tmp_path):
 # -------------------------------------------------------------------------------- wrong use
 def test_without_a_launcher_one_line_says_how(digits, tmp_path):
     done = run(sys.executable, SCRIPT, "--dataset", digits, cwd=tmp_path)
-    assert_one_line(done, 2, "torchrun --nproc_per_node=gpu train_DDP.py")
+    assert_one_line(done, 2, "torchrun --standalone --nproc_per_node=gpu train_DDP.py")
 
 
 @pytest.mark.fault(61)
