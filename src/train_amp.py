@@ -41,9 +41,9 @@ def fail(message):
 
 
 def count(text):
-    """Return an option's whole number, which is 1 or more. Raises ValueError."""
+    """Return an option's whole number, which is 1 or more. Raises ArgumentTypeError."""
     if int(text) < 1:
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 up")
     return int(text)
 
 
@@ -131,7 +131,7 @@ def main():
     if args.batch_size % world_size:
         fail(f"--batch_size {args.batch_size} is not a multiple of {world_size} processes")
     if not 0 < args.lr < 3e38 or not 0 <= args.seed < 2 ** 31 or args.workers < 0:
-        fail("--lr is a number above 0, --workers and --seed are whole numbers from 0 up")
+        fail("--lr has to be in 0 to 3e38, --seed in 0 to 2147483647, --workers 0 or more")
     saved = args.result_dir / f"{script}.pt"
     try:
         args.result_dir.mkdir(parents=True, exist_ok=True)
@@ -186,9 +186,9 @@ def main():
         else:
             no_aux = {"aux_logits": False} if args.model in ("googlenet", "inception_v3") else {}
             model = models.get_model(args.model, num_classes=classes, **no_aux)
-        model.eval()(torch.zeros(1, 3, val_size, val_size))  # some take one size only
-    except Exception as error:
-        fail(f"--model {args.model}, images of {val_size} pixels: {error}")
+        [model.eval()(torch.zeros(1, 3, side, side)) for side in {args.image_size, val_size}]
+    except Exception as error:  # some models take one size only
+        fail(f"--model {args.model}, images of {args.image_size}, {val_size} pixels: {error}")
 
     # model stays the bare module: optimizer, checkpoint and validation use it
     model = model.to(device)
@@ -214,7 +214,7 @@ def main():
     # -------------------------------------------------------------------------------- training
     there = saved if saved.exists() else None
     resume = there if args.resume == "auto" else args.resume
-    if there and not resume:
+    if there and Path(resume or "") != there:
         print(f"{script}: replaces {there}; --resume auto would continue it", flush=True)
     content = Path(resume).read_bytes() if resume and rank == 0 else None
 
@@ -227,7 +227,7 @@ def main():
             checkpoint = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
             states = checkpoint["parts"]
             states["optimizer"]["param_groups"] = optimizer.state_dict()["param_groups"]
-            for name in states.keys() & parts.keys():
+            for name in filter(states.get, parts):
                 parts[name].load_state_dict(states[name])
             epochs = checkpoint["epochs"]
         except Exception as error:

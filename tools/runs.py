@@ -60,11 +60,13 @@ def has_bfloat16():
 def machine():
     """Return what figures depend on: CPU, cores, GPUs, driver, Python and packages, as a dict."""
     import torch  # takes seconds
-    gpus, gpu, driver = torch.cuda.device_count(), None, None
-    if gpus:  # torch would keep hundreds of megabytes of the GPU to tell its name
-        told = subprocess.check_output(
-            ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], text=True)
-        gpu, driver = told.splitlines()[0].split(", ")
+    gpus = torch.cuda.device_count()
+    gpu, driver = "GPU" if gpus else None, None
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        if gpus:  # torch would keep hundreds of megabytes of the GPU to tell its name
+            told = subprocess.check_output(["nvidia-smi", "--query-gpu=name,driver_version",
+                                            "--format=csv,noheader"], text=True)
+            gpu, driver = told.splitlines()[0].split(", ")
     cpu = platform.machine()
     with contextlib.suppress(OSError, TypeError):  # some systems or CPUs have no such line
         cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())[1]
@@ -155,8 +157,10 @@ def follow(command, log, watch, env=None):
                 ended = process.poll() is not None  # asked first: what it wrote last is read below
                 piece = b""
                 if select.select([ours], [], [], 0.2)[0]:
-                    with contextlib.suppress(OSError):  # nobody has the other side open
+                    try:
                         piece = os.read(ours, 65536)
+                    except OSError:  # nobody has the other side open
+                        time.sleep(0.1)
                 text += piece or b"\n" * ended
                 if bars := re.findall(rf"epoch (\d+): +{BAR}", text.decode(errors="replace")):
                     progress.update(*map(int, bars[-1]))
