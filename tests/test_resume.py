@@ -78,6 +78,27 @@ def test_a_new_run_says_that_it_replaces_a_checkpoint(checkpoint, digits, tmp_pa
     assert len(record["epochs"]) == 2
 
 
+def test_resuming_another_file_says_that_it_replaces_a_checkpoint(checkpoint, digits, tmp_path):
+    shutil.copy(checkpoint, tmp_path)
+    _, output = train(SRC / "train.py", "--dataset", digits, *TINY, "--result_dir", tmp_path,
+                      "--resume", checkpoint)
+    assert f"train: replaces {tmp_path / 'train.pt'}; " in output
+
+
+@pytest.mark.fault(59)
+def test_a_checkpoint_of_a_scaler_that_was_off_resumes_with_one(digits, tmp_path):
+    """The copy scales on a CPU too, as float16 does on a GPU."""
+    options = ["--dataset", digits, *TINY, "--result_dir", tmp_path]
+    train(SRC / "train_amp.py", *options, "--epochs", 1)
+    text = (SRC / "train_amp.py").read_text()
+    off = "GradScaler(enabled=amp_dtype == torch.float16)"
+    assert off in text
+    (tmp_path / "scaled.py").write_text(text.replace(off, 'GradScaler("cpu")'))
+    record, _ = train(tmp_path / "scaled.py", *options, "--epochs", 2, "--resume",
+                      tmp_path / "train_amp.pt")
+    assert len(record["epochs"]) == 2
+
+
 def test_the_first_epoch_after_a_resume_warms_up(checkpoint, digits, tmp_path):
     record, _ = train(SRC / "train.py", "--dataset", digits, *TINY, "--epochs", 3, "--result_dir",
                       tmp_path, "--resume", checkpoint)

@@ -248,10 +248,11 @@ def test_wrong_options(options, digits, tmp_path):
 
 
 @pytest.mark.fault(61)
-def test_a_model_that_cannot_take_the_size_of_validation(digits, tmp_path):
+@pytest.mark.parametrize("size, val_size", [(224, 256), (32, 224)])
+def test_a_model_that_cannot_take_the_size(size, val_size, digits, tmp_path):
     done = run_forked(SRC / "train.py", "--dataset", digits, *TINY, "--model", "vit_b_16",
-                      "--image_size", 224, "--val_size", 256, cwd=tmp_path)
-    assert_one_line(done, 2, "--model vit_b_16", "256 pixels")
+                      "--image_size", size, "--val_size", val_size, cwd=tmp_path)
+    assert_one_line(done, 2, "--model vit_b_16", f"images of {size}, {val_size} pixels")
 
 
 @pytest.mark.fault(20, 73)
