@@ -308,7 +308,7 @@ def main():
     pictures = [name for sample in dataset.samples for name in sample[:dataset.parts]]
     size = sum(dataset.size(name) for name in pictures)
 
-    # epoch e's order is the torch.randperm of a generator seeded with seed + e
+    # the order of epoch e is torch.randperm with a generator seeded with seed + e
     order = torch.Generator()
     sampler = SequentialSampler(dataset)
     if args.split == "train":

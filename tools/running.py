@@ -251,7 +251,7 @@ class Session:
         while left := due(stairs, tries, best):
             names = left[0]
             if names[0] in tries and self.time_left() < statistics.median(self.took):
-                break  # what is left has been tried before
+                break  # only techniques that were tried before are left
             tried, on = [], best["techniques"]
             for name in names:
                 tried.append(self.attempt("staircase", f"+{name}", sorted([*on, name])))
