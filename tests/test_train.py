@@ -117,16 +117,17 @@ def accuracy_of(tmp_path_factory):
 
     def accuracy_of(name):
         record, _ = train(SRC / f"{name}.py", "--dataset", folder / "digits", "--image_size", 16,
-                          "--width", 8, "--batch_size", 40, "--result_dir", folder / name)
+                          "--width", 8, "--batch_size", 40, "--epochs", 8, "--result_dir",
+                          folder / name)
         return record["val_top1"]
     return accuracy_of
 
 
-def test_accuracy_is_the_baselines_within_a_point(accuracy_of):
+def test_accuracy_is_at_most_a_point_below_the_baselines(accuracy_of):
     baseline = accuracy_of("train")
     assert baseline > 0.97
     for name in ("train_amp", "train_DDP"):
-        assert abs(accuracy_of(name) - baseline) <= 0.01, name
+        assert accuracy_of(name) >= baseline - 0.01, name
 
 
 @pytest.mark.skipif(not MNIST.exists(), reason="needs the real MNIST in ../shared/data")
