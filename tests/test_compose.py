@@ -462,7 +462,7 @@ def test_some_pairs_and_each_whole_set_run_alone_in_a_folder(chosen, tmp_path, d
     script.parent.mkdir()
     script.write_text(merged((SRC / "train.py").read_text(), chosen))
     record, _ = train(script, "--dataset", digits, "--epochs", 1, "--batch_size", 40, "--steps", 2,
-                      "--result_dir", tmp_path / "runs", "--workers", 0, "--width", 8,
+                      "--result_dir", tmp_path / "runs", "--workers", 0, "--width", 4,
                       "--image_size", 16, cwd=script.parent)
     assert record["script"] == "my_train" and len(record["epochs"]) == 1
     assert 0 < record["epochs"][-1]["loss"] < 10

@@ -117,8 +117,7 @@ def accuracy_of(tmp_path_factory):
 
     def accuracy_of(name):
         record, _ = train(SRC / f"{name}.py", "--dataset", folder / "digits", "--image_size", 16,
-                          "--width", 8, "--batch_size", 40, "--epochs", 8, "--result_dir",
-                          folder / name)
+                          "--width", 8, "--batch_size", 40, "--result_dir", folder / name)
         return record["val_top1"]
     return accuracy_of
 
