@@ -1,4 +1,4 @@
-"""Make a data set of class folders: drawn here, or downloaded by torchvision.
+"""Make a dataset of class folders: drawn here, or downloaded by torchvision.
 
     python make_dataset.py digits     the default of the training scripts, takes a few seconds
     python make_dataset.py photos     JPEGs of ImageNet's size and weight, to time loading
@@ -132,7 +132,7 @@ def write(path, content):
 
 
 def draw_job(root, name, seed, job):
-    """Draw picture `job` = (split, label, i) of data set `name`."""
+    """Draw picture `job` = (split, label, i) of dataset `name`."""
     files_of, validation = DRAWN[name][:2]
     split, label, i = job
     rng = np.random.default_rng([seed, split == validation, label, i])
@@ -149,7 +149,7 @@ def begin():
 
 
 def draw(root, name, seed, train, val, workers):
-    """Draw `train` and `val` pictures per class of data set `name` into folder `root`."""
+    """Draw `train` and `val` pictures per class of dataset `name` into folder `root`."""
     validation = DRAWN[name][1]
     jobs = [(split, label, i) for split, count in (("train", train), (validation, val))
             for label in range(10) for i in range(count)]
@@ -165,7 +165,7 @@ def draw(root, name, seed, train, val, workers):
 
 
 def download(root, name):
-    """Download data set `name` and arrange it as class folders in `root`."""
+    """Download dataset `name` and arrange it as class folders in `root`."""
     from torchvision import datasets  # takes seconds, and drawing does not need it
 
     if name == "imagenette":

@@ -7,7 +7,7 @@
 #     "tqdm",
 # ]
 # ///
-"""Read a data set as training would, without training, and time it.
+"""Read a dataset as training would, without training, and time it.
 
     python loader.py --data_source DATASET
 

@@ -239,7 +239,7 @@ def main():
     # the learning rate rises for a fifth of all steps, then falls to zero
     done, total = len(epochs) * steps, args.epochs * steps
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
-        (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
+        1, (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
 
     # nothing in a step waits for the device; the clock does, at the edges of what it times
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None

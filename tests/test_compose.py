@@ -151,7 +151,7 @@ def test_it_needs_no_packages(tmp_path):
 # ---------------------------------------------------------------- into a user's own copy
 LAMBDA = """\
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
-        (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
+        1, (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
 """
 # What people change: {subject: [(text of the baseline, what they write instead)]}.
 USUAL_EDITS = {

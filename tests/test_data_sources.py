@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, SRC, module_of, on_gpu, run, run_forked, train
+from helpers import ROOT, SRC, TINY, module_of, on_gpu, run, run_forked, train
 from PIL import Image
 from test_loader import ODD_NAMES, SHARED, classes, photo, save, spoil, unusual
 from test_resize import claims
@@ -16,8 +16,6 @@ from torchvision.transforms import v2 as transforms
 
 SMALL = ["--epochs", 2, "--batch_size", 4, "--image_size", 32, "--val_size", 36, "--width", 2,
          "--workers", 2]
-DIGITS = ["--epochs", 2, "--batch_size", 40, "--steps", 3, "--width", 4, "--image_size", 16,
-          "--workers", 0]
 each_source = pytest.mark.parametrize("name", ["train_DALI", "train_cache"])
 cpu_and_gpu = pytest.mark.parametrize("device", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
 
@@ -177,7 +175,7 @@ def test_cache_equals_the_baseline_bit_for_bit(digits, tmp_path):
     """Without --augment, weights and all: decoding the cache draws no random numbers."""
     records, weights = [], []
     for name in ("train", "train_cache"):
-        records.append(train(SRC / f"{name}.py", "--dataset", digits, *DIGITS, "--workers", 1,
+        records.append(train(SRC / f"{name}.py", "--dataset", digits, *TINY, "--workers", 1,
                              "--val_size", 20, "--result_dir", tmp_path)[0])
         weights.append(torch.load(tmp_path / f"{name}.pt")["parts"]["model"])
     for key in ("loss", "val_top1", "val_top5"):
@@ -188,7 +186,7 @@ def test_cache_equals_the_baseline_bit_for_bit(digits, tmp_path):
 
 
 def test_cached_crops_of_an_epoch_are_the_same_after_a_resume(digits, tmp_path):
-    script, options = SRC / "train_cache.py", ["--dataset", digits, *DIGITS, "--augment"]
+    script, options = SRC / "train_cache.py", ["--dataset", digits, *TINY, "--augment"]
     whole = batches_of(script, tmp_path / "whole", *options)
     batches_of(script, tmp_path / "parts", *options, "--epochs", 1)
     parts = batches_of(script, tmp_path / "parts", *options, "--resume", "auto")
@@ -255,7 +253,7 @@ def test_a_cache_in_ram_gives_what_one_on_the_gpu_gives(more, photos, tmp_path):
 
 def test_cache_says_how_much_memory_it_takes(digits, tmp_path):
     for more, side in (([], 28), (["--augment"], 32)):
-        _, output = train(SRC / "train_cache.py", "--dataset", digits, *DIGITS, "--image_size", 28,
+        _, output = train(SRC / "train_cache.py", "--dataset", digits, *TINY, "--image_size", 28,
                           *more, "--result_dir", tmp_path)
         taken = 3 * (240 * side ** 2 + 70 * 28 ** 2) / 1e6
         assert f"the decoded images take {taken:.1f} MB of cpu memory" in output
@@ -330,7 +328,7 @@ def odd_pictures(tmp_path_factory):
 def test_odd_pictures(name, odd_pictures, tmp_path):
     """DALI gives the pixels of loader.py, nearly; the cache those of train.py, exactly."""
     script = keeping_batches(SRC / f"{name}.py", tmp_path)
-    done = run_forked(script, "--dataset", odd_pictures, *DIGITS, "--image_size", 40, "--epochs", 1,
+    done = run_forked(script, "--dataset", odd_pictures, *TINY, "--image_size", 40, "--epochs", 1,
                       "--batch_size", 4, "--result_dir", tmp_path)
     assert done.returncode == 0, done.stderr
     assert not [line for line in done.stderr.splitlines() if "arn" in line], done.stderr
@@ -359,7 +357,7 @@ def test_odd_names(name, tmp_path):
             save(photo(k), data / split / "[x] Zoë" / odd)
         for other in ("a.txt", "Thumbs.db", ".DS_Store", "._x.JPEG"):
             (data / split / "it's -1" / other).write_bytes(b"none")
-    record, output = train(SRC / f"{name}.py", "--dataset", data, *DIGITS, "--batch_size", 4,
+    record, output = train(SRC / f"{name}.py", "--dataset", data, *TINY, "--batch_size", 4,
                            "--result_dir", tmp_path / "r")
     assert f" {2 * (len(ODD_NAMES) + 2)} images, " in output and len(record["epochs"]) == 2
 
@@ -377,7 +375,7 @@ def test_damaged_picture(name, kind, photos, tmp_path, request):
         spoil(bad, kind)
     # a decoder that crashes on such a file does so now and then
     for _ in range(5 if name == "train_DALI" and kind == "text" else 1):
-        done = run_forked(SRC / f"{name}.py", "--dataset", tmp_path / "set", *DIGITS, "--steps",
+        done = run_forked(SRC / f"{name}.py", "--dataset", tmp_path / "set", *TINY, "--steps",
                           6, "--batch_size", 4, "--result_dir", tmp_path / "r")
         assert done.returncode in (0, 1)
     if kind == "half" and request.node.get_closest_marker("gpu") and done.returncode == 0:
@@ -392,7 +390,7 @@ def test_a_picture_that_only_dali_cannot_read(photos, tmp_path):
     shutil.copytree(photos, tmp_path / "set")
     Image.open(photos / "train/b/7.jpg").save(tmp_path / "7.gif")
     shutil.move(tmp_path / "7.gif", tmp_path / "set/train/b/7.jpg")
-    done = run_forked(SRC / "train_DALI.py", "--dataset", tmp_path / "set", *DIGITS, "--steps", 6,
+    done = run_forked(SRC / "train_DALI.py", "--dataset", tmp_path / "set", *TINY, "--steps", 6,
                       "--batch_size", 4, "--result_dir", tmp_path / "r")
     line = error_line(done, "train_DALI")
     assert "DALI cannot read the images: " in line and "no longer valid" not in line
@@ -436,7 +434,7 @@ def test_a_dataset_that_is_missing_or_empty(name, tmp_path):
 def test_fewer_pictures_than_a_batch(name, tmp_path):
     """A batch of all pictures is trained on, a larger one is an error."""
     data = classes(classes(tmp_path / "data"), "val")
-    options = ["--dataset", data, *DIGITS, "--result_dir", tmp_path / "r"]
+    options = ["--dataset", data, *TINY, "--result_dir", tmp_path / "r"]
     done = run_forked(SRC / f"{name}.py", *options, "--batch_size", 13)
     assert "--batch_size 13: there are only 12" in error_line(done, name, 2)
     record, _ = train(SRC / f"{name}.py", *options, "--batch_size", 12)
@@ -456,7 +454,7 @@ def test_unknown_device(name, option, digits, tmp_path):
                                           ("train_cache", "--cache_device")])
 def test_gpu_option_without_a_gpu(name, option, digits, tmp_path):
     """The CPU decodes; the cache is in memory, and says so."""
-    done = run(sys.executable, SRC / f"{name}.py", "--dataset", digits, *DIGITS, option, "gpu",
+    done = run(sys.executable, SRC / f"{name}.py", "--dataset", digits, *TINY, option, "gpu",
                cwd=tmp_path, env={"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 0 and "epoch 2/2" in done.stdout, done.stderr
     assert name == "train_DALI" or "MB of cpu memory" in done.stdout

@@ -31,7 +31,7 @@ def checkpoint(digits, tmp_path_factory):
 def schedule(rate, epochs, done=0, steps=3):
     """Return the learning rates of the steps that a run of `epochs` with `done` ones takes."""
     total = epochs * steps
-    return [rate * min((step + 1) / (0.2 * total), (total - step) / (0.8 * total))
+    return [rate * min(1, (step + 1) / (0.2 * total), (total - step) / (0.8 * total))
             for step in range(done * steps, total)]
 
 

@@ -21,7 +21,7 @@ import runs
 
 ROOT = runs.ROOT
 USAGE = "usage: ./loading.sh SCRIPT DATASET [--result_dir DIR] [OPTION ...]"
-MOST_SAMPLES = 10_000  # read from a larger data set, unless --samples says otherwise
+MOST_SAMPLES = 10_000  # read from a larger dataset, unless --samples says otherwise
 CLEARLY_SLOWER = 0.8  # a cold run below this part of the warm one
 AMPLE = 3  # a disk that gives so many times what a loader reads does not hold it back
 BUSY = 0.7  # cores or a GPU are the limit from this share on
@@ -212,7 +212,7 @@ def bottleneck(cold, warm, storage, workers):
     from_disk = warm["disk_megabytes_per_second"]
     if from_disk > needs / 2:
         return "IO", (f"even in the warm run {from_disk:.1f} of {needs:.1f} MB/s come from the "
-                      "disk, because the data set does not fit in memory")
+                      "disk, because the dataset does not fit in memory")
     compared = "the files are in memory"
     if cold:
         slow, disk = cold["images_per_second"], storage["cold_megabytes_per_second"]

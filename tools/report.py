@@ -255,8 +255,8 @@ def write(rows, stem):
 
 # ------------------------------------------------------------------------------ loading.sh
 def storage_line(storage):
-    """Return one line: what the data set is stored on, and what that gives."""
-    line = (f"The data set is on {storage['kind']} ({storage['file_system']} on "
+    """Return one line: what the dataset is stored on, and what that gives."""
+    line = (f"The dataset is on {storage['kind']} ({storage['file_system']} on "
             f"{storage['device']})")
     if storage["droppable"]:
         line += (f"; read alone it gives {storage['cold_megabytes_per_second']:,.1f} MB/s cold "

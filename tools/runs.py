@@ -209,7 +209,7 @@ def failure(code, log):
 
     The error is the script's own line, or what was raised, or else the last line of the log. A
     script that refuses (exit 2) or lacks a package is a skip: the options have been checked, so it
-    is this machine or data set that cannot have the technique.
+    is this machine or dataset that cannot have the technique.
     """
     text = log.read_text(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
