@@ -80,8 +80,8 @@ class Edit:
     """A change to train.py: [(old text, new text)] or a function of the whole text.
 
     `refused`, `said`, `differs` and `either` name the techniques for which the join is refused, a
-    hazard is said at once, --verify names a difference, or either result is right (the copy draws
-    other random numbers). With all others the copy trains as before. `start` are techniques that
+    hazard is said at once, --verify names a difference, or any of these is right (the copy draws
+    other random numbers, say). With all others the copy trains as before. `start` are techniques that
     the copy already has.
     """
     name: str
@@ -98,7 +98,7 @@ class Edit:
         """Return the set of right outcomes."""
         found = {outcome for outcome in ("refused", "said", "differs", "either")
                  if technique in getattr(self, outcome).replace("all", " ".join(ALL)).split()}
-        return {"same", "differs"} if "either" in found else found or {"same"}
+        return {"same", "said", "differs"} if "either" in found else found or {"same"}
 
 
 def after(place, text):
@@ -245,7 +245,7 @@ DATA = [
         self.transform, self.target_transform, self.root = transform, None, folder
         self.samples = [(path, int(label)) for path, label in self.rows]
         self.targets = [label for _, label in self.samples]
-""")), (SETS, CSV_SETS)], said="DALI LMDB"),
+""")), (SETS, CSV_SETS)], said="LMDB", either="DALI"),
     Edit("own Dataset that dims its images", "data", [before(CONV11, CSV_SET.replace(
          "        self.transform = transform\n", """\
         self.transform, self.target_transform, self.root = transform, None, folder
@@ -304,7 +304,7 @@ class Inverted(datasets.ImageFolder):
 '''), (SETS, """\
     train_set = Inverted(args.dataset / "train", train_transform)
     val_set = Inverted(args.dataset / "val", val_transform)
-""")], said="DALI LMDB"),
+""")], said="DALI", either="LMDB"),
     Edit("__getitem__ that reads itself", "data", [before(CONV11, '''\
 class Folder(datasets.ImageFolder):
     def __getitem__(self, index):
@@ -351,7 +351,7 @@ class Folder(datasets.ImageFolder):
     train_set, val_set = torch.utils.data.random_split(
         train_set, [0.8, 0.2], torch.Generator().manual_seed(0))
 """), ("    if odd := set(train_set.classes) ^ set(val_set.classes):\n"
-       '        fail(f"--dataset {args.dataset}: not in both train and val: {sorted(odd)}")\n', ""),
+       '        fail(f"--dataset {args.dataset}: classes in only one of train and val: {sorted(odd)}")\n', ""),
          ("    classes = len(train_set.classes)\n", "    classes = len(names)\n")],
          said="DALI LMDB"),
     Edit("all images as tensors", "data", [after(SETS, """\
@@ -367,9 +367,8 @@ def stack(samples):
     return torch.stack(images), torch.tensor(labels)
 
 
-'''), (LOADING, LOADING.replace(")\n", ",\n                   collate_fn=stack)\n", 1).replace(
-        "torch.Generator(,\n                   collate_fn=stack))",
-        "torch.Generator(), collate_fn=stack)"))], said="DALI cache"),
+'''), (LOADING, LOADING.replace("torch.Generator())", "torch.Generator(), collate_fn=stack)"))],
+         either="DALI cache"),
     Edit("collate_fn that inverts", "data", [before(CONV11, '''\
 def stack(samples):
     images, labels = zip(*samples)
@@ -411,8 +410,8 @@ def seed_worker(number):
 """)], said="DALI cache", either="DDP"),
     Edit("own fixed transform", "data", [(TRANSFORM, """\
     train_transform = transforms.Compose([
-        *crop, transforms.RandomInvert(1.0), transforms.PILToTensor()])
-""")], said="DALI", either="cache"),
+        *crop, transforms.Lambda(ImageOps.invert), transforms.PILToTensor()])
+""")], said="DALI"),
     Edit("floats from the transform", "data", [
          ("transforms.CenterCrop(val_size), transforms.PILToTensor()])\n",
           "transforms.CenterCrop(val_size),\n        transforms.ToImage(), "
@@ -420,7 +419,7 @@ def seed_worker(number):
          (TRANSFORM, """\
     train_transform = transforms.Compose([
         *crop, transforms.ToImage(), transforms.ToDtype(torch.float32, scale=True)])
-""")], said="DALI cache"),
+""")], said="cache", either="DALI"),
     Edit("noise on the images of a step", "data", [before("            output = net(images)\n", """\
             images = (images + torch.randint_like(images, 10)).clamp(max=255)
 
@@ -467,7 +466,7 @@ class FocalLoss(nn.Module):
         flipped = model(normalize(images.flip(3)))
         return nn.functional.cross_entropy(output, labels) + (output - flipped).square().mean()
 
-""")], said="DDP"),
+""")]),
     Edit("a teacher", "loss", [before(TO_DEVICE, TEACHER), (LOSS, """\
     def loss_function(output, labels):
         with torch.no_grad():
