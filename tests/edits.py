@@ -110,8 +110,11 @@ def before(place, text):
 
 
 def rename(old, new):
-    """Return a change that renames a variable everywhere."""
-    return lambda text: re.sub(rf"(?<![\w.\"-]){old}\b(?!=)", new, text)
+    """Return a change that renames a variable in all lines of code."""
+    def change(text):
+        return re.sub(r"^(?! *(#|add\()).*?(?=  # |$)", lambda line: re.sub(
+            rf"(?<![\w.\"-]){old}\b(?!=)", new, line[0]), text, flags=re.M)
+    return change
 
 
 def each_epoch(text):
@@ -678,7 +681,7 @@ LOOPS = [
           "                output = model(normalize(images.to(device, non_blocking=True)))\n"
           "                output += model(normalize(images.flip(3).to(device)))\n")]),
     Edit("a test of the best weights at the end", "loop", [before(
-         "    # the record; the speed", """\
+         "    steady = epochs[", """\
     # all images once more, in each process
     right = 0
     with torch.inference_mode():
@@ -820,15 +823,15 @@ class Writer:
 
 RENAMINGS = [
     Edit("images renamed", "renaming", [rename("images", "x")],
-         refused="amp channels_last DDP"),
+         refused="amp channels_last"),
     Edit("labels renamed", "renaming", [rename("labels", "y")], refused="amp channels_last"),
     Edit("output renamed", "renaming", [rename("output", "logits")], refused="amp"),
     Edit("net renamed", "renaming", [rename("net", "ddp_model")], refused="amp compile",
          said="DDP DP"),
     Edit("model renamed", "renaming", [rename("model", "network")],
-         refused="compile fused stem", said="channels_last DDP"),
+         refused="compile fused", said="channels_last DDP"),
     Edit("optimizer renamed", "renaming", [rename("optimizer", "opt")],
-         refused="amp channels_last stem", said="fused"),
+         refused="amp", said="fused"),
     Edit("scheduler renamed", "renaming", [rename("scheduler", "lr_schedule")]),
     Edit("train_set renamed", "renaming", [rename("train_set", "dataset")],
          refused="DDP DALI cache", said="LMDB"),
@@ -856,8 +859,7 @@ OPTIONS = [
          ("workers > 0 and not args.augment", "workers > 0")],
          refused="compile", said="DALI cache"),
     Edit("--steps removed", "options", [
-         ('    add("--steps", type=count, help="end each epoch after this many; '
-          'None: train on all")\n', ""),
+         lambda text: re.sub(r'    add\("--steps".*\n', "", text),
          ("min(len(train_loader), args.steps or len(train_loader))", "len(train_loader)")],
          refused="amp", options="--batch_size 60"),
     Edit("--batch-size", "options", [('add("--batch_size"', 'add("--batch-size"')],
