@@ -66,7 +66,7 @@ def flatten(image):
 
 
 def is_damage(error, content):
-    """Return whether `error`, simplejpeg's about the JPEG `content`, tells of damaged pixels."""
+    """Return whether simplejpeg's `error` about the JPEG `content` means damaged pixels."""
     # Pictures that are whole may have up to three bytes too many before the end marker 0xd9, and
     # some phones write wrong SOS parameters.
     if re.search(" [123] extraneous bytes before marker 0xd9|Invalid SOS", str(error)):
@@ -217,7 +217,7 @@ def claim(dst, settings):
     note, text = dst / NOTE, json.dumps(settings)
     before = note.read_text() if note.exists() else ""
     if before not in ("", text):
-        raise ValueError(f"--dst {dst} was made with other settings, {before}: delete it or choose "
+        raise ValueError(f"--dst {dst} was made with the settings {before}: use those, delete it or choose "
                          "another folder")
     if not before and any(not name.startswith(".") for name in os.listdir(dst)):
         raise ValueError(f"--dst {dst} already holds other files: choose another folder")

@@ -205,9 +205,9 @@ def drop_from_cache(paths):
 # new #
 # DALI gets the files of pairs from here; change __iter__ for a layout of your own
 class ExternalInputIterator:
-    """Yield the batches of one of `shards` pipelines: first files, second files, sample numbers.
-    A file is an array of its bytes. `order` lists the samples of an epoch. All pipelines get
-    the same number of full batches: the last ones repeat samples, which the iterator cuts off.
+    """Yield batches for pipeline `shard` of `shards`: first files, second files, sample numbers.
+    A file is an array of its bytes. `order` lists the samples of an epoch. The last batches repeat
+    samples, so that all are full and each pipeline has as many; DALIGenericIterator drops these.
     """
     def __init__(self, samples, order, batch_size, shard=0, shards=1):
         self.samples, self.order, self.batch_size = samples, order, batch_size

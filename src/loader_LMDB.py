@@ -191,7 +191,7 @@ def open_pictures(parser, args, transform):
 # new #
 # the index comes last, so a file without it is not whole
 def build_lmdb(path, keys, index):
-    """Build the LMDB file `path` of the files of `keys`, {name: key}. Raises OSError."""
+    """Copy the files of `keys`, {name: key}, into a new LMDB file `path`. Raises OSError."""
     with open(f"{path}.part", "ab") as part:
         fcntl.flock(part, fcntl.LOCK_EX)  # waits for another process that builds it
         if os.path.exists(path):
@@ -228,7 +228,7 @@ os.register_at_fork(after_in_child=open_lmdb.cache_clear)
 # new #
 # names, sizes and times tell whether the file was made from these pictures
 def match_lmdb(path, pictures):
-    """Build the LMDB file `path` if there is none. Raises OSError if it has other Pictures."""
+    """Build the LMDB file `path` if there is none. Raises OSError if it is not of `pictures`."""
     keys = {name: b"%d" % i for i, name in enumerate(pictures.files())}
     files = [[os.path.relpath(name, pictures.root), file.st_size, file.st_mtime_ns]
              for name in keys for file in [os.stat(name)]]
@@ -239,9 +239,9 @@ def match_lmdb(path, pictures):
         raise OSError(f"{path} holds other files than {pictures.root}: remove it to build it again")
 
 # new #
-# needs no folder; records are pictures and JSON, so nothing in them runs
+# reads without the folder; unlike pickles, records (pictures, JSON) cannot run code
 class ImageFolderLMDB(Pictures):
-    """The Pictures, or ImageFolder, that an LMDB file was made from. Raises OSError."""
+    """Pictures that are read from an LMDB file. Use it like ImageFolder. Raises OSError."""
     def __init__(self, path, transform=None, least=1):
         self.path, self.transform, self.least = str(path), transform, least
         try:
@@ -260,7 +260,7 @@ class ImageFolderLMDB(Pictures):
     def size(self, name):
         return self.records[name][1]
     def files(self):
-        open_lmdb.cache_clear()  # what is mapped stays in the page cache
+        open_lmdb.cache_clear()  # close it: pages that are mapped cannot leave the page cache
         return [self.path]
 
 def drop_from_cache(paths):

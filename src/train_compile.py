@@ -31,7 +31,7 @@ from torchvision import datasets, models
 from torchvision.transforms import v2 as transforms
 from tqdm import tqdm
 
-warnings.filterwarnings("ignore", module="PIL")  # these name no file and are harmless
+warnings.filterwarnings("ignore", module="PIL")  # its warnings name no file and are harmless
 
 
 def fail(message):
@@ -56,7 +56,7 @@ def build_parser():
     digits = next(filter(Path.is_dir, places), places[1])
     add("--dataset", type=Path, default=digits, help="folder with train/<class>/*, val/<class>/*")
     add("--image_size", type=count, default=32, help="height and width in training, pixels")
-    add("--val_size", type=count, help="the same in validation; None: as in training")
+    add("--val_size", type=count, help="height and width in validation; None: IMAGE_SIZE")
     add("--augment", action="store_true", help="random resized crop and flip")
     # new #
     # reduce-overhead replays each step's kernels as one CUDA graph; max-autotune tries more kernels
@@ -66,11 +66,11 @@ def build_parser():
     add("--workers", type=int, default=min(16, cores), help="loading processes in all")
     add("--width", type=count, default=16, help="channels of conv11's first layer")
     add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
-    add("--batch_size", type=count, default=120, help="images a step, over all processes")
+    add("--batch_size", type=count, default=120, help="images in a step, all processes together")
     add("--lr", type=float, default=0.1, help="highest learning rate")
     add("--epochs", type=count, default=5, help="passes over the training images")
-    add("--steps", type=count, help="end each epoch after this many; None: train on all")
-    add("--seed", type=int, default=0, help="of weights, order and augmentation")
+    add("--steps", type=count, help="end each epoch after this many steps; None: all")
+    add("--seed", type=int, default=0, help="sets weights, image order and augmentation")
     add("--result_dir", type=Path, default=Path("runs"), help="folder of record and checkpoint")
     add("--resume", help="a checkpoint, or auto: the one in RESULT_DIR if there is one")
     return parser
@@ -120,7 +120,7 @@ def main():
     script = Path(__file__).stem
     args = build_parser().parse_args()
 
-    # which process this is, of how many, and its device
+    # the number of this process, how many there are, and the device of this one
     rank = 0
     world_size = 1
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -131,7 +131,7 @@ def main():
     if args.batch_size % world_size:
         fail(f"--batch_size {args.batch_size} is not a multiple of {world_size} processes")
     if not 0 < args.lr < 3e38 or not 0 <= args.seed < 2 ** 31 or args.workers < 0:
-        fail("--lr has to be in 0 to 3e38, --seed in 0 to 2147483647, --workers 0 or more")
+        fail("--lr has to be above 0 and below 3e38, --seed 0 to 2147483647, --workers 0 or more")
     saved = args.result_dir / f"{script}.pt"
     try:
         args.result_dir.mkdir(parents=True, exist_ok=True)
@@ -152,17 +152,17 @@ def main():
     train_set = open_folder(args.dataset, ("train", "training"), train_transform)
     val_set = open_folder(args.dataset, ("val", "test", "testing"), val_transform)
     if odd := set(train_set.classes) ^ set(val_set.classes):
-        fail(f"--dataset {args.dataset}: not in both train and val: {sorted(odd)}")
+        fail(f"--dataset {args.dataset}: classes in only one of train and val: {sorted(odd)}")
     if len(train_set) < args.batch_size:
         fail(f"--batch_size {args.batch_size}: there are only {len(train_set)} training images")
 
-    # the order of epoch e is torch.randperm with a generator seeded with seed + e
+    # epoch e (from 0) takes the images in the order of torch.randperm, seeded with --seed + e
     sampler = RandomSampler(train_set, generator=torch.Generator())
 
     # each process has its share of the validation images, the batch and the workers
     val_sampler = range(rank, len(val_set), world_size)
     workers = -(-args.workers // world_size)
-    stay = workers > 0 and not args.augment  # each epoch starts and seeds workers that augment
+    stay = workers > 0 and not args.augment  # workers that augment start anew, reseeded
     loading = dict(batch_size=args.batch_size // world_size, num_workers=workers,
                    pin_memory=on_gpu, generator=torch.Generator())
 
@@ -188,9 +188,9 @@ def main():
             model = models.get_model(args.model, num_classes=classes, **no_aux)
         [model.eval()(torch.zeros(1, 3, side, side)) for side in {args.image_size, val_size}]
     except Exception as error:  # some models take one size only
-        fail(f"--model {args.model}, images of {args.image_size}, {val_size} pixels: {error}")
+        fail(f"--model {args.model}, image sizes {args.image_size} and {val_size}: {error}")
 
-    # model stays the bare module: optimizer, checkpoint and validation use it
+    # never wrap model itself, wrap net below: optimizer, checkpoint and validation use model
     model = model.to(device)
 
     # ------------------------------------------------------------------------------- optimizer
@@ -200,10 +200,10 @@ def main():
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{script}: {parameters:,} parameters, {len(train_set):,} images, {device}", flush=True)
 
-    # whose states a checkpoint holds
+    # a checkpoint holds the states of these
     parts = {"model": model, "optimizer": optimizer}
 
-    # what a training step calls on bytes; more may wrap it
+    # each step calls net on uint8 images; techniques wrap net, so that model stays as it is
     # new #
     # the first step compiles: layers fuse into fewer kernels; validation stays as it is
     net = torch.compile(nn.Sequential(normalize, model), mode=args.compile_mode)
@@ -238,12 +238,12 @@ def main():
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
         1, (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
 
-    # nothing in a step waits for the device; the clock does, at the edges of what it times
+    # no step waits for the device; only the clock does, before the first step and after the last
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None
     warmup_seconds = 0.0
     resumed = len(epochs)
     for epoch in range(resumed, args.epochs):
-        # each epoch and process draws its own augmentation and dropout, and can repeat them
+        # one seed for each epoch and process: crops and dropout differ, and a resume repeats them
         torch.manual_seed((args.seed + epoch) * world_size + rank)
         loading["generator"].manual_seed(torch.initial_seed())
 
@@ -268,7 +268,7 @@ def main():
             loss.backward()
             optimizer.step()
 
-            # what is counted stays on the device
+            # the loss stays on the device: to read it now would make each step wait
             losses[step] = loss.detach()
             scheduler.step()
             tick = time.perf_counter()
@@ -306,7 +306,7 @@ def main():
             torch.save(dict(parts=states, epochs=epochs, options=options), content := io.BytesIO())
             write(saved, content.getvalue())
 
-    # the record; the speed is that of the epochs after this run's first, which warms up
+    # the record; its speed leaves out the first epoch of this run, which is the warm-up
     steady = epochs[resumed + 1:] or epochs[1:] or epochs
     name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
     record = dict(

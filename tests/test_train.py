@@ -252,7 +252,7 @@ def test_wrong_options(options, digits, tmp_path):
 def test_a_model_that_cannot_take_the_size(size, val_size, digits, tmp_path):
     done = run_forked(SRC / "train.py", "--dataset", digits, *TINY, "--model", "vit_b_16",
                       "--image_size", size, "--val_size", val_size, cwd=tmp_path)
-    assert_one_line(done, 2, "--model vit_b_16", f"images of {size}, {val_size} pixels")
+    assert_one_line(done, 2, "--model vit_b_16", f"image sizes {size} and {val_size}")
 
 
 @pytest.mark.fault(20, 73)

@@ -103,7 +103,7 @@ class Progress:
         self.marks = []  # (moment, step) of this epoch, from its first step on
 
     def update(self, epoch, step, steps):
-        """Note that `step` of `steps` are done in `epoch` (counted from 1)."""
+        """Record that `step` of the `steps` of `epoch` are done; epochs count from 1."""
         if epoch != self.epoch:
             self.marks = []
         self.epoch, self.step, self.steps = epoch, step, steps
