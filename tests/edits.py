@@ -456,6 +456,11 @@ class FocalLoss(nn.Module):
     Edit("sum in place of the mean", "loss", [
          (LOSS, '    loss_function = nn.CrossEntropyLoss(reduction="sum")\n')],
          said="DDP", options="--lr 0.0005"),
+    Edit("sum in place of the mean, mended", "loss", [(LOSS, """\
+    def loss_function(output, labels):
+        return nn.functional.cross_entropy(output, labels) * args.batch_size
+
+""")], options="--lr 0.0005"),
     Edit("loss with a penalty beside it", "loss", [
          (FORWARD, FORWARD + "            loss = loss + 1e-4 * output.square().mean()\n")],
          refused="amp"),
@@ -588,6 +593,13 @@ OPTIMIZERS = [
           "            scaler.unscale_(optimizer)\n"
           "            nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
           "            scaler.step(optimizer)\n")], start="amp"),
+    Edit("amp first, a second optimizer later", "optimizer", [(OPTIMIZER, """\
+    optimizer = torch.optim.SGD(model[:-1].parameters(), args.lr, 0.9)
+    head_optimizer = torch.optim.SGD(model[-1].parameters(), args.lr / 10, 0.9)
+"""), (PARTS, PARTS.replace("}", ',\n             "head_optimizer": head_optimizer}')),
+         ("            scaler.step(optimizer)\n", "            scaler.step(optimizer)\n"
+          "            scaler.step(head_optimizer)\n            head_optimizer.zero_grad()\n")],
+         start="amp"),
     Edit("amp first, a hook of the optimizer later", "optimizer", [after(OPTIMIZER, """\
     optimizer.register_step_pre_hook(
         lambda *_: nn.utils.clip_grad_norm_(model.parameters(), 0.1) and None)
@@ -754,6 +766,15 @@ METRICS = [
          after(HITS, "                guesses += output.argmax(1).tolist()\n"),
          each_epoch('        print(f"{len(guesses)} images, {len(set(guesses))} classes")\n')],
          said="DDP"),
+    Edit("predictions in a list, mended", "metrics", [
+         after(VALIDATION, "        guesses = []\n"),
+         after(HITS, "                guesses += output.argmax(1).tolist()\n"),
+         each_epoch("""\
+        if world_size > 1:
+            torch.distributed.all_gather_object(lists := [None] * world_size, guesses)
+            guesses = sum(lists, [])
+        print(f"{len(guesses)} images, {len(set(guesses))} classes")
+""")]),
     Edit("accuracy in training", "metrics", [
          before(EPOCH, "        seen = right = 0\n"),
          after(COUNTED, "            right += (output.argmax(1) == labels).sum().item()\n"
