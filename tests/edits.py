@@ -7,10 +7,20 @@ prints how often each outcome came, what compose.sh missed and where it raised a
 --merge it only joins. `edited(edit)` returns the text of a copy.
 """
 
+import argparse
+import collections
 import dataclasses
+import importlib
+import os
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
+
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests")]
@@ -938,3 +948,100 @@ TEXTS = [
 
 EDITS = {edit.name: edit for edit in [*MODELS, *DATA, *LOSSES, *OPTIMIZERS, *SCHEDULES, *LOOPS,
                                       *METRICS, *LOGGING, *RENAMINGS, *OPTIONS, *TEXTS]}
+
+# ------------------------------------------------------------------------------- the command
+OPTIONS_OF_ALL = ["--dataset", "", "--batch_size", "40", "--width", "4", "--workers", "0"]
+OUTCOMES = {"same": "joined and the same", "differs": "joined, --verify names what differs",
+            "said": "joined, the same, with a hazard said", "refused": "refused with its place"}
+
+
+def join(path, technique):
+    """Add a technique to the copy at `path` as compose.sh does; return (its text, the hazards).
+
+    The text is None if the join is refused.
+    """
+    import compose
+    try:
+        said = compose.add_to(str(path), [technique])
+    except RuntimeError:
+        return None, []
+    return path.read_text(), [line for line in said if "warning" in line]
+
+
+def judge(edit, techniques, folder, jobs, merge_only):
+    """Return {technique: (outcome, whether a hazard is said, why)}."""
+    import verify
+    path, text, found = Path(folder) / "my_train.py", edited(edit), {}
+    words = [*OPTIONS_OF_ALL, *edit.options.split()]
+    if "--batch-size" in words:
+        del words[2:4]
+    bench = verify.Bench(path, words, Path(folder) / "runs", jobs)
+    for technique in techniques:
+        path.write_bytes(text.encode())
+        after, hazards = join(path, technique)
+        outcome, why = "refused" if after is None else "same", "; ".join(hazards)
+        path.write_bytes(text.encode())
+        if after is not None and not merge_only:
+            wrong, _ = verify.Verifier(bench, [text, after], [technique]).run()
+            outcome, why = ("differs", wrong) if wrong else (outcome, why)
+        found[technique] = outcome, bool(hazards), why
+    return found
+
+
+def mistakes(edit, technique, outcome, hazard, merge_only=False):
+    """Return "miss", "false alarm" or ""."""
+    right = edit.right(technique)
+    if "either" in vars(edit) and right == {"same", "said", "differs"} and outcome != "refused":
+        return ""
+    if ("refused" in right) != (outcome == "refused"):
+        return "miss" if "refused" in right else "false alarm"
+    if "said" in right and not hazard:
+        return "miss" if outcome == "same" else "no hazard said"
+    if right == {"differs"} and outcome == "same" and not hazard and not merge_only:
+        return "miss"
+    return "false alarm" if right == {"same"} and (hazard or outcome == "differs") else ""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--edit", nargs="*", choices=EDITS, default=[*EDITS], metavar="NAME")
+    parser.add_argument("--technique", nargs="*", choices=ALL, default=ALL)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--merge", action="store_true", help="join only, do not train")
+    args = parser.parse_args()
+    torch.set_num_threads(1)  # or OpenMP hangs in forked processes
+    for module in ("torch._dynamo", "torchvision.models", "torchvision.transforms.v2", "lmdb",
+                   "nvidia.dali.plugin.pytorch"):  # once, not in each of thousands of runs
+        importlib.import_module(module)
+    counts, wrong = collections.Counter(), collections.defaultdict(list)
+    with tempfile.TemporaryDirectory() as folder:
+        digits = Path(folder) / "digits"
+        subprocess.run([sys.executable, ROOT / "make_dataset.py", "digits", "--dst", digits,
+                        "--train", "24", "--val", "7"], check=True, capture_output=True)
+        os.environ["DIGITS"] = str(digits)
+        OPTIONS_OF_ALL[:2] = ["--dataset", str(digits)]
+        for name in args.edit:
+            edit, started = EDITS[name], time.perf_counter()
+            own = Path(folder) / "edit"
+            own.mkdir()
+            techniques = [each for each in args.technique if each not in edit.start.split()]
+            for technique, (outcome, hazard, why) in judge(edit, techniques, own, args.jobs,
+                                                           args.merge).items():
+                counts["said" if hazard and outcome == "same" else outcome] += 1
+                if mistake := mistakes(edit, technique, outcome, hazard, args.merge):
+                    wrong[mistake].append(f"{name} + {technique}: {outcome}"
+                                          f"{' with a hazard' * hazard}; {why}")
+                    print(f"    {mistake}: {wrong[mistake][-1]}", flush=True)
+            shutil.rmtree(own)
+            print(f"{name}: {time.perf_counter() - started:.0f} s", flush=True)
+    print(f"\n{len(args.edit)} edits, {sum(counts.values())} joins")
+    for outcome, text in OUTCOMES.items():
+        print(f"| {text} | {counts[outcome]} |")
+    print(f"| WRONG WITHOUT A WORD | {len(wrong['miss'])} |")
+    for mistake, lines in wrong.items():
+        print(f"\n{mistake}: {len(lines)}", *lines, sep="\n")
+    return bool(wrong["miss"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
