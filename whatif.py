@@ -1,0 +1,1251 @@
+#!/usr/bin/env python3
+"""Measure what each technique would buy in your own PyTorch training script, before you change it.
+
+    python whatif.py [--seconds 20] [--minutes 10] [--only amp,compile] [--json FILE] [--copy]
+                     my_train.py ITS OWN ARGUMENTS
+
+It runs the script as it is for some seconds, and then again with one technique after another. Each
+run is a process of its own and ends before the script's own end. It prints how fast each was, what
+holds the script back, and the lines to write. This file needs only torch: copy it anywhere.
+"""
+
+import argparse
+import builtins
+import collections
+import contextlib
+import copy
+import functools
+import importlib
+import inspect
+import io
+import itertools
+import json
+import linecache
+import math
+import multiprocessing
+import os
+import random
+import re
+import runpy
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import types
+import warnings
+from datetime import timedelta
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+WINDOWS = 5  # the measured seconds of a run are divided into so many
+LEAST_STEPS = 5  # of the warm-up
+LOSSES = 100  # so many losses of a run are compared with those of the plain run
+CACHED = 8  # batches that a run without loading repeats
+PAYS = 1.02  # a technique that gains less is not worth a line
+WAITS = 0.2  # from this share of its time on, a step's wait for data hides what else may pay
+RUNS = 4  # at most so many runs of the same thing
+TRIAL = "WHATIF_TRIAL"  # the variable that tells a process how to run the script
+
+# name: the template of this project whose diff shows it whole, and what to watch when you write it
+TECHNIQUES = {
+    "no_loading": ("train_cache.py, train_DALI.py or train_LMDB.py", ""),
+    "workers": ("", "each worker takes memory and draws random numbers of its own"),
+    "amp bfloat16": ("train_amp.py", "compare the accuracy of a whole training"),
+    "compile": ("train_compile.py", "it compiles in the first step and again for a new shape"),
+    "channels_last": ("train_channels_last.py", "it gains more with amp; in a layer of your own, "
+                      ".view() may have to be .reshape()"),
+    "fused": ("train_fused.py", "load_state_dict of an old checkpoint turns it off again"),
+    "cudnn": ("train_cudnn.py", "it tries every new input size; runs differ in the last bits"),
+    "tf32": ("", "products in float32 keep 10 bits of mantissa: compare the accuracy"),
+    "amp float16": ("train_amp.py", "clip gradients only after scaler.unscale_(optimizer); save the "
+                    "scaler's state in checkpoints"),
+    "compile reduce-overhead": ("train_compile.py", "shapes must not change; it takes memory"),
+    "batch": ("", "another batch size is another training: tune the learning rate again"),
+}
+INSTEAD = [{"amp bfloat16", "amp float16"}, {"compile", "compile reduce-overhead"}]
+OTHER_DATA = {"no_loading", "batch"}  # their losses are of other batches
+torch = None  # imported in the runs: the process that starts them does not need it
+
+
+# ------------------------------------------------------------------------------ a run: its clock
+class Clock:
+    """Times training in windows, without warm-up, validation and checkpoints.
+
+    `synchronize` waits for the device; it is called only where a window begins, pauses or ends.
+    `closed` is called with each window: its seconds, steps, samples and seconds of wait for data.
+    """
+
+    def __init__(self, seconds, synchronize, closed):
+        self.length, self.warmup = seconds / WINDOWS, min(3, seconds / 4)
+        self.synchronize, self.closed = synchronize, closed
+        self.steps = self.count = 0
+        self.measures = False  # the warm-up is over
+        self.first = self.since = None  # times of the first step and of the last (re)start
+        self.window = dict(seconds=0, steps=0, samples=0, wait=0)
+
+    def resume(self):
+        if self.since is None:
+            self.synchronize()
+            self.since = time.perf_counter()
+
+    def pause(self):
+        if self.since is not None:
+            self.synchronize()
+            self.window["seconds"] += time.perf_counter() - self.since
+            self.since = None
+
+    def begin(self):
+        self.pause()
+        self.window = dict.fromkeys(self.window, 0)
+        self.resume()
+
+    def close(self):
+        self.pause()
+        self.count += 1
+        self.closed(self.window)
+        self.begin()
+
+    def fetched(self, samples, wait):
+        if self.since is not None:
+            self.window["samples"] += samples
+            self.window["wait"] += wait
+
+    def step(self, ahead):
+        """Count a step; workers load `ahead` batches in advance. Return whether it was the last."""
+        self.steps += 1
+        self.first = self.first or time.perf_counter()
+        if self.since is None:  # the first step after a pause is not timed
+            self.resume()
+            return False
+        self.window["steps"] += 1
+        if self.measures:
+            if self.window["seconds"] + time.perf_counter() - self.since >= self.length:
+                self.close()
+        elif self.steps >= LEAST_STEPS and (warm := time.perf_counter() - self.first) >= self.warmup:
+            if self.steps >= LEAST_STEPS + ahead or warm >= 10:
+                self.measures = True
+                self.begin()
+        return self.count == WINDOWS
+
+    def end(self):
+        """Close the last window early, when the script has come to its own end."""
+        self.pause()
+        if self.measures and self.window["steps"] and (
+                not self.count or self.window["seconds"] > self.length / 2):
+            self.close()
+
+
+# -------------------------------------------------------------------- a run: files that it writes
+def hold_writes(folder, free):
+    """Send files that Python code writes to `folder`, unless they are below a path in `free`."""
+    real_open, save = builtins.open, torch.save
+
+    def is_held(path):
+        if not isinstance(path, (str, os.PathLike)):
+            return False  # an open file
+        path = os.path.abspath(path)
+        return not any(path == one or path.startswith(one + os.sep) for one in free)
+
+    def held(path):
+        return os.path.join(folder, os.path.abspath(path).replace(os.sep, "%")[-200:])
+
+    def open_(file, mode="r", *rest, **options):
+        if is_held(file) and (set(mode) & set("wax+") or os.path.exists(held(file))):
+            if "r" in mode and not os.path.exists(held(file)):
+                shutil.copyfile(file, held(file))
+            file = held(file)
+        return real_open(file, mode, *rest, **options)
+
+    def drop(owner, name):
+        """Do nothing in place of a function whose last path is held back."""
+        def call(*paths, **options):
+            if not is_held(next((path for path in paths[1::-1] if isinstance(
+                    path, (str, os.PathLike))), None)) or "dir_fd" in options:
+                return real(*paths, **options)
+        real = getattr(owner, name)
+        setattr(owner, name, call)
+
+    os.makedirs(folder)
+    builtins.open = io.open = open_
+    for name in ("mkdir", "rename", "replace", "remove", "unlink", "rmdir", "symlink", "link"):
+        drop(os, name)
+    for name in ("rmtree", "copymode", "copystat"):
+        drop(shutil, name)
+    torch.save = lambda what, f, *rest, **options: save(
+        what, held(f) if is_held(f) else f, *rest, **options)
+
+
+# ------------------------------------------------------------------- a run: watched and changed
+def samples_in(batch):
+    """Return the number of samples in a batch: the first dimension of its first tensor."""
+    if isinstance(batch, torch.Tensor):
+        return batch.shape[0] if batch.dim() else 1
+    parts = batch.values() if isinstance(batch, collections.abc.Mapping) else batch
+    if isinstance(parts, (list, tuple, collections.abc.ValuesView)):
+        return next((count for part in parts if (count := samples_in(part))), 0)
+    return 0
+
+
+def name_of(value, frame):
+    """Return what `value` is called in a frame, such as model or self.net, or "model"."""
+    owner = frame.f_locals.get("self")
+    of_owner = {**getattr(owner, "__dict__", {}), **getattr(owner, "_modules", {})}
+    names = {**frame.f_globals, **{f"self.{name}": each for name, each in of_owner.items()},
+             **frame.f_locals}
+    return next((name for name, each in names.items() if each is value), "model")
+
+
+class Batches:
+    """An iterator over a DataLoader, which times the wait; without loading, it repeats batches."""
+
+    def __init__(self, run, loader, start):
+        self.run, self.number, self.given = run, loader._whatif, 0
+        self.length, self.kept = run.facts["loaders"][self.number]["length"], None
+        if "no_loading" in run.names and self.number in run.spec["training"]:
+            self.kept = run.kept.setdefault(self.number, [])
+        self.batches = start(loader) if not self.is_cached() else None
+
+    def is_cached(self):
+        return self.kept and len(self.kept) == min(CACHED, self.length or CACHED)
+
+    def __iter__(self):
+        return self
+
+    def __len__(self):
+        return self.length
+
+    def __getattr__(self, name):
+        return getattr(self.batches, name)
+
+    def __next__(self):
+        start = time.perf_counter()
+        try:
+            if self.kept is not None and self.given == self.length:
+                raise StopIteration
+            batch = next(self.batches) if not self.is_cached() else copy.copy(
+                self.kept[self.given % len(self.kept)])  # a script may take parts out of a dict
+        except StopIteration:
+            self.run.is_exhausted(self.number)
+            raise
+        if self.kept is not None and not self.is_cached():
+            self.kept.append(copy.copy(batch))
+        self.given += 1
+        self.run.fetched(self.number, batch, time.perf_counter() - start)
+        return batch
+
+
+class Child:
+    """The target of a process that the script starts, watched as the script is."""
+
+    def __init__(self, target, spec):
+        self.target, self.spec = target, spec
+
+    def __call__(self, *args, **kwargs):
+        if Run.active is None:  # started by spawn; a fork has it already
+            Run(self.spec).install()
+        self.target(*args, **kwargs)
+        Run.active.ended()
+
+
+class Run:
+    """What is watched and changed in the process that runs the script, as `spec` says."""
+
+    active = None
+
+    def __init__(self, spec):
+        global torch
+        import torch
+        import torch.utils.data.distributed
+        Run.active = self
+        self.spec, self.names = spec, set(spec["techniques"])
+        self.clock = Clock(spec["seconds"], self.synchronize,
+                           lambda window: self.send(window=window))
+        self.facts = dict(models=[], optimizers=[], loaders=[], seen=[], lines=[], busy=None)
+        self.losses, self.models, self.optimizers, self.kept = [], [], [], {}
+        self.lead = None  # the optimizer whose steps are counted
+        self.latest = self.training = None  # loaders by number: of the last batch, the last step
+        self.fetched_from, self.steps_of = set(), collections.Counter()
+        self.device, self.scaler, self.scales, self.look = "cpu", None, False, None
+
+    def send(self, **record):
+        file = os.open(self.spec["records"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(file, (json.dumps({"pid": os.getpid(), **record}) + "\n").encode())
+        os.close(file)
+
+    def synchronize(self):
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def see(self, what, is_so=True):
+        if is_so and what not in self.facts["seen"]:
+            self.facts["seen"].append(what)
+
+    def frame(self):
+        """Return the innermost frame of the user's own code."""
+        frame = bottom = sys._getframe(1)
+        while frame:
+            bottom, file = frame, frame.f_code.co_filename
+            if file.startswith(tuple(self.spec["roots"])) and "site-packages" not in file and (
+                    file != __file__):
+                break
+            frame = frame.f_back
+        return bottom
+
+    def place(self):
+        """Return {at: "file:line", text: its text} of the innermost line of the user's own code."""
+        file, line = (frame := self.frame()).f_code.co_filename, frame.f_lineno
+        return dict(at=f"{os.path.relpath(file)}:{line}",
+                    text=linecache.getline(file, line).strip())
+
+    @staticmethod
+    def wrap(owner, name, wrapper):
+        """Replace owner.name by a function that calls wrapper(original, *args, **kwargs)."""
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def wrapped(*args, **kwargs):
+            return wrapper(original, *args, **kwargs)
+        setattr(owner, name, wrapped)
+        return original, wrapped
+
+    def note(self, owner, name, what):
+        def wrapper(original, *args, **kwargs):
+            self.see(what)
+            return original(*args, **kwargs)
+        self.wrap(owner, name, wrapper)
+
+    def install(self):
+        """Begin to watch, and change what this run's techniques change."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+        data = torch.utils.data
+        self.wrap(data.DataLoader, "__init__", self.make_loader)
+        self.wrap(data.DataLoader, "__iter__", self.iterate)
+        self.wrap(torch.autograd, "backward", self.backward)
+        self.wrap(torch.amp.GradScaler, "scale", self.scale)
+        self.wrap(torch.optim.Optimizer, "__init__", self.make_optimizer)
+        self.wrap(BaseProcess, "start", self.start_process)
+        self.calls = self.wrap(torch.nn.Module, "__call__", self.call_module)
+        register_optimizer_step_post_hook(self.step)
+        if self.spec["first"]:
+            self.note(torch, "compile", "compile")
+            self.note(torch.autocast, "__enter__", "amp")
+            self.note(data.distributed.DistributedSampler, "set_epoch", "set_epoch")
+        else:
+            hold_writes(self.spec["held"] + f".{os.getpid()}", self.spec["free"])
+        if "channels_last" in self.names:  # the buckets of DDP take the layout of the weights
+            self.wrap(torch.nn.parallel.DistributedDataParallel, "__init__",
+                      lambda original, parallel, module, *args, **kwargs: original(
+                          parallel, module.to(memory_format=torch.channels_last), *args, **kwargs))
+        if "amp float16" in self.names:
+            self.scaler = torch.amp.GradScaler("cuda")
+            for name in ("clip_grad_norm_", "clip_grad_value_"):
+                self.wrap(torch.nn.utils, name, self.clip)
+        random.seed(0)  # a script that sets no seed gets the same one in each run
+        torch.manual_seed(0)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(0)
+
+    # ---- data
+    def make_loader(self, original, loader, *args, **kwargs):
+        call = inspect.signature(original).bind(loader, *args, **kwargs)
+        number, given = len(self.facts["loaders"]), call.arguments
+        if number in self.spec["training"] and "workers" in self.names:
+            given |= dict(num_workers=self.spec["workers"], persistent_workers=True,
+                          pin_memory=torch.cuda.is_available())
+        if number in self.spec["training"] and "batch" in self.names:
+            if sampler := given.get("batch_sampler"):
+                sampler.batch_size *= self.spec["times"]
+            else:
+                given["batch_size"] = given.get("batch_size", 1) * self.spec["times"]
+        original(*call.args, **call.kwargs)
+        loader._whatif = number
+        try:
+            length = len(loader)
+        except TypeError:  # of an IterableDataset
+            length = None
+        kinds = torch.utils.data.IterableDataset, torch.utils.data.distributed.DistributedSampler
+        self.facts["loaders"].append(dict(
+            **self.place(), workers=loader.num_workers, pin=loader.pin_memory, length=length,
+            persistent=loader.persistent_workers, iterable=isinstance(loader.dataset, kinds[0]),
+            batch=getattr(loader.batch_sampler, "batch_size", None),
+            method=(loader.multiprocessing_context or multiprocessing).get_start_method(),
+            shared=isinstance(loader.sampler, kinds[1])))
+
+    def iterate(self, original, loader):
+        if loader._whatif == self.training:
+            self.clock.resume()
+        elif self.training is not None:  # validation
+            self.clock.pause()
+        self.see("no set_epoch", self.facts["loaders"][loader._whatif]["shared"]
+                 and "set_epoch" not in self.facts["seen"])
+        return Batches(self, loader, original)
+
+    def fetched(self, number, batch, wait):
+        self.latest = number
+        self.fetched_from.add(number)
+        self.clock.fetched(samples_in(batch) if number == self.training else 0, wait)
+
+    def is_exhausted(self, number):
+        if number == self.training:
+            self.clock.pause()
+
+    # ---- the model
+    def call_module(self, original, module, *args, **kwargs):
+        """Find the outermost modules that train, in the first two steps."""
+        if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled() and any(
+                weight.requires_grad for weight in module.parameters())):
+            return original(module, *args, **kwargs)
+        torch.nn.Module.__call__ = self.calls[0]  # those inside are not asked
+        try:
+            if not any(module is each for each in self.models):
+                self.models.append(module)
+                self.prepare(module)
+            return original(module, *args, **kwargs)
+        finally:
+            if self.clock.steps < 2:
+                torch.nn.Module.__call__ = self.calls[1]
+
+    def prepare(self, module):
+        """Note what a model is, and change it before its first step."""
+        nn, names, inner = torch.nn, self.names, module
+        while isinstance(inner, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            inner = inner.module
+        parts, weight = list(module.modules()), next(module.parameters())
+        images = [each.weight for each in parts if isinstance(each, (nn.Conv2d, nn.ConvTranspose2d))]
+        last, self.device = torch.channels_last, weight.device.type
+        self.facts["models"].append(dict(
+            name=name_of(module, self.frame()), kind=type(inner).__name__, **self.place()))
+        self.see("image", bool(images))
+        self.see("convolution", any(isinstance(each, nn.modules.conv._ConvNd) for each in parts))
+        self.see("channels_last", any(each.is_contiguous(memory_format=last)
+                                      and not each.is_contiguous() for each in images))
+        self.see("amp", weight.dtype in (torch.float16, torch.bfloat16))
+        for each in parts:
+            self.see("SyncBatchNorm", isinstance(each, nn.SyncBatchNorm))
+            if isinstance(each, nn.DataParallel):
+                self.see("DataParallel")
+                self.see("several GPUs", len(each.device_ids) > 1)
+
+        if "cudnn" in names:
+            torch.backends.cudnn.benchmark = True
+        if "tf32" in names:
+            torch.set_float32_matmul_precision("high")
+        if "channels_last" in names:
+            inner.to(memory_format=last)
+        for name in names & {"compile", "compile reduce-overhead"}:
+            inner.forward = torch.compile(inner.forward, mode=name[8:] or None)
+        dtype = next((getattr(torch, name[4:]) for name in names if name.startswith("amp ")), None)
+        if dtype or "channels_last" in names:
+            module.forward = self.around(module.forward, dtype)
+
+    def around(self, forward, dtype):
+        """Return `forward` with channels_last images and under autocast; it returns float32."""
+        on_each = functools.partial(torch.utils._pytree.tree_map_only, torch.Tensor)
+
+        def to_last(one):
+            return one.contiguous(memory_format=torch.channels_last) if one.dim() == 4 else one
+
+        def changed(*args, **kwargs):
+            if "channels_last" in self.names:
+                args, kwargs = on_each(to_last, (args, kwargs))
+            if dtype is None:
+                return forward(*args, **kwargs)
+            with torch.autocast(self.device, dtype):
+                output = forward(*args, **kwargs)
+            return on_each(lambda one: one.float() if one.dtype == dtype else one, output)
+        return changed
+
+    # ---- the loss and the optimizer
+    def backward(self, original, tensors, grad_tensors=None, *rest, **options):
+        loss = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
+        if loss.numel() == 1 and grad_tensors is None:
+            if len(self.losses) < LOSSES:
+                self.losses.append(getattr(loss, "_unscaled", loss).detach().clone())
+            if self.scaler:
+                tensors = self.scaler.scale(tensors)
+        return original(tensors, grad_tensors, *rest, **options)
+
+    def scale(self, original, scaler, outputs):
+        scaled = original(scaler, outputs)
+        if isinstance(scaled, torch.Tensor) and scaler is not self.scaler and scaler.is_enabled():
+            self.see("amp")
+            scaled._unscaled = outputs
+        return scaled
+
+    def clip(self, original, *args, **kwargs):
+        for optimizer in self.optimizers:
+            with contextlib.suppress(RuntimeError, AssertionError):  # done, or without gradients
+                self.scaler.unscale_(optimizer)
+        return original(*args, **kwargs)
+
+    def make_optimizer(self, original, optimizer, params, defaults):
+        self.optimizers.append(optimizer)
+        self.facts["optimizers"].append(dict(
+            kind=type(optimizer).__name__, **self.place(), fused=defaults.get("fused"),
+            can_fuse="fused" in defaults))
+        if "fused" in self.names and "fused" in defaults:
+            defaults |= dict(fused=True, foreach=None)
+            optimizer._step_supports_amp_scaling = True
+        original(optimizer, params, defaults)
+        if self.scaler:
+            optimizer.step = types.MethodType(self.scaled_step, optimizer)
+
+    def scaled_step(self, optimizer, *args, **kwargs):
+        if self.scales:  # called by the scaler
+            return type(optimizer).step(optimizer, *args, **kwargs)
+        self.scales = True
+        self.scaler.step(optimizer, *args, **kwargs)
+        self.scales = False
+        self.scaler.update()
+
+    def step(self, optimizer, *_):
+        """Count a step of the first optimizer that steps; end the run after the last one."""
+        self.lead = self.lead or optimizer
+        dist = torch.distributed
+        if optimizer is not self.lead or dist.is_available() and dist.is_initialized() and (
+                dist.get_rank()):
+            return
+        self.training = self.training if self.latest is None else self.latest
+        self.steps_of.update(self.fetched_from)
+        self.fetched_from.clear()
+        if self.look:
+            next(self.look, None)
+            return
+        is_loaded = self.training is not None and "no_loading" not in self.names
+        if self.clock.step(2 * self.facts["loaders"][self.training]["workers"] if is_loaded else 0):
+            self.report()
+            if self.spec["first"] and self.device == "cuda":
+                self.look = self.looking()
+                next(self.look)
+            else:
+                self.finish()
+
+    # ---- after the windows
+    def looking(self):
+        """Look at some more steps: which lines make the host wait, what the GPU does."""
+        lines, steps, cuda = collections.Counter(), 3, torch.autograd.DeviceType.CUDA
+
+        def shown(message, *_, **__):
+            if "called a synchronizing" in str(message):
+                lines[tuple(self.place().values())] += 1
+        warnings.showwarning = shown
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        for _ in range(steps):
+            yield
+        torch.cuda.set_sync_debug_mode("default")
+        self.facts["lines"] = [line for line, count in lines.items() if count >= steps]
+        self.report()
+
+        steps, busy, until, kinds = 10, 0, 0, collections.Counter()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            for _ in range(steps):
+                yield
+            torch.cuda.synchronize()
+        kernels = [each for each in profiler.events() if each.device_type == cuda and each.device_index
+                   == torch.cuda.current_device() and not each.is_user_annotation]
+        for each in sorted(kernels, key=lambda each: each.time_range.start):
+            begin, end = each.time_range.start, each.time_range.end
+            busy, until = busy + max(0, end - max(begin, until)), max(until, end)
+            kinds[kernel_kind(each.name)] += end - begin
+        self.facts["busy"] = busy / 1e6 / steps  # seconds a step
+        self.facts["kernels"] = {kind: took / sum(kinds.values()) for kind, took in kinds.items()}
+        self.report()
+        self.finish()
+
+    def report(self, **record):
+        """Send what is known after the windows."""
+        steps, on_gpu, dist = self.clock.steps, self.device == "cuda", torch.distributed
+        self.see("cudnn", torch.backends.cudnn.benchmark)
+        self.see("tf32", torch.get_float32_matmul_precision() != "highest")
+        self.facts |= dict(
+            device=self.device, torch=torch.__version__,
+            training=[number for number, count in self.steps_of.items() if 2 * count >= steps],
+            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
+            else os.cpu_count(), processes=dist.get_world_size()
+            if dist.is_available() and dist.is_initialized() else 1)
+        if on_gpu:
+            about = torch.cuda.get_device_properties(self.device)
+            self.facts |= dict(gpu=about.name, memory=about.total_memory, capability=about.major)
+        self.send(facts=self.facts, steps=steps, losses=[float(loss) for loss in self.losses],
+                  memory=torch.cuda.max_memory_allocated() if on_gpu else None, **record)
+
+    def ended(self):
+        """Report what there is when the script has come to its own end."""
+        self.clock.end()
+        self.report(ended=True, done=True)
+
+    def finish(self):
+        self.send(done=True)
+        os._exit(0)  # none of the script's own handlers runs, so nothing is saved
+
+    def start_process(self, original, process):
+        target = process._target
+        if target and not target.__module__.startswith("torch.utils.data"):
+            process._target = Child(target, self.spec)
+        return original(process)
+
+
+def kernel_kind(name):
+    """Return what the time of a kernel depends on: products, memory or communication."""
+    if re.search("nccl", name, re.I):
+        return "communication"
+    moves = r"bn_|norm|elementwise|reduce|softmax|pool|multi_tensor|copy|fill"
+    products = r"gemm|conv|cutlass|xmma|[wd]grad|fprop|flash|fmha|attention|nvjet|winograd|mma|rnn"
+    return "products" if re.search(products, name, re.I) and not re.search(moves, name, re.I) else (
+        "memory")
+
+
+def run_script():
+    """Run the user's script in this process, as the variable TRIAL says."""
+    spec = json.loads(os.environ.pop(TRIAL))
+    sys.argv = [spec["script"], *spec["arguments"]]
+    sys.path[0] = os.path.dirname(spec["script"])
+    sys.path.append(os.path.dirname(__file__))  # a process that the script spawns imports this file
+    run, status = Run(spec), 0
+    run.install()
+    try:
+        runpy.run_path(spec["script"], run_name="__main__")
+    except SystemExit as end:
+        status = end.code
+        if isinstance(status, str):
+            print(status, file=sys.stderr)
+    except BaseException as error:
+        kind, where = type(error), error.__traceback__
+        while where and (where.tb_frame.f_code.co_filename == __file__
+                         or "runpy" in where.tb_frame.f_code.co_filename):
+            where = where.tb_next
+        lines = str(error).strip().splitlines() or [""]
+        line = lines[-1 if kind.__name__ == "ProcessRaisedException" else 0]
+        run.send(error=f"{kind.__name__}: {line}".rstrip(": ")[:150], traceback="".join(
+            traceback.format_exception(kind, error, where)), done=True)
+        os._exit(1)
+    if status:
+        run.send(error=f"it ended with status {status}"[:150], done=True)
+    else:
+        run.ended()
+
+
+# ------------------------------------------------------------- the runs, started one after another
+def end(process):
+    """End a run and all processes that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+class Alone:
+    """Runs the script in one process."""
+
+    def __init__(self):
+        self.number = -1
+
+    def variables(self, number):
+        """Return the environment of a run."""
+        return {}
+
+    def failed(self):
+        """Return why a process on another rank failed, or None."""
+
+    def run(self, start, spec, limit, show):
+        """Run the script until its windows are full. Return what it has sent."""
+        self.number += 1
+        process, records, log = start(spec, self.number)
+        result, begin = dict(windows=[]), time.monotonic()
+        with open(records) as file:
+            try:
+                while not result.get("done"):
+                    is_over = process.poll() is not None
+                    for record in map(json.loads, file):
+                        take(record, result)
+                    if is_over:
+                        break
+                    if why := self.failed():
+                        result |= dict(error=why, done=True)
+                    elif time.monotonic() - begin > limit:
+                        result |= dict(error=f"cut off after {limit:.0f} s", done=True)
+                    show(result["windows"])
+                    time.sleep(0.1)
+                if result.get("ended"):  # let it do what it does at its end
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(30)
+            finally:
+                end(process)
+        output = Path(log).read_text(errors="replace").strip().splitlines()[-1:]
+        return explained(result, process.returncode, "".join(f": {line[:150]}" for line in output))
+
+
+class Team(Alone):
+    """Runs the script in the processes that torchrun started. Rank 0 leads the others."""
+
+    def __init__(self):
+        super().__init__()
+        from torch.distributed import TCPStore
+        self.store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]),
+                              is_master=False, timeout=timedelta(days=1))
+
+    def variables(self, number):
+        return {"TORCHELASTIC_RESTART_COUNT": str(1000 + number)}  # gives it keys of its own
+
+    def failed(self):
+        key = f"whatif/{self.number}/failed"
+        return self.store.get(key).decode() if self.store.check([key]) else None
+
+    def run(self, start, spec, limit, show):
+        self.store.set(f"whatif/{self.number + 1}", json.dumps(spec))
+        try:
+            return super().run(start, spec, limit, show)
+        finally:
+            self.store.set(f"whatif/{self.number}/done", "")
+
+    def dismiss(self):
+        self.store.set(f"whatif/{self.number + 1}", "null")
+
+    def follow(self, start):
+        """Start the runs that rank 0 asks for, until it dismisses the team."""
+        for number in itertools.count():
+            if (spec := json.loads(self.store.get(f"whatif/{number}"))) is None:
+                return
+            process, _, log = start(spec, number)
+            try:
+                while not self.store.check([f"whatif/{number}/done"]):
+                    if process.poll():
+                        last = Path(log).read_text(errors="replace").strip().splitlines()[-1:]
+                        self.store.set(f"whatif/{number}/failed", " ".join(
+                            [f"rank {os.environ['RANK']} failed:", *last]))
+                    time.sleep(0.2)
+            finally:
+                end(process)
+
+
+def take(record, result):
+    """Add what a run has sent to its result."""
+    if result.setdefault("pid", record["pid"]) != record["pid"] and "error" not in record:
+        return  # of several processes that train, one counts
+    if "window" in record:
+        result["windows"].append(record["window"])
+    else:
+        result |= record
+
+
+def explained(result, code, output):
+    """Add to a run's result, in one line, why it gave no rate."""
+    error, windows = result.get("error", ""), result["windows"]
+    if error.startswith("EOFError"):
+        error = "it asks for input, and gets none here (stdin is /dev/null)"
+    elif not error and not result.get("done"):
+        error = f"it was killed by signal {-code}" if code < 0 else f"it ended with status {code}"
+        error += ", probably because memory ran out" if code == -signal.SIGKILL else output
+    elif error.startswith("it ended with status"):
+        error += output
+    elif not error and not windows and not result.get("steps"):
+        error = "it ended without a step of an optimizer of torch.optim"
+    elif not error and not windows:
+        error = (f"it ended after {result['steps']} steps, before the warm-up was over: let it make "
+                 "more steps, or lower --seconds")
+    return result | dict(error=error)
+
+
+class Session:
+    """The rows of the table, and the time left for more."""
+
+    def __init__(self, args, cwd, script, folder, team):
+        self.args, self.cwd, self.script, self.folder, self.team = args, cwd, script, folder, team
+        self.deadline = time.monotonic() + 60 * args.minutes
+        self.seconds, self.facts, self.extra = args.seconds, None, dict(training=[])
+        self.rows = [Row()]
+        self.took = 0.0  # seconds of the plain run beyond the measured ones
+
+    def left(self):
+        return self.deadline - time.monotonic()
+
+    def plan(self, wanted):
+        """Set what the runs need to know of the first, and for how long each may measure."""
+        self.extra = dict(training=self.facts["training"], workers=workers_wanted(self.facts),
+                          times=batch_times(self.facts))
+        share = self.left() / (2 * len(wanted) + 2)
+        self.seconds = max(min(3, self.seconds), min(self.seconds, share - self.took))
+
+    def start(self, spec, number):
+        """Start a run. Return (its process, the file of its records, the file of its output)."""
+        base = os.path.join(self.folder, str(number))
+        cache = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
+        homes = [os.environ[name] for name in ("TORCH_HOME", "HF_HOME") if name in os.environ]
+        spec |= dict(
+            script=str(self.script), arguments=self.args.arguments, records=f"{base}.records",
+            held=f"{base}.held", roots=sorted({str(self.cwd), str(self.script.parent)}),
+            free=[self.folder, cache, os.path.expanduser("~/.triton"), "/dev", "/proc", *homes])
+        environment = {**os.environ, **self.team.variables(number), TRIAL: json.dumps(spec),
+                       "TMPDIR": self.folder, "PYTHONDONTWRITEBYTECODE": "1",
+                       "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}
+        if not spec["first"]:
+            environment |= {"WANDB_MODE": "disabled", "COMET_MODE": "disabled"}
+        open(f"{base}.records", "w").close()
+        with open(f"{base}.log", "wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, os.path.abspath(__file__)], cwd=self.cwd, env=environment,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        return process, f"{base}.records", f"{base}.log"
+
+    def measure(self, row):
+        """Run the script once, and add that to the row. Return whether it gave a rate."""
+        first, start, name = self.facts is None, time.monotonic(), row.name()
+        if not first and self.left() < self.took + self.seconds:
+            row.error = row.error or "no time left (--minutes)"
+            return False
+        limit = self.left() / 2 if first else min(self.left(), 60 + 3 * (
+            self.took + self.seconds) + 240 * ("compile" in name))
+        spec = dict(techniques=row.techniques, first=first, seconds=self.seconds, **self.extra)
+        result = self.team.run(self.start, spec, limit, lambda windows: progress(
+            f"{name}: {time.monotonic() - start:.0f} s, {len(windows)} of {WINDOWS} windows"))
+        windows, facts = result["windows"], result.get("facts", self.facts)
+        if not windows or result["error"] and (first or len(windows) < 2):
+            row.error, row.traceback = result["error"], result.get("traceback", "")
+            return False
+        seconds = sum(window["seconds"] for window in windows)
+        if first:
+            self.facts, self.took = facts | dict(peak=result["memory"]), (
+                time.monotonic() - start - seconds)
+            self.unit = "samples" if facts["training"] else "steps"
+        row.runs.append(dict(
+            number=self.team.number, memory=result.get("memory"), losses=result.get("losses", []),
+            rates=[window[self.unit] * facts["processes"] / window["seconds"] for window in windows],
+            wait=sum(window["wait"] for window in windows) / seconds,
+            step_seconds=seconds / sum(window["steps"] for window in windows)))
+        return True
+
+    def attempt(self, base, *names):
+        """Measure these techniques on top of those of a row. Return the new row."""
+        self.rows.append(row := Row((*base.techniques, *names), base))
+        self.measure(row)
+        say(line_of(row, self.rows[0]))
+        return row
+
+    def settle(self, row):
+        """Run a row and its base by turns until the difference is beyond the spread."""
+        while row.runs and not row.is_settled() and len(row.runs) < RUNS:
+            if not (self.measure(row.base) and self.measure(row)):
+                break
+
+
+# ------------------------------------------------------------------------------------ the verdicts
+def scatter(rates):
+    """Return two standard errors of the median of `rates`, as a part of it."""
+    middle = statistics.median(rates)
+    deviation = 1.48 * statistics.median(abs(rate - middle) for rate in rates)
+    return 2 * 1.25 * deviation / len(rates) ** 0.5 / middle
+
+
+class Row:
+    """A set of techniques, what its runs gave, and the row that it is compared with."""
+
+    def __init__(self, techniques=(), base=None):
+        self.techniques, self.base, self.runs, self.error = techniques, base, [], ""
+
+    def name(self):
+        return " + ".join(self.techniques) or "as it is"
+
+    def rate(self):
+        """Return the median samples/s (steps/s without a DataLoader) of all windows."""
+        return statistics.median(rate for run in self.runs for rate in run["rates"])
+
+    def mean(self, key):
+        values = [run[key] for run in self.runs if run[key] is not None]
+        return statistics.fmean(values) if values else None
+
+    def ratio(self, base=None):
+        """Return (how many times as fast as `base` it is, the uncertainty).
+
+        Each run is compared with the run of `base` next to it, since a machine's speed drifts.
+        """
+        ratios, noises = [], []
+        for run in self.runs:
+            other = min((base or self.base).runs, key=lambda one: abs(one["number"] - run["number"]))
+            ratios.append(statistics.median(run["rates"]) / statistics.median(other["rates"]))
+            noises.append(math.hypot(scatter(run["rates"]), scatter(other["rates"])) * ratios[-1])
+        noise = max(statistics.fmean(noises), (max(ratios) - min(ratios)) / 2)
+        return statistics.fmean(ratios), noise / len(ratios) ** 0.5
+
+    def gains(self):
+        ratio, noise = self.ratio()
+        return ratio >= PAYS and ratio - 1 > noise
+
+    def pays(self):
+        return bool(self.runs) and self.gains() and self.agrees() is not False
+
+    def is_settled(self):
+        """Return whether more runs would not change the verdict."""
+        ratio, noise = self.ratio()
+        return (abs(ratio - 1) > max(noise, 0.1 if len(self.runs) < 2 else 0)
+                or ratio + noise < PAYS or self.agrees() is False)
+
+    def agrees(self):
+        """Return whether its losses agree with its base's on average; None if there is none.
+
+        They may differ by 5 %, and by three standard errors: compiled dropout draws other numbers.
+        """
+        pairs = list(zip(self.base.runs[0]["losses"], self.runs[0]["losses"]))
+        if OTHER_DATA & {*self.techniques} - {*self.base.techniques} or not pairs or not all(
+                math.isfinite(one) for one, _ in pairs):
+            return None
+        gaps = [other - one for one, other in pairs]
+        if not all(map(math.isfinite, gaps)):
+            return False
+        size = statistics.fmean(abs(one) for one, _ in pairs)
+        return abs(statistics.fmean(gaps)) <= 0.05 * size + 3 * (
+            statistics.pstdev(gaps) / len(gaps) ** 0.5)
+
+    def verdict(self):
+        if not self.runs or not self.base:
+            return self.error
+        ratio, noise = self.ratio()
+        on = f" ({ratio:.2f}x of {self.base.name()})" if self.base.techniques else ""
+        if self.agrees() is False:
+            return "other losses: this changes the training" + on
+        if OTHER_DATA & {self.techniques[-1]}:
+            return {"batch": "another training", "no_loading": "the most that a loader can gain"}[
+                self.techniques[-1]] + on
+        return ("pays" if self.pays() else "slower" if 1 - ratio > max(noise, PAYS - 1) else
+                "no gain" if ratio + noise < PAYS else "no gain beyond the spread") + on
+
+
+def explore(session, wanted):
+    """Measure each technique alone, then together with those that pay, the best first.
+
+    Return the row of the best set, with the script's own loading or with the workers that pay.
+    """
+    plain = best = session.rows[0]
+    found = {name: session.attempt(plain, name) for name in ("no_loading", "workers")
+             if name in wanted}
+    for row in found.values():
+        session.settle(row)
+    if "workers" in found and found["workers"].pays():
+        best = found["workers"]
+    base = best
+    if best.mean("wait") > WAITS and "no_loading" in found and found["no_loading"].runs:
+        base = found["no_loading"]  # while steps wait for data, nothing else can show what it gains
+
+    alone = [session.attempt(base, name) for name in wanted if name not in found]
+    for row in alone:
+        session.settle(row)
+    top = base
+    for row in sorted((row for row in alone if row.runs), key=lambda row: -row.ratio()[0]):
+        name = row.techniques[-1]
+        if name == "batch" or row.agrees() is False or any(
+                {name, kept} <= group for group in INSTEAD for kept in top.techniques):
+            continue
+        if top is not base:
+            row = session.attempt(top, name)
+            session.settle(row)
+        top = row if row.pays() else top
+    if base is not best and top is not base:
+        row = session.attempt(best, *top.techniques[1:])
+        session.settle(row)
+        top = row if row.pays() else best
+    return top if base is best or top is not base else best
+
+
+# -------------------------------------------------------------------------------- what can be tried
+def main_loader(facts):
+    """Return the first loader that trains, or None."""
+    return facts["loaders"][facts["training"][0]] if facts["training"] else None
+
+
+def workers_wanted(facts):
+    return max(1, min(16, facts["cores"] // facts["processes"]))
+
+
+def batch_times(facts):
+    """Return how many times as large a batch fits into memory and leaves four steps an epoch."""
+    room = 0.8 * facts["memory"] / facts["peak"] if facts["peak"] else 2
+    steps = (main_loader(facts) or {}).get("length") or math.inf
+    return max((times for times in (2, 4) if times <= room and steps >= 4 * times), default=1)
+
+
+def reasons(facts):
+    """Return {technique: why it cannot be tried, or ""}."""
+    seen, gpu, loader = facts["seen"], facts["device"] == "cuda", main_loader(facts) or {}
+    no_loader = (not loader, "the script trains without a torch DataLoader")
+    no_model = (not facts["models"], "no torch.nn.Module is called in a step")
+    no_gpu = (not gpu, "it needs an NVIDIA GPU")
+    unfused = [each["kind"] for each in facts["optimizers"] if not each["can_fuse"]]
+
+    def there(what):
+        return what in seen, "already there"
+    compiles = [no_model, there("compile"),
+                ("several GPUs" in seen, "DataParallel on several GPUs cannot be compiled")]
+    cases = {
+        "no_loading": [no_loader],
+        "workers": [no_loader, (loader.get("iterable"), "each worker of an IterableDataset would give "
+                                "the same data"), (loader.get("workers", 0) >= workers_wanted(facts)
+                                and loader["persistent"] and (loader["pin"] or not gpu),
+                                "already there")],
+        "amp bfloat16": [no_model, there("amp")],
+        "amp float16": [no_gpu, no_model, there("amp")],
+        "compile": compiles,
+        "compile reduce-overhead": [no_gpu, *compiles],
+        "channels_last": [no_model, ("image" not in seen, "the model has no 2-D convolution"),
+                          there("channels_last")],
+        "fused": [(unfused, f"torch has no fused {', '.join(unfused)}"),
+                  (all(each["fused"] for each in facts["optimizers"]), "already there")],
+        "cudnn": [no_gpu, there("cudnn"), ("convolution" not in seen, "the model has no convolution")],
+        "tf32": [no_gpu, there("tf32"), (facts.get("capability", 0) < 8, "this GPU has no TF32")],
+        "batch": [no_loader, (not loader.get("batch"), "the dataset makes the batches itself"),
+                  (batch_times(facts) == 1, "no memory is left, or an epoch has too few steps")],
+    }
+    return {name: next((why for is_so, why in case if is_so), "") for name, case in cases.items()}
+
+
+# -------------------------------------------------------------------------------------- the report
+def progress(text):
+    """Show what is under way, in place, on a terminal."""
+    if sys.stdout.isatty():
+        print(f"\r\033[K{text}", end="", flush=True)
+
+
+def say(text):
+    progress("")
+    print(text, flush=True)
+
+
+def line_of(row, plain):
+    """Return a row's line of the table."""
+    if not row.runs:
+        return f"{row.name():<40} {'-':>10}  {row.verdict()}"
+    ratio, rate, memory, losses = "1", row.rate(), row.mean("memory"), "-"
+    if row.base:
+        ratio = "{:.2f}x +- {:.2f}".format(*row.ratio(plain))
+    if not OTHER_DATA & {*row.techniques} and row.runs[0]["losses"]:
+        pairs = list(zip(row.runs[0]["losses"], plain.runs[0]["losses"]))[-10:]
+        losses = " / ".join(f"{statistics.fmean(each):.4g}" for each in zip(*pairs))
+    return (f"{row.name():<40} {rate:>10,.{0 if rate > 99 else 1}f}  {ratio:<14} "
+            f"{row.mean('wait'):>5.0%} {f'{memory / 1e9:.2f}' if memory else '-':>7}  {losses:<17} "
+            f"{len(row.runs)}  {row.verdict()}").rstrip()
+
+
+def heading(unit):
+    return (f"{'':<40} {unit + '/s':>10}  {'as fast':<14} {'waits':>5} {'GPU GB':>7}  "
+            f"{'loss / plain':<17} n  verdict")
+
+
+def held_back_by(facts, rows):
+    """Return a sentence: what holds the script back, with its evidence."""
+    wait, step = rows[0].mean("wait"), rows[0].mean("step_seconds")
+    told = f"a step takes {1000 * step:.3g} ms and waits for data {wait:.0%} of it"
+    loads = next((row for row in rows if row.runs and row.techniques == ("no_loading",)), None)
+    if loads:
+        told += f"; with cached batches it is {loads.ratio()[0]:.2f}x as fast"
+    if loads and loads.gains() and loads.ratio()[0] > 1.1 or not loads and wait > WAITS:
+        return f"Data: {told}."
+    if facts["device"] != "cuda":
+        return f"The device, which is the CPU and computes: {told}."
+    if not facts["busy"]:
+        return f"The host or the GPU; its kernels could not be timed: {told}."
+    busy, kinds = min(1, facts["busy"] / step), facts["kernels"]
+    told = f"the GPU works in {busy:.0%} of a step; {told}"
+    if busy < 0.8:
+        return f"The host, which runs Python and starts kernels: {told}."
+    kind = max(kinds, key=kinds.get)
+    what, where = {"products": ("The device", "convolutions and products"),
+                   "memory": ("The device's memory", "kernels that read and write more than they "
+                              "compute (norms, activations, copies, the optimizer)"),
+                   "communication": ("Communication between GPUs", "NCCL")}[kind]
+    return f"{what}: {told}; {kinds[kind]:.0%} of the GPU's time goes into {where}."
+
+
+def also_seen(facts):
+    """Return a line for each known brake that is in the script."""
+    seen, lines = facts["seen"], []
+    for loader in (facts["loaders"][number] for number in facts["training"]):
+        if not loader["workers"]:
+            lines.append(f"{loader['at']}: a DataLoader without workers (num_workers) loads while no "
+                         "step runs")
+        elif loader["method"] != "fork" and not loader["persistent"]:
+            lines.append(f"{loader['at']}: without persistent_workers=True, {loader['method']} starts "
+                         "all workers again in each epoch")
+        if facts["device"] == "cuda" and not loader["pin"]:
+            lines.append(f"{loader['at']}: pin_memory=True lets .to(device, non_blocking=True) copy "
+                         "while the GPU works")
+    for what, line in (
+            ("no set_epoch", "DistributedSampler without set_epoch(epoch): each epoch has the same "
+             "order"), ("DataParallel", "DataParallel copies the model in each step; use "
+                        "DistributedDataParallel (src/train_DDP.py)"),
+            ("SyncBatchNorm", "SyncBatchNorm makes all processes wait for each other in each layer")):
+        lines += [line] if what in seen else []
+    return lines
+
+
+def advice(name, facts, extra):
+    """Return the lines to write for a technique, with names and places of the script."""
+    model, optimizer = next(iter(facts["models"]), None), facts["optimizers"][0]
+    loader, above = main_loader(facts), f"above {optimizer['at']}  {optimizer['text']}"
+    where = {"fused": [f"{each['at']}  {each['text']}" for each in facts["optimizers"]],
+             "workers": loader and [f"{loader['at']}  {loader['text']}"],
+             "batch": loader and [f"{loader['at']}  {loader['text']}"]}.get(name, [])
+    called = model["name"] if model else "model"
+    autocast = model and [
+        f"{model['at']}  {model['text']}", f"    with torch.autocast({facts['device']!r}, "
+        f"torch.{name[4:]}):", f"        {model['text']}",
+        "    behind it: the loss of the output as .float()"]
+    return where + {
+        "no_loading": ["load faster, or keep the decoded data in memory"],
+        "workers": [f"    num_workers={extra['workers']}, persistent_workers=True, pin_memory=True"],
+        "amp bfloat16": autocast,
+        "amp float16": autocast and [
+            *autocast, "    scaler = torch.amp.GradScaler('cuda')  # before the loop",
+            "    scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()"],
+        "compile": [above, f"    {called}.compile()"],
+        "compile reduce-overhead": [above, f"    {called}.compile(mode='reduce-overhead')"],
+        "channels_last": [above, f"    {called}.to(memory_format=torch.channels_last)",
+                          "    and images.to(device, memory_format=torch.channels_last)"],
+        "fused": ["    fused=True"],
+        "cudnn": ["    torch.backends.cudnn.benchmark = True  # at the top"],
+        "tf32": ["    torch.set_float32_matmul_precision('high')  # at the top"],
+        "batch": [f"    batch_size: {extra['times']} times as large"]}[name]
+
+
+def report(session, best, left_out):
+    """Print the table, what holds the script back, and what to write."""
+    facts, plain = session.facts, session.rows[0]
+    say("\n".join(["", heading(session.unit), *(line_of(row, plain) for row in session.rows)]))
+    say(f"\nWhat holds it back\n  {held_back_by(facts, session.rows)}")
+    if facts["lines"]:
+        say("  In each step these lines make the host wait for the GPU:")
+    for place, text in facts["lines"]:
+        say(f"    {place}  {text}")
+    for line in also_seen(facts):
+        say(f"  {line}")
+    paying = [name for name in TECHNIQUES if name in best.techniques or any(
+        row.runs and row.techniques[-1:] == (name,) and name in OTHER_DATA and row.gains()
+        for row in session.rows)]
+    if paying:
+        say("\nWhat to write")
+    for name in paying:
+        template, watch = TECHNIQUES[name]
+        say(f"  {name}" + (f"  (in whole: diff src/train.py src/{template})" if template else ""))
+        for line in [*advice(name, facts, session.extra), *([f"watch: {watch}"] if watch else [])]:
+            say(f"    {line}")
+    if best.base:
+        say("\nTogether, {}: {:.2f}x +- {:.2f}".format(best.name(), *best.ratio(plain)))
+    if left_out:
+        say("\n".join(["\nNot tried", *(f"  {name}: {why}" for name, why in left_out.items())]))
+
+
+# --------------------------------------------------------------------------------------- the start
+def parse(words):
+    """Return the options, the script and its own arguments."""
+    parser = argparse.ArgumentParser(
+        "whatif.py", allow_abbrev=False, description=__doc__.splitlines()[0],
+        usage="python whatif.py [--seconds 20] [--minutes 10] [--only amp,compile] [--json FILE] "
+        "[--copy] my_train.py ITS OWN ARGUMENTS")
+    known = list(dict.fromkeys(name.split()[0] for name in TECHNIQUES))
+
+    def number(text):
+        if not 0 < float(text) < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+        return float(text)
+
+    def names(text):
+        if odd := {*text.split(",")} - {*known, "plain"}:
+            raise argparse.ArgumentTypeError(f"{', '.join(odd)}: choose from {', '.join(known)}")
+        return text.split(",")
+    add = parser.add_argument
+    add("--seconds", type=number, default=20, help="to measure in each run, after its warm-up")
+    add("--minutes", type=number, default=10, help="for all runs together")
+    add("--only", type=names, default=known, help=f"of {', '.join(known)}; plain: none of them")
+    add("--json", type=Path, help="write the results to this file, too")
+    add("--copy", action="store_true", help="run in a copy of the folder, and remove it at the end")
+    add("script", type=Path, help="a training script")
+    add("arguments", nargs=argparse.REMAINDER, help="its own arguments")
+    args = parser.parse_args(words)
+    if not args.script.is_file():
+        parser.exit(2, f"whatif.py: error: {args.script}: there is no such script\n")
+    return args
+
+
+def copied(folder):
+    """Return a copy of a folder: beside it, so that ../data is there, or else in TMPDIR."""
+    beside = folder.parent if os.access(folder.parent, os.W_OK) else None
+    target = Path(tempfile.mkdtemp(prefix=f"{folder.name}.whatif-", dir=beside))
+    shutil.copytree(folder, target, symlinks=True, dirs_exist_ok=True,
+                    ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__"))
+    return target
+
+
+def measure_all(session, args):
+    """Run everything and print the report. Return the exit status."""
+    say(f"{args.script} runs again and again, at most {args.minutes:g} minutes in all, and each time "
+        f"about {args.seconds:g} s\nafter its warm-up. The first run is plain and writes what the "
+        "script writes; a run ends before the script's\nown end. In the others, what Python code and "
+        "torch.save write to files is held back, and W&B and Comet are off.\nNot held back: other "
+        "libraries' files, other programs, the network." + (
+            f" All is done in {session.cwd}." if args.copy else " --copy runs in a copy."))
+    plain, left_out, status = session.rows[0], {}, 0
+    best = plain
+    try:
+        if not session.measure(plain):
+            progress("")
+            print(f"{plain.traceback}whatif.py: {args.script}, as it is: {plain.error}",
+                  file=sys.stderr)
+            return 1
+        facts, why = session.facts, reasons(session.facts)
+        wanted = [name for name in TECHNIQUES if name.split()[0] in args.only]
+        left_out = {name: why[name] for name in wanted if why[name]}
+        session.plan(wanted := [name for name in wanted if not why[name]])
+        kinds = ", ".join(each["kind"] for each in facts["models"] + facts["optimizers"])
+        say(f"{kinds}; {facts.get('gpu', 'CPU')}, {facts['cores']} cores, {facts['processes']} "
+            f"process(es), torch {facts['torch']}\n{heading(session.unit)}\n{line_of(plain, plain)}")
+        best = explore(session, wanted)
+    except KeyboardInterrupt:
+        say("\nStopped: this table is not finished.")
+        status = 130
+    if plain.runs:
+        report(session, best, left_out)
+    if plain.runs and args.json:
+        args.json.write_text(json.dumps(dict(
+            script=str(args.script), arguments=args.arguments, unit=session.unit, best=best.name(),
+            left_out=left_out, facts=session.facts, rows=[dict(
+                name=row.name(), verdict=row.verdict(), runs=row.runs, **(dict(zip(
+                    ("ratio", "spread"), row.ratio(plain)), rate=row.rate()) if row.runs else {}))
+                for row in session.rows]), indent=1) + "\n")
+    return status
+
+
+def main():
+    args, place = parse(sys.argv[1:]), Path.cwd()
+    is_team = int(os.environ.get("WORLD_SIZE", 1)) > 1
+
+    def stop(*_):
+        raise KeyboardInterrupt
+    signal.signal(signal.SIGTERM, stop)
+    script, made = args.script.resolve(), [tempfile.mkdtemp(prefix="whatif-")]
+    try:
+        if args.copy:
+            source = place if place in script.parents else script.parent
+            place = copied(source)
+            made.append(place)
+            script = place / script.relative_to(source)
+        session = Session(args, place, script, made[0], Team() if is_team else Alone())
+        if is_team and os.environ["RANK"] != "0":
+            return session.team.follow(session.start)
+        try:
+            return measure_all(session, args)
+        finally:
+            if is_team:
+                session.team.dismiss()
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        for folder in made:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    if TRIAL in os.environ:  # as a module, which processes that the script starts can import
+        importlib.import_module(Path(__file__).stem).run_script()
+    else:
+        sys.exit(main())
