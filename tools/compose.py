@@ -2,13 +2,17 @@
 
     ./compose.sh TECHNIQUE ... > my_train.py       print train.py with these techniques
     ./compose.sh --into my_train.py TECHNIQUE ...  add them to your own edited copy of train.py
+                 [--verify] [--anyway] [-- OPTION ...]
 
 Each technique is a three-way merge (git merge-file) of src/train_TECHNIQUE.py over src/train.py, so
-their order does not matter. After a conflict your copy is as it was. Exit status: 0 done, 1 a
-conflict or an unusable file, 2 wrong usage or techniques that exclude each other.
+their order does not matter. After a conflict your copy is as it was. --verify runs the copy with
+your options before and after, and changes it only if both do the same (or with --anyway). Exit
+status: 0 done, 1 a conflict, a difference or an unusable file, 2 wrong usage or techniques that
+exclude each other.
 """
 
 import collections
+import functools
 import itertools
 import os
 import re
@@ -25,6 +29,56 @@ UTF8 = "utf-8", "surrogateescape"  # other bytes survive decoding and encoding
 TECHNIQUES = sorted(path.stem.removeprefix("train_") for path in ROOT.glob("src/train_*.py"))
 PARTS = {"loading", "model", "net", "optimizer", "sampler", "train_loader", "val_loader",
          "val_sampler"}  # a block that changes one of these relies on the lines that use it
+
+
+# what a line of the user's shows: (techniques, pattern, what to know, no hazard if this is there)
+HAZARDS = [
+    ("amp", r"clip_grad|\.grad\b|register_\w*hook\(",
+     "it sees gradients that amp has multiplied: call scaler.unscale_(optimizer) first", "unscale_"),
+    ("amp", r"\.backward\(", "amp does not scale this loss: scaler.scale(loss).backward()",
+     r"scaler\.scale\("),
+    ("amp fused", r"^ *(?!optimizer\b)\w+ = (torch\.)?optim\.(?!lr_sch|swa)\w+\(",
+     "the technique changes only the optimizer that is called optimizer", None),
+    ("fused", "dampening", "the first step differs, since momentum starts from zeros", None),
+    ("DDP", r"\+= .*(len\(|\.size\(|\.shape|\.sum\(|\.item\(|\.numel|_loss)|\bcat\("
+            r"|\.(append|extend|update)\(.*(output|logits|label|target|pred|\.item\(|cpu\()",
+     "each process has only its share of the images: add up with dist.all_reduce or all_gather",
+     r"all_reduce|all_gather"),
+    ("DDP", r"sched\w*\.step\((?!\)|loss\b|top\d|epoch)|ReduceLROnPlateau|patience",
+     "the processes must decide by the same value: dist.all_reduce it first", "all_reduce"),
+    ("DDP", r"^ {12,}.*requires_grad(_\((True)?\)| = (?!False))",
+     "DDP averages the gradients of what needs them when net is made: make net again after it",
+     None),
+    ("DDP", r"reduction=.sum", "each process sums its share: multiply by world_size", "world_size"),
+    ("DDP", r"AveragedModel|\bema\b|deepcopy\(model",
+     "only the buffers of model are made equal in all processes: broadcast those of the copy too",
+     None),
+    ("DDP", r"open\(.*['\"][wax]b?\+?['\"]|torch\.save\(|\.write_\w+\(|np\.save|savetxt|savefig|to_csv"
+            r"|json\.dump\(|SummaryWriter|FileHandler|wandb\.|mlflow\.",
+     "every process writes it: put it under `if rank == 0:`", None),
+    ("DDP DP compile", r"\bnet\.(?!parameters|train\(|eval\(|zero_grad|named_par|broadcast_b)\w",
+     "net is a wrapper, with other names inside: use model", None),
+    ("compile", "drop_last=False", "a smaller last batch is compiled for itself", None),
+    ("DALI LMDB", r"loader=(?!load_image)", "the technique does not call this loader", None),
+    ("DALI cache LMDB", r"class \w+\(.*\w*Dataset\)",
+     "a Dataset of your own: DALI and LMDB read the files in `samples` (and need root, targets, "
+     "classes), the cache keeps uint8 images (3, size, size) and numbers", None),
+    ("DALI", r"def __getitem__", "DALI does not call it", None),
+    ("LMDB", r"def __getitem__", "LMDB takes the place of `loader`, which this has to call",
+     r"super\(\).__getitem__|\.loader\("),
+    ("cache", r"def __getitem__", "it is called once for each image", None),
+    ("DALI LMDB cache", r"return (\{|dict\()|\[['\"](image|label|pixel)",
+     "the loader gives (images, labels) and no dicts", None),
+    ("DALI cache", "collate_fn|worker_init_fn|batch_sampler",
+     "the technique's loader does not call it", None),
+    ("DALI cache", r"(Resize|Crop)\([\[(]", "images have to be squares", None),
+    ("DALI cache stem", r"Grayscale|convert\(.L|Conv2d\(1\b", "images have three channels", None),
+    ("DALI", r"transforms\.(?!Normalize|ToDtype|Compose|CutMix|MixUp)\w+\(",
+     "DALI does not run it: do the same in image_pipeline", r"\bfn\.\w"),
+    ("cache", r"transforms\.(Random|Auto|Trivial|Aug|ColorJ|Gauss|Elastic)\w*\(",
+     "it is done once for each image, then the result is kept", None),
+    ("cache", r"ToTensor\(|ToImage\(|torch\.float", "the cache holds bytes: make floats in normalize",
+     None)]
 
 
 class UsageError(RuntimeError):
@@ -152,42 +206,106 @@ def replace(path, text):
         raise
 
 
-def add_to(path, techniques):
-    """Add techniques to the user's copy at `path`; return what to tell the user: [str].
+def has(text, variant):
+    """Return whether the blocks of a technique are in `text`."""
+    return set(reasons(variant)) <= set(reasons(text))
 
-    Raise RuntimeError, and leave the copy as it is, if one of them does not join it.
+
+def add_to(path, techniques, approve=None, told=print):
+    """Add techniques to the user's copy at `path` and tell about it, a line each.
+
+    `approve(versions)` decides whether the copy is changed: versions[k] is the copy with the first k
+    of the sorted techniques. Return False if it is not. Raise RuntimeError, and leave the copy as it
+    is, if a technique does not join it.
     """
     if not os.path.isfile(path):
         raise UsageError(f"--into {path}: there is no such file")
-    text = yours = Path(path).read_bytes().decode(*UTF8)
+    yours = Path(path).read_bytes().decode(*UTF8)
     quoted = shlex.quote(path)
     if "\r\n" in yours:
         raise RuntimeError(f"--into {path}: it has Windows line ends; remove them: "
                            f"sed -i 's/\\r$//' {quoted}")
-    techniques, origin, said = check(techniques), find_origin(yours), []
+    techniques, origin = check(techniques), find_origin(yours)
     base = script("train", origin)
+    variants = {name: script(f"train_{name}", origin) for name in TECHNIQUES}
+    there = [name for name in TECHNIQUES if variants[name] and has(yours, variants[name])]
+    plain = functools.reduce(lambda text, name: merge(text, base, variants[name], name)[0],
+                             there, base)  # what the copy would be without the user's edits
+    texts = [yours]
     for name in techniques:
-        variant = script(f"train_{name}", origin)
-        if not variant:
+        if not variants[name]:
             raise RuntimeError(
                 f"{name} is newer than the train.py that {path} was copied from; update {path} "
                 f"first: git -C {shlex.quote(str(ROOT))} show {origin}:./src/train.py > old.py && "
                 f"git merge-file {quoted} old.py {shlex.quote(str(ROOT / 'src' / 'train.py'))}")
-        if set(reasons(variant)) <= set(reasons(text)):
-            said.append(f"{path} already has {name}")
+        if name in there:
+            told(f"{path} already has {name}")
+            texts.append(texts[-1])
             continue
-        merged, conflicts = merge(text, base, variant, name)
+        merged, conflicts = merge(texts[-1], base, variants[name], name)
         if conflicts:
             raise RuntimeError(explain(conflicts, name, path, yours, base))
-        said += [f"warning: {name} may not work as it should in {path}: {disagreement}"
-                 for disagreement in warnings(base, variant, yours, merged)]
-        text = merged
-    if text != yours and origin:
-        said.append(f"{path} was copied from an older train.py, and the techniques are of that "
-                    f"time too: {git('show', '-s', '--format=%h (%cs)', origin).strip()}")
-    if text != yours:
-        replace(path, text)
+        for each in warnings(plain, variants[name], yours, merged):
+            told(f"warning: {name} may not work as it should in {path}: {each}")
+        texts.append(merged)
+    final = texts[-1]
+    for each in hazards(final, [base, *variants.values()], {*there, *techniques}):
+        told(f"warning: {path}, {each}")
+    if approve:
+        for k, name in enumerate(techniques):  # without those that were there before
+            for other in filter(there.__contains__, techniques[k:]):
+                texts[k], conflicts = merge(texts[k], variants[other], base, other)
+                if conflicts:
+                    raise RuntimeError(f"--verify needs {path} without {other}, and cannot take it "
+                                       "out, since you have changed lines of its blocks")
+        if not approve(texts):
+            return False
+    if final != yours:
+        if Path(path).read_bytes().decode(*UTF8) != yours:
+            raise RuntimeError(f"{path} has changed meanwhile; nothing was written")
+        replace(path, final)
+    lines_of = final.split("\n")
+    for name in techniques:
+        places = [str(k) for k, line in enumerate(lines_of, 1) if line.strip() == "# new #" and
+                  lines_of[k].strip(" #") in reasons(variants[name])] if name not in there else []
+        if places:
+            told(f"{path}: added {name} at lines {', '.join(places)}")
+    if final != yours and origin:
+        told(f"{path} was copied from an older train.py, and the techniques are of that time too: "
+             + git("show", "-s", "--format=%h (%cs)", origin).strip())
+    return True
+
+
+def hazards(text, others, techniques):
+    """Return a sentence for each row of HAZARDS that the user's own lines of `text` show.
+
+    `others` are the scripts whose lines are not the user's.
+    """
+    known = {line.strip() for each in others for line in each.split("\n")}
+    own = {number: line for number, line in enumerate(text.split("\n"), 1)
+           if line.strip() not in known and line.strip()[:1] != "#"}
+    said = []
+    for names, pattern, sentence, unless in HAZARDS:
+        found = [(number, line) for number, line in own.items() if re.search(pattern, line)
+                 and not ("rank == 0" in sentence and is_guarded(text.split("\n"), number))]
+        found = [] if unless and re.search(unless, "\n".join(own.values())) else found
+        joined = [name for name in names.split() if name in techniques]
+        if found and joined:
+            said.append(f"line {found[0][0]} with {', '.join(joined)}: `{found[0][1].strip()}`: "
+                        f"{sentence}")
     return said
+
+
+def is_guarded(lines, number):
+    """Return whether a line, counted from 1, is under an `if` that asks for the rank."""
+    indent = len(lines[number - 1]) - len(lines[number - 1].lstrip())
+    for line in [lines[number - 1], *lines[number - 2::-1]]:
+        here = len(line) - len(line.lstrip())
+        if line.strip() and (here < indent or line is lines[number - 1]):
+            if re.search(r"\bif\b.*rank", line):
+                return True
+            indent = here
+    return False
 
 
 def warnings(base, variant, yours, merged):
@@ -200,7 +318,8 @@ def warnings(base, variant, yours, merged):
     def reading(name, lines):
         return [line.strip() for line in lines if re.search(rf"(?<![\w.]){name}\b(?! ?=)", line)]
     gone, new = own(base, yours.split("\n")), own(yours, base.split("\n"))
-    blocks = "\n".join(re.findall(r"# new #\n(.*?)(?:\n\n|\Z)", variant, re.S))
+    # blocks in main(): those of whole functions have names of their own
+    blocks = "\n".join(re.findall(r"^ +# new #\n(.*?)(?:\n\n|\Z)", variant, re.S | re.M))
     sets = {name: line for line, each in re.findall(r"^( *([a-z][\w., ]*) = .*)", blocks, re.M)
             for name in each.split(", ")}
     found, changed = [], set(sets)  # and what train.py computes from those
@@ -221,22 +340,46 @@ def warnings(base, variant, yours, merged):
 
 
 def main(words):
-    into = words[1:2] if words[:1] == ["--into"] else None
-    techniques = words if into is None else words[2:]
-    if into == [] or not techniques or techniques[0].startswith("-"):
-        raise UsageError("usage: ./compose.sh [--into FILE] TECHNIQUE ...    techniques: "
-                         + " ".join(TECHNIQUES))
-    if into:
-        for message in add_to(into[0], techniques):
-            print(f"compose.sh: {message}", file=sys.stderr)
-    else:
+    """Do what the command line says; return the exit status."""
+    at = words.index("--") if "--" in words else len(words)
+    words, options = words[:at], words[at + 1:]
+    path = words[1] if words[:1] == ["--into"] and len(words) > 1 else None
+    rest = words[2:] if path else words
+    flags = {"--verify", "--anyway"} & {*rest} if path else set()
+    techniques = [word for word in rest if word not in flags]
+    if not techniques or techniques[0].startswith("-") or "--verify" not in flags and (
+            flags or options):
+        raise UsageError("usage: ./compose.sh [--into FILE] TECHNIQUE ... [--verify [--anyway] "
+                         f"[-- OPTION ...]]    techniques: {' '.join(TECHNIQUES)}")
+    if not path:
         sys.stdout.buffer.write(join(techniques).encode(*UTF8))
+        return 0
+    same = True
+
+    def approve(texts):
+        nonlocal same
+        try:
+            import verify
+        except ImportError as error:
+            raise RuntimeError("--verify needs the Python that runs your copy: PYTHON=/path/to/"
+                               f"python ./compose.sh ... ({error})") from None
+        same = verify.verify(path, texts, check(techniques), options)
+        return same or "--anyway" in flags
+    tell = functools.partial(print, "compose.sh:", file=sys.stderr, flush=True)
+    if not add_to(path, techniques, approve if "--verify" in flags else None, tell):
+        tell(f"{path} is as it was")
+    elif not flags:
+        tell("to see that it does the same as before:", shlex.join(
+            [str(ROOT / "compose.sh"), "--into", path, *techniques, "--verify", "--"]),
+            "YOUR OPTIONS")
+    return 0 if same else 1
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `./compose.sh amp | head` is no error
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was begun is tidied up
     try:
-        main(sys.argv[1:])
+        sys.exit(main(sys.argv[1:]))
     except (RuntimeError, OSError) as error:
         print(f"compose.sh: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UsageError) else 1)
