@@ -11,13 +11,13 @@ import argparse
 import collections
 import dataclasses
 import importlib
+import multiprocessing
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
-import time
+from concurrent import futures
 from pathlib import Path
 
 import torch
@@ -166,9 +166,9 @@ MODELS = [
          (MODEL, "            model = Mine(classes)\n")]),
     Edit("batch norm to group norm", "model", [
          ("nn.BatchNorm2d(wider)", "nn.GroupNorm(2, wider)")]),
-    Edit("resnet18 with another head", "model", [
-         (MODEL, "            model = models.resnet18()\n"
-                 "            model.fc = nn.Linear(512, classes)\n")], options="--steps 2"),
+    Edit("a torchvision model with another head", "model", [
+         (MODEL, "            model = models.shufflenet_v2_x0_5()\n"
+                 "            model.fc = nn.Linear(1024, classes)\n")]),
     Edit("dropout before the head", "model", [
          ("nn.Flatten(), nn.Linear", "nn.Flatten(), nn.Dropout(0.5), nn.Linear")]),
     Edit("dropout on feature maps", "model", [
@@ -252,13 +252,13 @@ CSV_SETS = """\
 """
 DATA = [
     Edit("own Dataset from a table", "data", [before(CONV11, CSV_SET), (SETS, CSV_SETS)],
-         said="DALI LMDB"),
+         said="DALI LMDB", either="cache"),
     Edit("own Dataset with samples", "data", [before(CONV11, CSV_SET.replace(
          "        self.transform = transform\n", """\
         self.transform, self.target_transform, self.root = transform, None, folder
         self.samples = [(path, int(label)) for path, label in self.rows]
         self.targets = [label for _, label in self.samples]
-""")), (SETS, CSV_SETS)], said="LMDB", either="DALI"),
+""")), (SETS, CSV_SETS)], said="LMDB", either="DALI cache"),
     Edit("own Dataset that dims its images", "data", [before(CONV11, CSV_SET.replace(
          "        self.transform = transform\n", """\
         self.transform, self.target_transform, self.root = transform, None, folder
@@ -266,7 +266,7 @@ DATA = [
         self.targets = [label for _, label in self.samples]
 """).replace('Image.open(path).convert("RGB")',
              'Image.open(path).convert("RGB").point(lambda value: value // 2)')),
-         (SETS, CSV_SETS)], said="DALI LMDB"),
+         (SETS, CSV_SETS)], said="DALI LMDB", either="cache"),
     Edit("dict samples", "data", [before(CONV11, CSV_SET.replace(
          'return self.transform(Image.open(path).convert("RGB")), int(label)',
          'return {"image": self.transform(Image.open(path).convert("RGB")), "label": int(label)}')),
@@ -317,7 +317,7 @@ class Inverted(datasets.ImageFolder):
 '''), (SETS, """\
     train_set = Inverted(args.dataset / "train", train_transform)
     val_set = Inverted(args.dataset / "val", val_transform)
-""")], said="DALI", either="LMDB"),
+""")], said="DALI", either="LMDB cache"),
     Edit("__getitem__ that reads itself", "data", [before(CONV11, '''\
 class Folder(datasets.ImageFolder):
     def __getitem__(self, index):
@@ -328,7 +328,7 @@ class Folder(datasets.ImageFolder):
 '''), (SETS, """\
     train_set = Folder(args.dataset / "train", train_transform)
     val_set = Folder(args.dataset / "val", val_transform)
-""")], said="DALI LMDB"),
+""")], said="DALI LMDB", either="cache"),
     Edit("target_transform", "data", [(SETS, """\
     train_set = datasets.ImageFolder(args.dataset / "train", train_transform, lambda y: 9 - y)
     val_set = datasets.ImageFolder(args.dataset / "val", val_transform, lambda y: 9 - y)
@@ -397,7 +397,7 @@ def seed_worker(number):
 
 '''), (LOADING, LOADING.replace(
         "generator=torch.Generator())",
-        "generator=torch.Generator(),\n                   worker_init_fn=seed_worker)"))]),
+        "generator=torch.Generator(),\n                   worker_init_fn=seed_worker)"))], either="DALI cache"),
     Edit("rare classes more often", "data", [(SAMPLER, """\
     weights = [1.0 + (label == 3) for label in train_set.targets]
     sampler = torch.utils.data.WeightedRandomSampler(
@@ -410,7 +410,7 @@ def seed_worker(number):
     Edit("the last small batch too", "data", [
          ("        train_set, sampler=sampler, drop_last=True, persistent",
           "        train_set, sampler=sampler, drop_last=False, persistent")],
-         refused="DALI cache", options="--batch_size 60 --steps 6"),
+         refused="DALI cache", either="compile", options="--batch_size 60 --steps 6"),
     Edit("larger batches in validation", "data", [(VAL_LOADER, """\
     val_loader = DataLoader(val_set, 200, sampler=val_sampler, num_workers=workers)
 """)], refused="DALI cache"),
@@ -566,12 +566,12 @@ OPTIMIZERS = [
     head_optimizer = torch.optim.SGD(model[-1].parameters(), args.lr / 10, 0.9)
 """), (PARTS, PARTS.replace("}", ',\n             "head_optimizer": head_optimizer}')),
          after(COUNTED, "            head_optimizer.step()\n"
-               "            head_optimizer.zero_grad()\n")], said="amp"),
+               "            head_optimizer.zero_grad()\n")], said="amp", either="fused"),
     Edit("norm of the gradients printed", "optimizer", [after(COUNTED, """\
             norms.append(sum(each.grad.square().sum() for each in model.parameters()) ** 0.5)
 """), before(EPOCH, "        norms = []\n"), each_epoch("""\
         print(f"norm of the gradients {sum(norms).item() / len(norms):.4f}")
-""")]),
+""")], either="amp"),
     Edit("average of the weights", "optimizer", [before(PARTS, """\
     average = torch.optim.swa_utils.AveragedModel(
         model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
@@ -618,7 +618,8 @@ OPTIMIZERS = [
             norms.append(sum(each.grad.square().sum() for each in model.parameters()) ** 0.5)
 """), before(EPOCH, "        norms = []\n"), each_epoch("""\
         print(f"norm of the gradients {sum(norms).item() / len(norms):.4f}")
-""")], start="amp", said="fused"),
+""")], start="amp", said="fused",
+         either=" ".join(set(ALL) - {"fused"})),
 ]
 
 VAL_LOSS = [
@@ -711,7 +712,7 @@ LOOPS = [
             right += (model(normalize(images.to(device))).argmax(1).cpu() == labels).sum().item()
     print(f"test: {right} of {len(val_set)}")
 
-""")]),
+""")], either="DDP"),
     Edit("train_one_epoch()", "loop", [lambda text: split_loop(text)],
          refused="amp channels_last profile stem"),
     Edit("deterministic algorithms", "loop", [after(SEED, """\
@@ -860,7 +861,7 @@ RENAMINGS = [
     Edit("net renamed", "renaming", [rename("net", "ddp_model")], refused="amp compile",
          said="DDP DP"),
     Edit("model renamed", "renaming", [rename("model", "network")],
-         refused="compile fused", said="channels_last DDP"),
+         refused="compile fused", said="channels_last", differs="DDP"),
     Edit("optimizer renamed", "renaming", [rename("optimizer", "opt")],
          refused="amp", said="fused"),
     Edit("scheduler renamed", "renaming", [rename("scheduler", "lr_schedule")]),
@@ -878,7 +879,7 @@ OPTIONS = [
         dataset={DIGITS}, image_size=32, val_size=None, augment=False, workers=0, width=4,
         model="conv11", batch_size=40, lr=0.05, epochs=2, steps=4, seed=0, result_dir=Path("runs"),
         resume=None)
-""")], said="amp DDP DALI LMDB cache compile"),
+""")], differs="amp DDP DALI LMDB cache compile"),
     Edit("other defaults", "options", [
          ('default=0.1, help="highest', 'default=0.02, help="highest'),
          ('default=16, help="channels', 'default=8, help="channels')],
@@ -888,7 +889,7 @@ OPTIONS = [
          ("    if args.augment:\n        crop = [transforms.RandomResizedCrop(args.image_size), "
           "transforms.RandomHorizontalFlip()]\n", ""),
          ("workers > 0 and not args.augment", "workers > 0")],
-         refused="compile", said="DALI cache"),
+         refused="compile", differs="DALI cache"),
     Edit("--steps removed", "options", [
          lambda text: re.sub(r'    add\("--steps".*\n', "", text),
          ("min(len(train_loader), args.steps or len(train_loader))", "len(train_loader)")],
@@ -955,51 +956,50 @@ OUTCOMES = {"same": "joined and the same", "differs": "joined, --verify names wh
             "said": "joined, the same, with a hazard said", "refused": "refused with its place"}
 
 
-def join(path, technique):
-    """Add a technique to the copy at `path` as compose.sh does; return (its text, the hazards).
-
-    The text is None if the join is refused.
-    """
+def join(path, technique, approve=None):
+    """Add a technique to the copy at `path` as compose.sh does; return (outcome, hazards)."""
     import compose
+    said = []
     try:
-        said = compose.add_to(str(path), [technique])
+        joined = compose.add_to(str(path), [technique], approve, said.append)
     except RuntimeError:
-        return None, []
-    return path.read_text(), [line for line in said if "warning" in line]
+        return "refused", []
+    return "same" if joined else "differs", [line for line in said if line.startswith("warning")]
 
 
-def judge(edit, techniques, folder, jobs, merge_only):
-    """Return {technique: (outcome, whether a hazard is said, why)}."""
+def judge(name, techniques, merge_only):
+    """Return {technique: (outcome, hazards, what differs)} for an edit."""
     import verify
-    path, text, found = Path(folder) / "my_train.py", edited(edit), {}
-    words = [*OPTIONS_OF_ALL, *edit.options.split()]
+    edit, found = EDITS[name], {}
+    text, words = edited(edit), [*OPTIONS_OF_ALL, *edit.options.split()]
     if "--batch-size" in words:
         del words[2:4]
-    bench = verify.Bench(path, words, Path(folder) / "runs", jobs)
-    for technique in techniques:
-        path.write_bytes(text.encode())
-        after, hazards = join(path, technique)
-        outcome, why = "refused" if after is None else "same", "; ".join(hazards)
-        path.write_bytes(text.encode())
-        if after is not None and not merge_only:
-            wrong, _ = verify.Verifier(bench, [text, after], [technique]).run()
-            outcome, why = ("differs", wrong) if wrong else (outcome, why)
-        found[technique] = outcome, bool(hazards), why
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "my_train.py"
+        bench = verify.Bench(path, words, Path(folder) / "runs", jobs=1)
+        for technique in sorted({*techniques} - {*edit.start.split()}):
+            wrong = []
+
+            def approve(versions):
+                wrong.append(verify.Verifier(bench, versions, [technique]).run()[0])
+                return not wrong[0]
+            path.write_bytes(text.encode())
+            found[technique] = *join(path, technique, None if merge_only else approve), wrong
+            assert found[technique][0] == "same" or path.read_bytes() == text.encode()
     return found
 
 
-def mistakes(edit, technique, outcome, hazard, merge_only=False):
-    """Return "miss", "false alarm" or ""."""
+def mistakes(edit, technique, outcome, hazards, merge_only=False):
+    """Return "miss", "no hazard said", "false alarm" or "" for what compose.sh did."""
     right = edit.right(technique)
-    if "either" in vars(edit) and right == {"same", "said", "differs"} and outcome != "refused":
-        return ""
     if ("refused" in right) != (outcome == "refused"):
         return "miss" if "refused" in right else "false alarm"
-    if "said" in right and not hazard:
-        return "miss" if outcome == "same" else "no hazard said"
-    if right == {"differs"} and outcome == "same" and not hazard and not merge_only:
+    if right == {"same"}:
+        return "false alarm" if hazards or outcome == "differs" else ""
+    if outcome == "same" and not hazards and "same" not in right and (
+            right != {"differs"} or not merge_only):
         return "miss"
-    return "false alarm" if right == {"same"} and (hazard or outcome == "differs") else ""
+    return "no hazard said" if right == {"said"} and not hazards else ""
 
 
 def main():
@@ -1018,29 +1018,26 @@ def main():
         digits = Path(folder) / "digits"
         subprocess.run([sys.executable, ROOT / "make_dataset.py", "digits", "--dst", digits,
                         "--train", "24", "--val", "7"], check=True, capture_output=True)
-        os.environ["DIGITS"] = str(digits)
-        OPTIONS_OF_ALL[:2] = ["--dataset", str(digits)]
-        for name in args.edit:
-            edit, started = EDITS[name], time.perf_counter()
-            own = Path(folder) / "edit"
-            own.mkdir()
-            techniques = [each for each in args.technique if each not in edit.start.split()]
-            for technique, (outcome, hazard, why) in judge(edit, techniques, own, args.jobs,
-                                                           args.merge).items():
-                counts["said" if hazard and outcome == "same" else outcome] += 1
-                if mistake := mistakes(edit, technique, outcome, hazard, args.merge):
-                    wrong[mistake].append(f"{name} + {technique}: {outcome}"
-                                          f"{' with a hazard' * hazard}; {why}")
-                    print(f"    {mistake}: {wrong[mistake][-1]}", flush=True)
-            shutil.rmtree(own)
-            print(f"{name}: {time.perf_counter() - started:.0f} s", flush=True)
+        os.environ["DIGITS"] = OPTIONS_OF_ALL[1] = str(digits)
+        with futures.ProcessPoolExecutor(args.jobs, multiprocessing.get_context("fork")) as pool:
+            started = {pool.submit(judge, name, args.technique, args.merge): name
+                       for name in args.edit}
+            for done in futures.as_completed(started):
+                name = started[done]
+                print(name, flush=True)
+                for technique, (outcome, hazards, why) in done.result().items():
+                    counts["said" if hazards and outcome == "same" else outcome] += 1
+                    if mistake := mistakes(EDITS[name], technique, outcome, hazards, args.merge):
+                        wrong[mistake].append(
+                            f"{name} + {technique}: {' '.join([outcome, *hazards, *why])}")
+                        print(f"    {mistake}: {wrong[mistake][-1]}", flush=True)
     print(f"\n{len(args.edit)} edits, {sum(counts.values())} joins")
     for outcome, text in OUTCOMES.items():
         print(f"| {text} | {counts[outcome]} |")
     print(f"| WRONG WITHOUT A WORD | {len(wrong['miss'])} |")
     for mistake, lines in wrong.items():
         print(f"\n{mistake}: {len(lines)}", *lines, sep="\n")
-    return bool(wrong["miss"])
+    return any(wrong.values())
 
 
 if __name__ == "__main__":

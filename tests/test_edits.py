@@ -1,0 +1,45 @@
+"""Techniques join edited copies of train.py, or are refused, or warned of, as edits.py says."""
+
+import functools
+import sys
+
+import pytest
+from edits import ALL, EDITS, edited, join, mistakes
+from helpers import ROOT, run
+
+import compose
+
+
+def test_every_edit_applies_and_compiles():
+    assert len(EDITS) >= 60
+    for edit in EDITS.values():
+        compile(edited(edit), edit.name, "exec")
+        names = f"{edit.refused} {edit.said} {edit.differs} {edit.either} {edit.start}".split()
+        assert set(names) <= {*ALL, "all"}, edit.name
+
+
+@pytest.mark.fault(70, 76)
+def test_joins_are_refused_or_warned_of(rng, tmp_path, monkeypatch):
+    """Half of the edits, by chance, with every technique."""
+    monkeypatch.setattr(compose, "find_origin", functools.cache(compose.find_origin))
+    path, wrong = tmp_path / "my_train.py", []
+    for edit in rng.sample([*EDITS.values()], len(EDITS) // 2):
+        text = edited(edit).encode()
+        for technique in set(ALL) - set(edit.start.split()):
+            path.write_bytes(text)
+            outcome, hazards = join(path, technique)
+            if mistake := mistakes(edit, technique, outcome, hazards, merge_only=True):
+                wrong.append(f"{mistake}: {edit.name} + {technique}: {hazards}")
+            assert outcome != "refused" or path.read_bytes() == text
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.fault(76)
+def test_some_edits_verified(rng):
+    """Three edits, by chance, with two techniques. `python tests/edits.py` verifies all."""
+    names = rng.sample([*EDITS], 3)
+    techniques = rng.sample(sorted(set(ALL) - {"compile"}), 2)  # compile takes long
+    done = run(sys.executable, ROOT / "tests" / "edits.py", "--edit", *names,
+               "--technique", *techniques, "--jobs", 1)
+    assert done.returncode == 0 and "WRONG WITHOUT A WORD | 0 |" in done.stdout, (
+        done.stdout + done.stderr)
