@@ -24,11 +24,13 @@ import linecache
 import math
 import multiprocessing
 import os
+import pathlib
 import random
 import re
 import runpy
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -50,21 +52,57 @@ WAITS = 0.2  # from this share of its time on, a step's wait for data hides what
 RUNS = 4  # at most so many runs of the same thing
 TRIAL = "WHATIF_TRIAL"  # the variable that tells a process how to run the script
 
-# name: the template of this project whose diff shows it whole, and what to watch when you write it
+# what to write for each technique, with names and places of the script, and what to watch
 TECHNIQUES = {
-    "no_loading": ("train_cache.py, train_DALI.py or train_LMDB.py", ""),
-    "workers": ("", "each worker takes memory and draws random numbers of its own"),
-    "amp bfloat16": ("train_amp.py", "compare the accuracy of a whole training"),
-    "compile": ("train_compile.py", "it compiles in the first step and again for a new shape"),
-    "channels_last": ("train_channels_last.py", "it gains more with amp; in a layer of your own, "
-                      ".view() may have to be .reshape()"),
-    "fused": ("train_fused.py", "load_state_dict of an old checkpoint turns it off again"),
-    "cudnn": ("train_cudnn.py", "it tries every new input size; runs differ in the last bits"),
-    "tf32": ("", "products in float32 keep 10 bits of mantissa: compare the accuracy"),
-    "amp float16": ("train_amp.py", "clip gradients only after scaler.unscale_(optimizer); save the "
-                    "scaler's state in checkpoints"),
-    "compile reduce-overhead": ("train_compile.py", "shapes must not change; it takes memory"),
-    "batch": ("", "another batch size is another training: tune the learning rate again"),
+    "no_loading": """load faster, or keep the decoded data in memory
+        in whole: src/train_cache.py, src/train_DALI.py, src/train_LMDB.py""",
+    "workers": """{loader}
+            num_workers={workers}, persistent_workers=True, pin_memory=True
+        watch: each worker takes memory and draws random numbers of its own""",
+    "amp bfloat16": """{call}
+            with torch.autocast("{device}", torch.bfloat16):
+                {text}
+            and the loss takes the output as .float()
+        watch: compare the accuracy of a whole training
+        in whole: diff src/train.py src/train_amp.py""",
+    "compile": """above {optimizer}
+            {model}.compile()
+        watch: it compiles in the first step, and again for a new shape
+        in whole: diff src/train.py src/train_compile.py""",
+    "channels_last": """above {optimizer}
+            {model}.to(memory_format=torch.channels_last)
+        {call}
+            the images before: .to(memory_format=torch.channels_last)
+        watch: it gains more with amp; .view() in a layer may have to be .reshape()
+        in whole: diff src/train.py src/train_channels_last.py""",
+    "fused": """{optimizers}
+            fused=True
+        watch: load_state_dict of an old checkpoint turns it off again
+        in whole: diff src/train.py src/train_fused.py""",
+    "cudnn": """at the top
+            torch.backends.cudnn.benchmark = True
+        watch: it tries every new input size; runs differ in the last bits
+        in whole: diff src/train.py src/train_cudnn.py""",
+    "tf32": """at the top
+            torch.set_float32_matmul_precision("high")
+        watch: products in float32 keep 10 bits of mantissa: compare the accuracy""",
+    "amp float16": """{call}
+            with torch.autocast("{device}", torch.float16):
+                {text}
+            and the loss takes the output as .float()
+        above {optimizer}
+            scaler = torch.amp.GradScaler("{device}")
+        for loss.backward() and optimizer.step()
+            scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
+        watch: clip gradients after scaler.unscale_(optimizer); save the scaler's state
+        in whole: diff src/train.py src/train_amp.py""",
+    "compile reduce-overhead": """above {optimizer}
+            {model}.compile(mode="reduce-overhead")
+        watch: shapes must not change; it takes memory
+        in whole: diff src/train.py src/train_compile.py""",
+    "batch": """{loader}
+            a batch {times} times as large
+        watch: this is another training: tune the learning rate again""",
 }
 INSTEAD = [{"amp bfloat16", "amp float16"}, {"compile", "compile reduce-overhead"}]
 OTHER_DATA = {"no_loading", "batch"}  # their losses are of other batches
@@ -171,8 +209,12 @@ def hold_writes(folder, free):
 
     os.makedirs(folder)
     builtins.open = io.open = open_
-    for name in ("mkdir", "rename", "replace", "remove", "unlink", "rmdir", "symlink", "link"):
+    names = ["mkdir", "rename", "replace", "remove", "unlink", "rmdir", "symlink", "link"]
+    for name in names:
         drop(os, name)
+    for name in ["open", *names] if hasattr(pathlib, "_NormalAccessor") else []:  # Python 3.10
+        setattr(pathlib._NormalAccessor, name, staticmethod(
+            open_ if name == "open" else getattr(os, name)))
     for name in ("rmtree", "copymode", "copystat"):
         drop(shutil, name)
     torch.save = lambda what, f, *rest, **options: save(
@@ -373,14 +415,14 @@ class Run:
             persistent=loader.persistent_workers, iterable=isinstance(loader.dataset, kinds[0]),
             batch=getattr(loader.batch_sampler, "batch_size", None),
             method=(loader.multiprocessing_context or multiprocessing).get_start_method(),
-            shared=isinstance(loader.sampler, kinds[1])))
+            shuffles=isinstance(loader.sampler, kinds[1]) and loader.sampler.shuffle))
 
     def iterate(self, original, loader):
         if loader._whatif == self.training:
             self.clock.resume()
         elif self.training is not None:  # validation
             self.clock.pause()
-        self.see("no set_epoch", self.facts["loaders"][loader._whatif]["shared"]
+        self.see("no set_epoch", self.facts["loaders"][loader._whatif]["shuffles"]
                  and "set_epoch" not in self.facts["seen"])
         return Batches(self, loader, original)
 
@@ -411,14 +453,14 @@ class Run:
 
     def prepare(self, module):
         """Note what a model is, and change it before its first step."""
-        nn, names, inner = torch.nn, self.names, module
+        nn, names, inner, called = torch.nn, self.names, module, name_of(module, self.frame())
         while isinstance(inner, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            inner = inner.module
+            inner, called = inner.module, f"{called}.module"
         parts, weight = list(module.modules()), next(module.parameters())
         images = [each.weight for each in parts if isinstance(each, (nn.Conv2d, nn.ConvTranspose2d))]
         last, self.device = torch.channels_last, weight.device.type
         self.facts["models"].append(dict(
-            name=name_of(module, self.frame()), kind=type(inner).__name__, **self.place()))
+            name=called, kind=type(inner).__name__, **self.place()))
         self.see("image", bool(images))
         self.see("convolution", any(isinstance(each, nn.modules.conv._ConvNd) for each in parts))
         self.see("channels_last", any(each.is_contiguous(memory_format=last)
@@ -546,8 +588,9 @@ class Run:
             for _ in range(steps):
                 yield
             torch.cuda.synchronize()
-        kernels = [each for each in profiler.events() if each.device_type == cuda and each.device_index
-                   == torch.cuda.current_device() and not each.is_user_annotation]
+        kernels = [each for each in profiler.events() if each.device_type == cuda
+                   and each.device_index == torch.cuda.current_device()
+                   and not each.is_user_annotation and "HtoD" not in each.name]
         for each in sorted(kernels, key=lambda each: each.time_range.start):
             begin, end = each.time_range.start, each.time_range.end
             busy, until = busy + max(0, end - max(begin, until)), max(until, end)
@@ -612,8 +655,9 @@ def run_script():
         runpy.run_path(spec["script"], run_name="__main__")
     except SystemExit as end:
         status = end.code
-        if isinstance(status, str):
+        if isinstance(status, str):  # its last words
             print(status, file=sys.stderr)
+            status = 1
     except BaseException as error:
         kind, where = type(error), error.__traceback__
         while where and (where.tb_frame.f_code.co_filename == __file__
@@ -644,8 +688,8 @@ class Alone:
     def __init__(self):
         self.number = -1
 
-    def variables(self, number):
-        """Return the environment of a run."""
+    def variables(self, spec):
+        """Return what a run's environment has to have."""
         return {}
 
     def failed(self):
@@ -688,14 +732,17 @@ class Team(Alone):
         self.store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]),
                               is_master=False, timeout=timedelta(days=1))
 
-    def variables(self, number):
-        return {"TORCHELASTIC_RESTART_COUNT": str(1000 + number)}  # gives it keys of its own
+    def variables(self, spec):
+        return {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(spec["port"])}
 
     def failed(self):
         key = f"whatif/{self.number}/failed"
         return self.store.get(key).decode() if self.store.check([key]) else None
 
     def run(self, start, spec, limit, show):
+        with socket.socket() as free:  # each run meets at a port of its own
+            free.bind(("", 0))
+            spec["port"] = free.getsockname()[1]
         self.store.set(f"whatif/{self.number + 1}", json.dumps(spec))
         try:
             return super().run(start, spec, limit, show)
@@ -779,7 +826,7 @@ class Session:
             script=str(self.script), arguments=self.args.arguments, records=f"{base}.records",
             held=f"{base}.held", roots=sorted({str(self.cwd), str(self.script.parent)}),
             free=[self.folder, cache, os.path.expanduser("~/.triton"), "/dev", "/proc", *homes])
-        environment = {**os.environ, **self.team.variables(number), TRIAL: json.dumps(spec),
+        environment = {**os.environ, **self.team.variables(spec), TRIAL: json.dumps(spec),
                        "TMPDIR": self.folder, "PYTHONDONTWRITEBYTECODE": "1",
                        "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}
         if not spec["first"]:
@@ -942,11 +989,15 @@ def explore(session, wanted):
             row = session.attempt(top, name)
             session.settle(row)
         top = row if row.pays() else top
-    if base is not best and top is not base:
-        row = session.attempt(best, *top.techniques[1:])
-        session.settle(row)
-        top = row if row.pays() else best
-    return top if base is best or top is not base else best
+    if base is not best:  # what that gives with real loading
+        if top is not base:
+            row = session.attempt(best, *top.techniques[1:])
+            session.settle(row)
+            best = row if row.pays() else best
+        top = best
+    if top is not plain and session.measure(plain):  # the sum once more, beside the plain script
+        session.measure(top)
+    return top
 
 
 # -------------------------------------------------------------------------------- what can be tried
@@ -1080,32 +1131,14 @@ def also_seen(facts):
 
 
 def advice(name, facts, extra):
-    """Return the lines to write for a technique, with names and places of the script."""
-    model, optimizer = next(iter(facts["models"]), None), facts["optimizers"][0]
-    loader, above = main_loader(facts), f"above {optimizer['at']}  {optimizer['text']}"
-    where = {"fused": [f"{each['at']}  {each['text']}" for each in facts["optimizers"]],
-             "workers": loader and [f"{loader['at']}  {loader['text']}"],
-             "batch": loader and [f"{loader['at']}  {loader['text']}"]}.get(name, [])
-    called = model["name"] if model else "model"
-    autocast = model and [
-        f"{model['at']}  {model['text']}", f"    with torch.autocast({facts['device']!r}, "
-        f"torch.{name[4:]}):", f"        {model['text']}",
-        "    behind it: the loss of the output as .float()"]
-    return where + {
-        "no_loading": ["load faster, or keep the decoded data in memory"],
-        "workers": [f"    num_workers={extra['workers']}, persistent_workers=True, pin_memory=True"],
-        "amp bfloat16": autocast,
-        "amp float16": autocast and [
-            *autocast, "    scaler = torch.amp.GradScaler('cuda')  # before the loop",
-            "    scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()"],
-        "compile": [above, f"    {called}.compile()"],
-        "compile reduce-overhead": [above, f"    {called}.compile(mode='reduce-overhead')"],
-        "channels_last": [above, f"    {called}.to(memory_format=torch.channels_last)",
-                          "    and images.to(device, memory_format=torch.channels_last)"],
-        "fused": ["    fused=True"],
-        "cudnn": ["    torch.backends.cudnn.benchmark = True  # at the top"],
-        "tf32": ["    torch.set_float32_matmul_precision('high')  # at the top"],
-        "batch": [f"    batch_size: {extra['times']} times as large"]}[name]
+    """Return what to write for a technique, with names and places of the script."""
+    def line(of):
+        return f"{of['at']}  {of['text']}" if of else ""
+    model = next(iter(facts["models"]), {})
+    return TECHNIQUES[name].format(
+        **extra, device=facts["device"], model=model.get("name"), text=model.get("text"),
+        call=line(model), loader=line(main_loader(facts)), optimizer=line(facts["optimizers"][0]),
+        optimizers="\n        ".join(map(line, facts["optimizers"])))
 
 
 def report(session, best, left_out):
@@ -1125,10 +1158,7 @@ def report(session, best, left_out):
     if paying:
         say("\nWhat to write")
     for name in paying:
-        template, watch = TECHNIQUES[name]
-        say(f"  {name}" + (f"  (in whole: diff src/train.py src/{template})" if template else ""))
-        for line in [*advice(name, facts, session.extra), *([f"watch: {watch}"] if watch else [])]:
-            say(f"    {line}")
+        say(f"  {name}\n        {advice(name, facts, session.extra)}")
     if best.base:
         say("\nTogether, {}: {:.2f}x +- {:.2f}".format(best.name(), *best.ratio(plain)))
     if left_out:
@@ -1138,32 +1168,28 @@ def report(session, best, left_out):
 # --------------------------------------------------------------------------------------- the start
 def parse(words):
     """Return the options, the script and its own arguments."""
+    known = list(dict.fromkeys(name.split()[0] for name in TECHNIQUES))
     parser = argparse.ArgumentParser(
         "whatif.py", allow_abbrev=False, description=__doc__.splitlines()[0],
         usage="python whatif.py [--seconds 20] [--minutes 10] [--only amp,compile] [--json FILE] "
         "[--copy] my_train.py ITS OWN ARGUMENTS")
-    known = list(dict.fromkeys(name.split()[0] for name in TECHNIQUES))
-
-    def number(text):
-        if not 0 < float(text) < math.inf:
-            raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-        return float(text)
-
-    def names(text):
-        if odd := {*text.split(",")} - {*known, "plain"}:
-            raise argparse.ArgumentTypeError(f"{', '.join(odd)}: choose from {', '.join(known)}")
-        return text.split(",")
     add = parser.add_argument
-    add("--seconds", type=number, default=20, help="to measure in each run, after its warm-up")
-    add("--minutes", type=number, default=10, help="for all runs together")
-    add("--only", type=names, default=known, help=f"of {', '.join(known)}; plain: none of them")
+    add("--seconds", type=float, default=20, help="to measure in each run, after its warm-up")
+    add("--minutes", type=float, default=10, help="for all runs together")
+    add("--only", default=",".join(known), help=f"of {', '.join(known)}; plain: none of them")
     add("--json", type=Path, help="write the results to this file, too")
     add("--copy", action="store_true", help="run in a copy of the folder, and remove it at the end")
     add("script", type=Path, help="a training script")
     add("arguments", nargs=argparse.REMAINDER, help="its own arguments")
     args = parser.parse_args(words)
-    if not args.script.is_file():
-        parser.exit(2, f"whatif.py: error: {args.script}: there is no such script\n")
+    args.only = args.only.split(",")
+    odd = ", ".join({*args.only} - {*known, "plain"})
+    for is_wrong, why in ((odd, f"--only {odd}: choose from {', '.join(known)}, plain"),
+                          (not args.seconds > 0 or not args.minutes > 0,
+                           "--seconds and --minutes have to be above 0"),
+                          (not args.script.is_file(), f"{args.script}: there is no such script")):
+        if is_wrong:
+            parser.exit(2, f"whatif.py: error: {why}\n")
     return args
 
 
