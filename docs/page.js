@@ -221,7 +221,7 @@ function hueOf(name) {
 }
 
 // ------------------------------------------------------------------------ gain
-const called = (techniques) => techniques.join(" ") || "baseline";
+const called = (techniques) => techniques.join(" + ") || "baseline";
 const without = (one, other) => one.filter((name) => !other.includes(name));
 const figure = (number) => number.toLocaleString("en-US", { maximumFractionDigits: 0 });
 
@@ -439,9 +439,8 @@ function jump(index) {
 /** Mark the block that the reader of the code is at. */
 function markCurrent() {
   const buttons = [...$("blocks").querySelectorAll("button")];
-  const isAbove = (button) =>
-    $(`row${button.dataset.row}`).offsetTop <= $("code").scrollTop + $("code").clientHeight / 3;
-  const current = buttons.findLast(isAbove);
+  const isAbove = (button) => $(`row${button.dataset.row}`).offsetTop < $("code").scrollTop + 60;
+  const current = buttons.findLast(isAbove) ?? buttons[0];
   for (const button of buttons) button.ariaCurrent = button === current ? "true" : null;
   if (!current) return;
   const list = $("blocks");

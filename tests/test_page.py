@@ -1,0 +1,404 @@
+"""The page, docs/index.html, in a headless browser; and that its data fit src/ and results/."""
+
+import functools
+import hashlib
+import http.server
+import itertools
+import json
+import os
+import re
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from helpers import ROOT, SRC, TECHNIQUES, module_of
+
+import compose
+
+DOCS = ROOT / "docs"
+SITE = module_of(ROOT / "tools" / "site.py")
+AXE = Path(os.environ.get("AXE", ROOT / "node_modules" / "axe-core" / "axe.min.js"))
+HASHES = """async ([family, sets]) => Promise.all(sets.map(async (set) => {
+  const bytes = new TextEncoder().encode(textOf(join(family, set)));
+  const hash = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
+  return [...hash].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}))"""
+
+SHIFTS = """() => new Promise((resolve) => {
+  let sum = 0;
+  new PerformanceObserver((list) => list.getEntries().forEach((entry) => { sum += entry.value; }))
+    .observe({ type: "layout-shift", buffered: true });
+  requestAnimationFrame(() => setTimeout(() => resolve(sum), 50));
+})"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs pip install playwright")
+    with playwright.sync_playwright() as started:
+        paths = [*map(shutil.which, ("chromium", "chromium-browser", "google-chrome")),
+                 started.chromium.executable_path]
+        path = next((path for path in paths if path and Path(path).exists()), None)
+        if not path:
+            pytest.skip("needs a browser: apt-get install chromium")
+        browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Return a function that opens the page; no page may report an error or load from elsewhere."""
+    contexts, problems = [], []
+
+    def visit(address="", docs=DOCS, size=(1280, 900), **options):
+        context = browser.new_context(viewport=dict(width=size[0], height=size[1]), **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("requestfailed", lambda request: problems.append(request.url))
+        url = docs if isinstance(docs, str) else docs.as_uri()
+        page.on("request", lambda request: problems.append(request.url) if not
+                request.url.startswith((url, "data:", "blob:")) else None)
+        page.goto(f"{url}/index.html{address}")
+        return page
+    yield visit
+    for context in contexts:
+        context.close()
+    assert problems == []
+
+
+def script(page):
+    """Return the text of the script that the page shows and gives."""
+    return page.evaluate("textOf(join(state.family, state.chosen))")
+
+
+def chosen(page):
+    """Return the switches that are on, as the page shows them."""
+    return page.eval_on_selector_all("#switches input:checked", "all => all.map(i => i.value)")
+
+
+def tick(page, name):
+    page.locator(f"#switches input[value='{name}']").click()
+
+
+# ------------------------------------------------------------------------ without a browser
+def test_data_and_list_are_those_of_src_and_results():
+    stale = [path.name for path, text in SITE.pages().items() if path.read_text() != text]
+    assert stale == [], "run `python tools/site.py`"
+
+
+def test_the_page_is_small_and_loads_nothing_from_elsewhere():
+    files = [DOCS / name for name in ("index.html", "page.js", "page.css", "data.js")]
+    assert sum(path.stat().st_size for path in files) < 400_000
+    for path in files[:3]:
+        assert not re.search(r"https?://|@import|fetch\(|import\(", path.read_text()), path
+    text = files[0].read_text()
+    for path in SRC.glob("*.py"):
+        assert f'<a href="../src/{path.name}">' in text
+    for target in re.findall(r'(?:href|src)="(?!data:)([^"#]+)', text):
+        assert (DOCS / target).exists(), target
+
+
+# ------------------------------------------------------------------------ joining
+@functools.cache
+def merged(techniques):
+    """Return the text that compose.sh makes: join() without merging what it has merged before."""
+    if not techniques:
+        return compose.script("train")
+    text, conflicts = compose.merge(merged(techniques[:-1]), compose.script("train"),
+                                    compose.script(f"train_{techniques[-1]}"), techniques[-1])
+    assert not conflicts
+    return text
+
+
+def test_every_set_is_the_script_of_compose_sh(visit):
+    choices = [[[], *([name] for name in choice)] for choice in SITE.choices("train", TECHNIQUES)]
+    sets = [tuple(sorted(sum(picked, []))) for picked in itertools.product(*choices)]
+    assert len(set(sets)) == 3 * 4 * 2 ** (len(TECHNIQUES) - 5)
+    assert merged(sets[-1]) == compose.join(sets[-1])
+    hashes = visit().evaluate(HASHES, ["train", sets])
+    assert hashes == [hashlib.sha256(merged(each).encode()).hexdigest() for each in sets]
+
+
+def test_the_loaders_are_those_of_src(visit):
+    names = [[], *([path.stem.split("_")[1]] for path in SRC.glob("loader_*.py"))]
+    texts = [(SRC / f"{'_'.join(['loader', *name])}.py").read_bytes() for name in names]
+    assert visit().evaluate(HASHES, ["loader", names]) == [
+        hashlib.sha256(text).hexdigest() for text in texts]
+
+
+def test_the_shown_script_has_all_lines_and_the_diff_leads_from_one_to_the_other(visit):
+    page = visit("#train=DDP,amp,cache")
+    lines = "(root) => [...root.querySelectorAll('.row code')].map((code) => code.textContent)"
+    shown = page.eval_on_selector("#code", lines)
+    assert [line.rstrip() for line in shown] == merged(("DDP", "amp", "cache")).splitlines()
+    for old, new in ([(), ("DDP", "amp")], [("DALI", "DP"), ("DDP", "LMDB", "amp")]):
+        rows = page.evaluate("([old, now]) => diff(join('train', old), join('train', now))",
+                             [old, new])
+        for sign, techniques in (("+", old), ("-", new)):
+            text = "\n".join(row["text"] for row in rows if row["sign"] != sign)
+            assert text == merged(techniques)
+
+
+# ------------------------------------------------------------------------ choose, see
+def test_switches_exclude_each_other_and_change_script_command_and_address(visit):
+    page = visit("#train=")
+    assert chosen(page) == ["", ""] and script(page) == merged(())
+    for name in ("amp", "DALI", "cache", "DDP", "DP", "compile"):
+        tick(page, name)
+    assert chosen(page) == ["amp", "compile", "cache", "DP"]
+    assert script(page) == merged(("DP", "amp", "cache", "compile"))
+    assert "./compose.sh DP amp cache compile > my_train.py" in page.inner_text("#commands")
+    assert page.url.endswith("#train=DP,amp,cache,compile&at=h200-mnist")
+    tick(page, "DDP")
+    assert "torchrun --standalone --nproc_per_node=gpu my_train.py" in page.inner_text("#commands")
+    tick(page, "LMDB")
+    assert "pip install lmdb pillow" in page.inner_text("#commands")
+    page.click("#clear")
+    assert chosen(page) == ["", ""] and "cp src/train.py my_train.py" in page.inner_text("#commands")
+
+
+def test_the_questions_set_the_switches_and_say_why(visit):
+    page = visit()
+    page.click("#advice summary")
+    for question, answer in (("GPUs", "several"), ("images", "a slow disk, too many for memory"),
+                             ("model", "mostly convolutions, as ResNet does")):
+        page.locator("#questions label", has_text=question).locator("select").select_option(answer)
+    assert chosen(page) == ["amp", "channels_last", "compile", "fused", "LMDB", "DDP"]
+    reasons = page.locator("#reasons li").all_inner_texts()
+    assert len(reasons) == 6 and reasons[0].startswith("DDP: Each GPU has")
+    page.locator("#questions select").first.select_option("none")
+    assert "DDP" not in chosen(page) and "amp" not in chosen(page)
+    assert "not amp: It pays only on a CPU with" in page.inner_text("#reasons")
+    named = set(page.evaluate("QUESTIONS.flatMap(([, answers]) => answers.flatMap("
+                              "([, take, leave]) => Object.keys({ ...take, ...leave })))"))
+    assert named <= set(TECHNIQUES)
+
+
+def test_blocks_are_coloured_listed_and_reached_and_the_rest_folds(visit):
+    page = visit("#train=DDP,amp")
+    texts = [(SRC / f"train_{name}.py").read_text() for name in ("DDP", "amp")]
+    blocks = page.locator("#blocks button")
+    assert blocks.count() == sum(text.count("# new #") for text in texts)
+    reasons = re.findall(r"# new #\n *# (.*)", merged(("DDP", "amp")))
+    assert [text.split("\n")[-1] for text in blocks.all_inner_texts()] == reasons
+    assert page.locator(".row.new .tag").all_inner_texts() == [
+        text.split(" ")[0] for text in blocks.all_inner_texts()]
+    colours = page.eval_on_selector_all(".row.new", "rows => rows.map(row => row.style.cssText)")
+    assert len(set(colours)) == 2
+    blocks.last.click()
+    assert page.locator(".row.new", has_text=reasons[-1]).is_visible()
+    assert page.evaluate("document.querySelector('#code').scrollTop") > 0
+    page.wait_for_selector("#blocks li:last-child [aria-current=true]")
+    row = page.locator(".row", has_text="import argparse")
+    assert not row.is_visible()
+    page.locator(".fold").first.click()
+    assert row.is_visible()
+    page.uncheck("#fold")
+    assert page.locator(".fold").count() == 0
+    assert page.locator("#code .row").count() == len(merged(("DDP", "amp")).splitlines())
+
+
+def test_two_choices_are_compared(visit):
+    page = visit("#train=DALI")
+    page.click("#pin")
+    assert page.locator("#code ins, #code del").count() == 0
+    tick(page, "cache")
+    tick(page, "amp")
+    assert page.url.endswith("#train=amp,cache&from=DALI&view=diff&at=h200-mnist")
+    assert page.inner_text("#summary").startswith("DALI to amp + cache: ")
+    names = page.locator("#blocks b").all_inner_texts()
+    assert set(names) == {"without DALI", "cache", "amp"}
+    page.select_option("#from", "")
+    assert page.inner_text("#summary").startswith("baseline to amp + cache: ")
+    assert set(page.locator("#blocks b").all_inner_texts()) == {"cache", "amp"}
+
+
+# ------------------------------------------------------------------------ gain
+def shown_bars(page):
+    return [" ".join(text.split()) for text in page.locator(".bar").all_inner_texts()]
+
+
+def test_the_figures_are_those_of_the_record(visit):
+    record = json.loads((ROOT / "results" / "h200-resnet50" / "running.json").read_text())
+    row = next(row for row in record if row["techniques"] == ["DALI", "amp", "channels_last"])
+    page = visit("#train=DALI,amp,channels_last&at=h200-resnet50")
+    assert page.inner_text("#found") == "Your choice was measured with this workload."
+    (mine,) = [bar for bar in shown_bars(page) if "your choice" in bar]
+    speeds = [epoch["images_per_second"] for epoch in row["epochs"][1:]]
+    for figure in (f"{row['images_per_second']:,.0f} images/s", f"top-1 {row['val_top1']:.2%}",
+                   f"{row['images_per_second'] / record[0]['images_per_second']:.2f}x",
+                   f"{min(speeds):,.0f} to {max(speeds):,.0f}; 1 run, {len(speeds)} epochs"):
+        assert figure in mine
+    assert page.locator("#gain a").first.get_attribute("href").endswith("h200-resnet50/running.json")
+    assert "torch 2.14" in page.locator("#gain details").text_content()
+
+
+def test_a_set_that_was_not_measured_has_no_figure(visit):
+    page = visit("#train=DALI,channels_last,cudnn&at=h200-resnet50")
+    assert "was not measured with this workload" in page.inner_text("#found")
+    bars = shown_bars(page)
+    assert [bar for bar in bars if "nearest" in bar][0].startswith(
+        "DALI + channels_last nearest: without cudnn")
+    assert not [bar for bar in bars if "your choice" in bar]
+    page = visit("#train=amp,cache,channels_last,compile,fused,stem&at=h200-mnist")
+    (mine,) = [bar for bar in shown_bars(page) if "your choice" in bar]
+    assert "no figure: SKIP" in mine and "images/s" not in mine
+
+
+def loading_rows():
+    """Rows of loading.sh: a baseline of 100 images/s, DALI with 900; LMDB failed."""
+    machine = dict(cpu="A CPU", cores=16, gpus=1, gpu="NVIDIA X1", driver="580", cuda="13.0",
+                   cudnn=9, python="3.12.1", packages={"torch": "2.14.1"})
+    rows = [dict(loader=loader, cache=cache, status="ok", machine=machine, date="2026-11-24",
+                 command="./loading.sh", options=dict(data_source="/data/photos", batch_size=64),
+                 images_per_second=speed, megabytes_per_second=speed / 10,
+                 epochs=[dict(images_per_second=each) for each in (1, 0.9 * speed, speed)])
+            for loader, speed in (("loader", 100), ("loader_DALI", 900))
+            for cache in ("cold", "warm")]
+    rows[3] |= dict(bottleneck="GPU", evidence="its JPEG engine is busy")
+    return [*rows, dict(rows[0], loader="loader_LMDB", status="fail", error="no room", log="x.log")]
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["with_a_table", "without"])
+def test_loaders_and_their_tables(visit, tmp_path, monkeypatch, there):
+    docs = tmp_path / "docs"
+    shutil.copytree(DOCS, docs)
+    results = SITE.report.results()
+    results = {name: each for name, each in results.items() if each[0] == "running"}
+    if there:
+        results["a-loading"] = "loading", loading_rows()
+    monkeypatch.setattr(SITE.report, "results", lambda: results)
+    (docs / "data.js").write_text(SITE.pages()[DOCS / "data.js"])
+    page = visit(docs=docs)
+    page.locator("input[value=loader]").check()
+    tick(page, "DALI")
+    assert script(page) == (SRC / "loader_DALI.py").read_text()
+    assert "cp src/loader_DALI.py my_loader.py" in page.inner_text("#commands")
+    if not there:
+        assert "No table of this kind" in page.inner_text("#found") and not shown_bars(page)
+        return
+    assert page.url.endswith("#loader=DALI&at=a-loading")
+    bars = shown_bars(page)
+    assert bars[:2] == [f"baseline, {cache} 100 images/s 1.00x 10.0 MB/s 90 to 100; 1 run, 2 epochs"
+                        for cache in ("cold", "warm")]
+    assert bars[2].startswith("DALI, cold your choice") and "9.00x 90.0 MB/s" in bars[2]
+    assert "loader_DALI is limited by GPU: its JPEG engine is busy." in page.inner_text("#gain")
+    tick(page, "LMDB")
+    assert "no figure: FAIL: no room" in " ".join(shown_bars(page))
+
+
+def test_no_ratios_where_the_baseline_moved(visit, tmp_path, monkeypatch):
+    docs = tmp_path / "docs"
+    shutil.copytree(DOCS, docs)
+    rows = json.loads((ROOT / "results" / "h200-mnist" / "running.json").read_text())
+    rows[-1]["images_per_second"] *= 2
+    monkeypatch.setattr(SITE.report, "results", lambda: {"moved": ("running", rows)})
+    (docs / "data.js").write_text(SITE.pages()[DOCS / "data.js"])
+    page = visit(docs=docs)
+    assert page.locator(".warning").inner_text().startswith("The ratios of this table are not")
+    assert not re.search(r"\d\.\d\dx", page.inner_text(".bars"))
+
+
+# ------------------------------------------------------------------------ take
+def test_copy_download_and_address(visit):
+    page = visit("#train=DDP,amp&from=cache&view=diff&at=h200-resnet50",
+                 permissions=["clipboard-read", "clipboard-write"])
+    text = merged(("DDP", "amp"))
+    with page.expect_download() as download:
+        page.click("#download")
+    assert download.value.suggested_filename == "my_train.py"
+    assert Path(download.value.path()).read_bytes() == text.encode()
+    for button, copied in (("#copy-script", text), ("#commands button >> nth=0",
+                                                    "./compose.sh DDP amp > my_train.py")):
+        page.click(button)
+        page.wait_for_function("document.querySelector('#done').textContent.startsWith('Copied')")
+        assert page.evaluate("navigator.clipboard.readText()") == copied
+        page.evaluate("document.querySelector('#done').textContent = ''")
+    page.click("#copy-link")
+    page.wait_for_function("document.querySelector('#done').textContent")
+    other = visit("#" + page.evaluate("navigator.clipboard.readText()").partition("#")[2])
+    for each in (page, other):
+        assert each.evaluate("[state.chosen, state.from, state.view, state.record.folder]") == [
+            ["DDP", "amp"], ["cache"], "diff", "h200-resnet50"]
+    # an address that is typed, with names that do not exist or exclude each other
+    other.evaluate("location.hash = 'train=DP,DDP,nothing,<b>,fused&at=nowhere&view=%'")
+    other.wait_for_function("state.chosen.includes('fused')")
+    assert script(other) in (merged(("DDP", "fused")), merged(("DP", "fused")))
+
+
+def test_from_a_web_host_without_https(visit, tmp_path):
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=DOCS)
+    with http.server.ThreadingHTTPServer(("localhost", 0), handler) as server:
+        server.RequestHandlerClass.func.log_message = lambda *_: None
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page = visit("#train=amp", docs=f"http://localhost:{server.server_port}")
+        # without https a browser has no navigator.clipboard
+        page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+        page.click("#copy-script")
+        page.wait_for_function("document.querySelector('#done').textContent.startsWith('Copied')")
+        page.evaluate("document.body.append(make('textarea', { id: 'pasted' }))")
+        page.focus("#pasted")
+        page.keyboard.press("Control+V")
+        assert page.input_value("#pasted") == merged(("amp",)) == script(page)
+        server.shutdown()
+
+
+# ------------------------------------------------------------------------ for everybody
+def test_all_by_keyboard_with_a_visible_focus(visit):
+    page = visit("#train=")
+    reached = []
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("""() => {
+          const it = document.activeElement, style = getComputedStyle(it);
+          return [it.id || it.value || (it.type === "radio" ? "none" : it.textContent.trim()),
+                  style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2];
+        }"""))
+        if reached[-1][0] == "amp" and "amp" not in chosen(page):
+            page.keyboard.press("Space")
+        if reached[-1][0] == "none" and "DALI" not in chosen(page):
+            page.keyboard.press("ArrowDown")
+    names = [name for name, _ in reached]
+    for name in ("train", "amp", "profile", "clear", "record", "download", "copy-link", "script",
+                 "pin", "fold", "code"):
+        assert name in names, name
+    assert all(is_visible for name, is_visible in reached if name != names[-1])
+    assert {"amp", "DALI"} <= set(chosen(page))
+    assert script(page) == merged(tuple(sorted(filter(None, chosen(page)))))
+
+
+@pytest.mark.parametrize("size", [(360, 740), (1280, 900)], ids=lambda size: f"{size[0]}px")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_both_colour_schemes_and_sizes(visit, size, scheme):
+    page = visit("#train=DDP,amp", size=size, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") == size[0]
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (background == "rgb(255, 255, 255)") == (scheme == "light")
+    assert page.evaluate(SHIFTS) < 0.01
+    too_small = page.evaluate("""[...document.querySelectorAll("button, select, summary, input")]
+      .map((it) => (it.closest("label") ?? it).getBoundingClientRect())
+      .filter((box) => box.height && box.height < 22).length""")
+    assert too_small == 0
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="needs axe-core: npm install axe-core")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("address", ["", "#loader=DALI", "#train=DALI,amp&from=DDP,cache&view=diff"])
+def test_axe_finds_nothing(visit, address, width, scheme):
+    page = visit(address, size=(width, 900), color_scheme=scheme)
+    page.locator("summary").evaluate_all("all => all.forEach(it => { it.parentNode.open = true; })")
+    page.add_script_tag(path=AXE)
+    found = page.evaluate("axe.run({ preload: false })")
+    assert [(each["id"], each["impact"]) for each in found["violations"]] == []
+
+
+def test_without_javascript_it_is_a_list_of_scripts(visit):
+    page = visit(java_script_enabled=False)
+    assert page.locator("#scripts li").count() == len(list(SRC.glob("*.py")))
+    assert page.locator("#scripts").is_visible() and not page.locator("#choose").is_visible()
+    assert "Without JavaScript this page is a list" in page.inner_text("header")
