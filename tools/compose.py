@@ -33,52 +33,58 @@ PARTS = {"loading", "model", "net", "optimizer", "sampler", "train_loader", "val
 
 # what a line of the user's shows: (techniques, pattern, what to know, no hazard if this is there)
 HAZARDS = [
-    ("amp", r"clip_grad|\.grad\b|register_\w*hook\(",
+    ("amp", r"clip_grad|\.grad\b|\bregister_hook\(",
      "it sees gradients that amp has multiplied: call scaler.unscale_(optimizer) first", "unscale_"),
+    ("amp+fused", r"register_\w+_hook\(",
+     "fused divides the gradients after it: call scaler.unscale_(optimizer) first", "unscale_"),
     ("amp", r"\.backward\(", "amp does not scale this loss: scaler.scale(loss).backward()",
      r"scaler\.scale\("),
-    ("amp fused", r"^ *(?!optimizer\b)\w+ = (torch\.)?optim\.(?!lr_sch|swa)\w+\(",
-     "the technique changes only the optimizer that is called optimizer", None),
+    ("amp", r"^ *(?!optimizer\b)\w+ = (torch\.)?optim\.(?!lr_sch|swa)\w+\(",
+     "amp steps only the optimizer that is called optimizer", r"scaler\.step\((?!optimizer\))"),
+    ("fused", r"^ *(?!optimizer\b)\w+ = (torch\.)?optim\.(?!lr_sch|swa)\w+\(",
+     "only the optimizer that is called optimizer becomes fused", None),
     ("fused", "dampening", "the first step differs, since momentum starts from zeros", None),
-    ("DDP", r"\+= .*(len\(|\.size\(|\.shape|\.sum\(|\.item\(|\.numel|_loss)|\bcat\("
+    ("DDP", r"\+= .*(len\(|\.size\(|\.shape|\.sum\(|\.item\(|\.numel|_loss|\.tolist\()|\bcat\("
             r"|\.(append|extend|update)\(.*(output|logits|label|target|pred|\.item\(|cpu\()",
      "each process has only its share of the images: add up with dist.all_reduce or all_gather",
      r"all_reduce|all_gather"),
-    ("DDP", r"sched\w*\.step\((?!\)|loss\b|top\d|epoch)|ReduceLROnPlateau|patience",
+    ("DDP", r"sched\w*\.step\((?!\)|loss\b|top\d|epoch)|patience",
      "the processes must decide by the same value: dist.all_reduce it first", "all_reduce"),
     ("DDP", r"^ {12,}.*requires_grad(_\((True)?\)| = (?!False))",
-     "DDP averages the gradients of what needs them when net is made: make net again after it",
-     None),
+     "DDP averages gradients of what needs them when net is made: make net again after it", None),
     ("DDP", r"reduction=.sum", "each process sums its share: multiply by world_size", "world_size"),
     ("DDP", r"AveragedModel|\bema\b|deepcopy\(model",
-     "only the buffers of model are made equal in all processes: broadcast those of the copy too",
-     None),
-    ("DDP", r"open\(.*['\"][wax]b?\+?['\"]|torch\.save\(|\.write_\w+\(|np\.save|savetxt|savefig|to_csv"
-            r"|json\.dump\(|SummaryWriter|FileHandler|wandb\.|mlflow\.",
+     "only the buffers of model become equal in all processes: broadcast those of the copy too",
+     r"broadcast\("),
+    ("DDP", r"open\(.*['\"][wax]b?\+?['\"]|torch\.save\(|\.write_\w+\(|np\.save|savetxt|savefig"
+            r"|to_csv|json\.dump\(|SummaryWriter|FileHandler|wandb\.|mlflow\.",
      "every process writes it: put it under `if rank == 0:`", None),
     ("DDP DP compile", r"\bnet\.(?!parameters|train\(|eval\(|zero_grad|named_par|broadcast_b)\w",
      "net is a wrapper, with other names inside: use model", None),
     ("compile", "drop_last=False", "a smaller last batch is compiled for itself", None),
     ("DALI LMDB", r"loader=(?!load_image)", "the technique does not call this loader", None),
-    ("DALI cache LMDB", r"class \w+\(.*\w*Dataset\)",
+    ("DALI", r"ImageOps\.|\.convert\(|\.point\(|Image\.open", "DALI does not call load_image", None),
+    ("DALI cache LMDB", r"class \w+\(.*Dataset\)",
      "a Dataset of your own: DALI and LMDB read the files in `samples` (and need root, targets, "
      "classes), the cache keeps uint8 images (3, size, size) and numbers", None),
-    ("DALI", r"def __getitem__", "DALI does not call it", None),
-    ("LMDB", r"def __getitem__", "LMDB takes the place of `loader`, which this has to call",
+    ("DALI LMDB", r"\b(Subset|random_split|TensorDataset|ConcatDataset)\(",
+     "the technique reads the `samples` of an ImageFolder", None),
+    ("DALI", "def __getitem__", "DALI does not call it", None),
+    ("LMDB", "def __getitem__", "LMDB takes the place of `loader`, which this has to call",
      r"super\(\).__getitem__|\.loader\("),
-    ("cache", r"def __getitem__", "it is called once for each image", None),
-    ("DALI LMDB cache", r"return (\{|dict\()|\[['\"](image|label|pixel)",
+    ("cache", "def __getitem__", "it is called once for each image", None),
+    ("DALI LMDB cache", r"(return|dict\(|\{).*['\"]?(image|label|pixel|target)\w*['\"]?[:=]",
      "the loader gives (images, labels) and no dicts", None),
     ("DALI cache", "collate_fn|worker_init_fn|batch_sampler",
      "the technique's loader does not call it", None),
     ("DALI cache", r"(Resize|Crop)\([\[(]", "images have to be squares", None),
-    ("DALI cache stem", r"Grayscale|convert\(.L|Conv2d\(1\b", "images have three channels", None),
+    ("DALI cache", r"Grayscale|convert\(.L|Conv2d\(1\b", "images have three channels", None),
     ("DALI", r"transforms\.(?!Normalize|ToDtype|Compose|CutMix|MixUp)\w+\(",
      "DALI does not run it: do the same in image_pipeline", r"\bfn\.\w"),
     ("cache", r"transforms\.(Random|Auto|Trivial|Aug|ColorJ|Gauss|Elastic)\w*\(",
      "it is done once for each image, then the result is kept", None),
-    ("cache", r"ToTensor\(|ToImage\(|torch\.float", "the cache holds bytes: make floats in normalize",
-     None)]
+    ("cache", r"(?<!PIL)ToTensor\(|ToImage\(|torch\.float",
+     "the cache holds bytes: make floats in normalize", None)]
 
 
 class UsageError(RuntimeError):
@@ -289,7 +295,7 @@ def hazards(text, others, techniques):
         found = [(number, line) for number, line in own.items() if re.search(pattern, line)
                  and not ("rank == 0" in sentence and is_guarded(text.split("\n"), number))]
         found = [] if unless and re.search(unless, "\n".join(own.values())) else found
-        joined = [name for name in names.split() if name in techniques]
+        joined = [name for name in names.split() if {*name.split("+")} <= techniques]
         if found and joined:
             said.append(f"line {found[0][0]} with {', '.join(joined)}: `{found[0][1].strip()}`: "
                         f"{sentence}")
@@ -322,14 +328,16 @@ def warnings(base, variant, yours, merged):
     blocks = "\n".join(re.findall(r"^ +# new #\n(.*?)(?:\n\n|\Z)", variant, re.S | re.M))
     sets = {name: line for line, each in re.findall(r"^( *([a-z][\w., ]*) = .*)", blocks, re.M)
             for name in each.split(", ")}
-    found, changed = [], set(sets)  # and what train.py computes from those
+    found, derived = [], {name: {name} for name in sets}  # what train.py computes from them
     for name, value in re.findall(r"^ *(\w+) = (.*)", base, re.M):
-        changed |= {name} if changed & set(re.findall(r"\w+", value)) else set()
+        for names in derived.values():
+            names |= {name} if names & set(re.findall(r"\w+", value)) else set()
         if re.search(rf"\b{name}\b", blocks) and not re.search(rf"\b{name}\b", yours):
             found.append(f"it uses {name}, which your copy does not have")
-    for name in sorted(changed & PARTS):
+    for name in sorted(set().union(*derived.values()) & PARTS):
         lost = reading(name, gone)
-        if lost and (len(lost) > len(reading(name, new)) if name in sets
+        now = [line for each in derived.get(name, ()) for line in reading(each, new)]
+        if lost and (len(lost) > len(now) if name in sets
                      else not reading(name, yours.split("\n"))):
             found.append(f"it changes {name}, and your copy does not have this line: {lost[0]}")
     for name in sorted(name for name in sets if name in PARTS or "." in name):

@@ -6,6 +6,7 @@ scripts, in processes that are forked from this one, so PyTorch is imported once
 
 import contextlib
 import importlib
+import itertools
 import math
 import multiprocessing
 import os
@@ -34,7 +35,6 @@ for name in ("torch._dynamo", "torchvision.models", "torchvision.transforms.v2",
     with contextlib.suppress(ImportError):
         importlib.import_module(name)
 TEXTS = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".log", ".md", ".yaml", ".yml")
-CHECKPOINTS = (".pt", ".pth", ".ckpt")
 
 
 class Run(NamedTuple):
@@ -50,8 +50,7 @@ class Run(NamedTuple):
 class Result(NamedTuple):
     error: str  # its last lines, or ""
     seen: list = []  # what watch.Recorder has kept, for each rank
-    printed: dict = {}  # {(source, line with # for its numbers): [[numbers], ...]}
-    written: dict = {}  # the same for text files
+    numbers: dict = {}  # {(file or "the output", line with # for numbers): [[numbers], ...]}
     states: dict = {}  # {name in a checkpoint: tensor of float32}
 
 
@@ -91,19 +90,22 @@ def tensors_of(state, name=""):
 
 
 class Bench:
-    """Runs versions of the script at `path` with `words` as its options, in temporary folders."""
+    """Runs versions of the script at `path` with the options `words`, each in a folder of its own.
+
+    The folders are in `folder`; at most `jobs` processes run at once.
+    """
 
     def __init__(self, path, words, folder, jobs=None):
-        self.path, self.words = Path(os.path.abspath(path)), words
-        self.folder, self.places, self.done, self.stores = Path(folder), {}, {}, []
-        self.sample = self.folder / "sample"  # a small part of the data set, or None for all
+        self.path, self.words, self.folder = Path(os.path.abspath(path)), words, Path(folder)
+        self.places, self.done, self.stores, self.longest = {}, {}, [], 0.0
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.sample = self.folder / "sample"  # a part of the dataset; None: the whole
         self.cores = len(os.sched_getaffinity(0))
-        self.gpus = torch.cuda.device_count()  # does not start CUDA, which could not be forked
-        self.longest = 0.0
+        self.gpus = torch.cuda.device_count()  # it does not start CUDA, which could not be forked
         self.jobs = jobs or (1 if self.gpus else min(self.cores, 6))
 
     def results(self, *runs):
-        """Return the Result of each run. Those not done yet run side by side."""
+        """Return the Result of each run. Those that are not done yet run side by side."""
         waiting, active = [run for run in dict.fromkeys(runs) if run not in self.done], {}
         try:
             while waiting or active:
@@ -117,13 +119,13 @@ class Bench:
                 for run, (processes, started) in [*active.items()]:
                     lasted = time.monotonic() - started
                     if (error := self.error(run, processes, lasted)) is not None:
-                        self.kill(processes)
-                        self.done[run] = self.collect(run, error)
+                        kill(processes)
+                        self.done[run] = Result(error) if error else self.collect(run)
                         self.longest = max(self.longest, lasted)
                         del active[run]
         finally:
             for processes, _ in active.values():
-                self.kill(processes)
+                kill(processes)
         return [self.done[run] for run in runs]
 
     def place(self, run):
@@ -131,180 +133,91 @@ class Bench:
         return self.places.setdefault(run, self.folder / str(len(self.places)))
 
     def start(self, run):
-        """Return the processes of a run, started."""
-        place = self.place(run)
-        place.mkdir(parents=True)
+        """Start the processes of a run and return them."""
+        place, variables = self.place(run), {}
+        place.mkdir()
         if run.resumed:
             shutil.copytree(self.place(run._replace(resumed=False)) / "stopped", place / "files")
         (place / "files").mkdir(exist_ok=True)
-        variables = {}
         if run.ranks:
-            store = torch.distributed.TCPStore("localhost", 0, is_master=True,
-                                               wait_for_workers=False)
-            self.stores.append(store)  # it lives as long as the run
-            variables = {"WORLD_SIZE": run.ranks, "LOCAL_WORLD_SIZE": run.ranks, "MASTER_PORT":
-                         store.port, "MASTER_ADDR": "localhost", "GROUP_WORLD_SIZE": 1,
+            self.stores.append(torch.distributed.TCPStore(
+                "localhost", 0, is_master=True, wait_for_workers=False))
+            variables = {"WORLD_SIZE": run.ranks, "LOCAL_WORLD_SIZE": run.ranks, "MASTER_ADDR":
+                         "localhost", "MASTER_PORT": self.stores[-1].port, "GROUP_WORLD_SIZE": 1,
                          "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_USE_AGENT_STORE": True}
         if run.calm and self.gpus < 2:  # two processes cannot share a GPU
             variables["CUDA_VISIBLE_DEVICES"] = ""
+        elif self.gpus > 1 and not run.ranks:  # so that DataParallel does not split batches
+            variables["CUDA_VISIBLE_DEVICES"] = os.getenv("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        common = dict(
+            path=self.path, text=run.text.encode("utf-8", "surrogateescape"), words=self.words,
+            folder=place, threads=max(1, self.cores // self.jobs), sample=self.sample,
+            exact=run.exact, calm=run.calm, halves=not run.ranks,
+            options={"--result_dir": place / "files" / "runs", "--lmdb": self.folder}
+            | ({"--resume": "auto"} if run.resumed else {}))
         processes = []
         for rank in range(max(1, run.ranks)):
             own = {"RANK": rank, "LOCAL_RANK": rank} if run.ranks else {}
+            own = {name: str(value) for name, value in (variables | own).items()}
             processes.append(multiprocessing.get_context("fork").Process(
-                target=watch.run_script, kwargs=dict(
-                    path=self.path, text=run.text.encode("utf-8", "surrogateescape"),
-                    words=self.words, folder=place, rank=rank, exact=run.exact, calm=run.calm,
-                    threads=max(1, self.cores // self.jobs), halves=not run.ranks,
-                    variables={key: str(value) for key, value in {**variables, **own}.items()},
-                    sample=self.sample, options={
-                        "--result_dir": place / "files" / "runs", "--lmdb": self.folder,
-                             **({"--resume": "auto"} if run.resumed else {})})))
+                target=watch.run_script, kwargs=common | dict(rank=rank, variables=own)))
             processes[-1].start()
         return processes
 
-    def kill(self, processes):
-        """End the processes and the workers that they have started."""
-        for process in processes:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                process.kill()  # it has no group of its own yet
-            process.join()
-
     def error(self, run, processes, lasted):
-        """Return None while a run goes on, "" when it ended well, or what went wrong."""
-        failed = [rank for rank, process in enumerate(processes) if process.exitcode]
-        if failed:
+        """Return None while a run goes on, "" if it has ended well, or what went wrong."""
+        if failed := [rank for rank, process in enumerate(processes) if process.exitcode]:
             errors = [self.place(run) / f"err{rank}" for rank in failed]
             first = min(errors, key=lambda path: path.stat().st_mtime)
             lines = [line for line in first.read_text(errors="replace").splitlines() if line]
-            code = processes[failed[0]].exitcode
-            return "\n".join(lines[-4:]) or f"it ended with status {code}"
+            return "\n".join(lines[-4:]) or f"status {processes[failed[0]].exitcode}"
         if all(process.exitcode == 0 for process in processes):
             return ""
         limit = 300 + 20 * self.longest + (0 if run.exact else 900)  # compiling takes minutes
-        return f"it did not end in {limit:.0f} s" if lasted > limit else None
+        return f"it had not ended after {limit:.0f} s" if lasted > limit else None
 
     def read(self, path):
-        """Return the text of a run's file without the names of the temporary folders."""
+        """Return the text of a file without the names of the runs' folders."""
         text = path.read_text(errors="replace")
         return re.sub(rf"{re.escape(str(self.folder))}/\d+", "", text)
 
-    def collect(self, run, error):
-        """Return what a run has left as a Result."""
-        place = self.place(run)
-        if error:
-            return Result(error)
-        seen = [torch.load(place / f"seen{rank}") for rank in range(max(1, run.ranks))]
-        lines = numbers_of(self.read(place / "out0") + self.read(place / "err0"))
-        written, states = {}, {}
+    def collect(self, run):
+        """Return the Result of a run that has ended well."""
+        place, numbers, states = self.place(run), {}, {}
+        printed = self.read(place / "out0") + self.read(place / "err0")
+        texts = {"the output": printed} | {
+            str(path.relative_to(place / "files")): self.read(path)
+            for path in sorted((place / "files").rglob("*.*")) if path.suffix in TEXTS}
+        for name, text in texts.items():
+            numbers |= {(name, line): rows for line, rows in numbers_of(text).items()}
         for path in sorted((place / "files").rglob("*.*")):
-            name = str(path.relative_to(place / "files"))
-            if path.suffix in TEXTS:
-                written |= {(name, line): rows
-                            for line, rows in numbers_of(self.read(path)).items()}
-            if path.suffix in CHECKPOINTS:
-                try:
+            if path.suffix in watch.CHECKPOINTS:
+                with contextlib.suppress(Exception):  # it holds more than tensors
                     state = torch.load(path, map_location="cpu", weights_only=True)
-                except Exception:  # not a dict of tensors
-                    continue
-                states |= {f"{name}: {key}": value for key, value in tensors_of(state)}
-        return Result("", seen, {("", line): rows for line, rows in lines.items()}, written, states)
+                    states |= {f"{path.name}: {name}": each for name, each in tensors_of(state)}
+        return Result("", [torch.load(place / f"seen{rank}") for rank in range(max(1, run.ranks))],
+                      numbers, states)
 
 
-# -------------------------------------------------------------------------------- comparing
+def kill(processes):
+    """End the processes of a run and the workers that they have started."""
+    for process in processes:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            process.kill()  # it has no group of its own yet
+        process.join()
+
+
+# ------------------------------------------------------------------------------------ comparing
 class Figure(NamedTuple):
-    """One number, or several, of a run before and after, and how far they differ."""
+    """A figure of a run before and after, and how far they differ."""
     quantity: str
     where: str
     before: object
     after: object
     difference: float
-    time: str = ""  # of lines that are printed several times
-
-
-QUANTITIES = ["images", "loss", "learning rates", "weights", "weights of the processes",
-              "checkpoint", "printed numbers", "numbers in files"]
-ALLOWED = 1e-6  # relative, in float64
-ROUNDING = {"amp": 0.05, "DALI": 0.05}  # of a loss in the script's own precision; other techniques:
-OTHERS = 0.01
-DALI_IMAGES = 0.05  # of their standard deviation: DALI decodes and resizes JPEGs a little otherwise
-
-
-def distance(one, other, scale=None):
-    """Return how far two tensors are apart, relative to the norm of `scale`, or of the first."""
-    if one.shape != other.shape:
-        return math.inf
-    if one.nan_to_num().equal(other.nan_to_num()):
-        return 0.0
-    return ((one - other).norm() / (one if scale is None else scale).norm().clamp(min=1e-12)).item()
-
-
-def mean(ranks):
-    """Return the mean over processes of equally long lists."""
-    return [sum(each) / len(each) for each in zip(*ranks)]
-
-
-def figures(before, after):
-    """Yield a Figure for all that two Results have in common, in the order of QUANTITIES."""
-    def tensor(value):
-        return torch.tensor(value, dtype=torch.float64)
-    old, new = before.seen, after.seen
-    for k, ones in enumerate(zip(*[each["inputs"] for each in old])):
-        others = [each["inputs"][k] for each in new if len(each["inputs"]) > k]
-        one, other = (torch.stack(ranks, 1).flatten(0, 1) if len(ranks) > 1 and len(
-            {rank.shape for rank in ranks}) == 1 else torch.cat(ranks or [torch.zeros(0)])
-            for ranks in (ones, others))
-        same = one.shape == other.shape
-        gap = ((one - other).abs().mean() / one.std().clamp(min=1e-12)).item() if same else math.inf
-        yield Figure("images", f"step {k + 1}", [*one.shape], [*other.shape], gap)
-    losses = [mean([each["losses"] for each in results]) for results in (old, new)]
-    for (epoch, step), one, other in zip(old[0]["steps"], *losses):
-        yield Figure("loss", f"epoch {epoch}, step {step}", one, other,
-                     distance(tensor(one), tensor(other)))
-    if len(losses[0]) != len(losses[1]):
-        yield Figure("loss", "number of steps", *map(len, losses), math.inf)
-    for each in new:
-        for k, (one, other) in enumerate(zip(old[0]["rates"], each["rates"])):
-            yield Figure("learning rates", f"step {k + 1}", one, other,
-                         distance(tensor(one), tensor(other)))
-        for one, other, start in zip(old[0]["end"], each["end"], old[0]["start"]):
-            moved = one - start if one.shape == start.shape else one
-            yield Figure("weights", "after the last step", one.norm().item(), other.norm().item(),
-                         distance(one, other, moved))
-        for one, other in zip(new[0]["end"], each["end"]) if each is not new[0] else ():
-            yield Figure("weights of the processes", "after the last step", one.norm().item(),
-                         other.norm().item(), distance(one, other))
-    for name, one in before.states.items():
-        other = after.states.get(name, torch.zeros(0))
-        yield Figure("checkpoint", name, one.norm().item(), other.norm().item() if len(
-            other) else "missing", distance(one, other))
-    for quantity, olds, news in (("printed numbers", before.printed, after.printed),
-                                 ("numbers in files", before.written, after.written)):
-        for (name, line), rows in olds.items():
-            others = news.get((name, line), [])
-            where = f"{name or 'the line'} {line.strip()!r}"
-            if len(rows) != len(others):
-                yield Figure(quantity, f"how often {where} comes", len(rows), len(others), math.inf)
-            for time, (row, other) in enumerate(zip(rows, others), 1):
-                for k, ((x, digit), (y, _)) in enumerate(zip(row, other), 1):
-                    gap = max(0.0, abs(x - y) - 1.01 * digit) / max(abs(x), 1e-12)
-                    if math.isnan(gap) or gap == math.inf:
-                        gap = 0.0 if str(x) == str(y) else math.inf
-                    yield Figure(quantity, f"number {k} in {where}", x, y, gap, f", time {time}")
-
-
-class Noise:
-    """What differs between two runs of the copy before: what to leave out, and the spread."""
-
-    def __init__(self, one=None, other=None):
-        self.left_out, self.spread = set(), defaultdict(float)
-        for each in figures(one, other) if one else ():
-            if each.quantity in QUANTITIES[5:]:
-                if each.difference > ALLOWED:
-                    self.left_out.add((each.quantity, each.where))
-            else:
-                self.spread[each.quantity] = max(self.spread[each.quantity], each.difference)
+    time: str = ""  # which one, of lines that are printed several times
 
 
 class Row(NamedTuple):
@@ -317,166 +230,247 @@ class Row(NamedTuple):
     first: Figure
 
 
+def distance(one, other, scale=None):
+    """Return how far two tensors are apart, relative to the norm of `scale`, or of the first."""
+    if one.shape != other.shape:
+        return math.inf
+    if one.nan_to_num().equal(other.nan_to_num()):
+        return 0.0
+    return ((one - other).norm() / (one if scale is None else scale).norm().clamp(min=1e-12)).item()
+
+
+def whole(parts):
+    """Return the batch of which process k has every k-th image, or None."""
+    batch = torch.zeros(sum(map(len, parts)), *parts[0].shape[1:], dtype=torch.float64)
+    for k, part in enumerate(parts):
+        if batch[k::len(parts)].shape != part.shape:
+            return None
+        batch[k::len(parts)] = part
+    return batch
+
+
+def figures(before, after):
+    """Yield a Figure for all that two Results have in common."""
+    def tensor(value):
+        return torch.tensor(value, dtype=torch.float64)
+    (old, *_), new = before.seen, after.seen
+    images = [[whole(parts) for parts in zip(*[each["images"] for each in result.seen])]
+              for result in (before, after)]
+    for k, (one, other) in enumerate(itertools.zip_longest(*images), 1):
+        gap = math.inf
+        if one is not None and other is not None and one.shape == other.shape:
+            gap = ((one - other).abs().mean() / one.std().clamp(min=1e-12)).item()
+        yield Figure("images", f"batch {k}", *[
+            "none" if each is None else f"mean {each.mean():.4g} of {each.shape[0]}"
+            for each in (one, other)], gap)
+    losses = [[sum(ranks) / len(ranks) for ranks in zip(*[each["losses"] for each in result.seen])]
+              for result in (before, after)]
+    for (epoch, step), one, other in zip(old["steps"], *losses):
+        yield Figure("loss", f"epoch {epoch}, step {step}", one, other,
+                     distance(tensor(one), tensor(other)))
+    if len(losses[0]) != len(losses[1]):
+        yield Figure("loss", "number of steps", *map(len, losses), math.inf)
+    for rank, each in enumerate(new):
+        of = f" in process {rank}" if rank else ""
+        for k, (one, other) in enumerate(zip(old["rates"], each["rates"]), 1):
+            yield Figure("learning rates", f"step {k}{of}", one, other,
+                         distance(tensor(one), tensor(other)))
+        for k, (one, other) in enumerate(zip(old["end"], each["end"])):
+            moved = one - old["start"][k] if one.shape == old["start"][k].shape else one
+            yield Figure("weights", f"their norm at the end{of}", one.norm().item(),
+                         other.norm().item(), distance(one, other, moved))
+            if rank:
+                yield Figure("equal weights", f"norm in process 0 and{of}", new[0]["end"][k].norm(
+                    ).item(), other.norm().item(), distance(new[0]["end"][k], other))
+    for name, one in before.states.items():
+        other = after.states.get(name, torch.zeros(0))
+        yield Figure("checkpoint", f"norm of {name}", one.norm().item(), other.norm().item() if len(
+            other) else "missing", distance(one, other))
+    for (name, line), rows in before.numbers.items():
+        quantity = "printed numbers" if name == "the output" else "files"
+        others, where = after.numbers.get((name, line), []), f"{line.strip()!r} in {name}"
+        if len(rows) != len(others):
+            yield Figure(quantity, f"number of lines {where}", len(rows), len(others), math.inf)
+        for time, (row, other) in enumerate(zip(rows, others), 1):
+            for k, ((x, digit), (y, _)) in enumerate(zip(row, other), 1):
+                gap = max(0.0, abs(x - y) - 1.01 * digit) / max(abs(x), 1e-12)
+                if not math.isfinite(gap):
+                    gap = 0.0 if str(x) == str(y) else math.inf
+                yield Figure(quantity, f"# {k} of {where}", x, y, gap, f", time {time}")
+
+
+QUANTITIES = ["images", "loss", "learning rates", "equal weights", "weights", "checkpoint",
+              "printed numbers", "files"]
+TEXTUAL = QUANTITIES[5:]
+EXACT, TWO, RESUMED, AS_IT_IS = "exact", "two processes", "resumed", "as it is"
+# the largest relative difference in float64; it is 1e-13 where a technique is right
+ALLOWED = 1e-6
+# for runs as they are, in float32 or less, only losses are compared, by technique; others: 0.01
+ROUNDING = {"amp": 0.05, "DALI": 0.05}
+# DALI's images, in standard deviations: it decodes and resizes JPEGs a little differently (0.002)
+DALI_IMAGES = 0.02
+
+
+class Noise:
+    """What two runs of the copy before differ in: the spread, and numbers to leave out."""
+
+    def __init__(self, one=None, other=None):
+        self.left_out, self.spread = set(), defaultdict(float)
+        for each in figures(one, other) if one else ():
+            if each.quantity in TEXTUAL and each.difference > ALLOWED:
+                self.left_out.add(each.where)
+            elif each.quantity not in TEXTUAL:
+                self.spread[each.quantity] = max(self.spread[each.quantity], each.difference)
+
+
 def compare(view, before, after, noise, techniques):
-    """Return the Rows of two Results."""
-    rows, loose = defaultdict(list), view == AS_IT_IS
+    """Return the Rows of two Results, one for each quantity that can be compared."""
+    found, table = defaultdict(list), []
     for each in figures(before, after):
-        if (each.quantity, each.where) not in noise.left_out:
-            rows[each.quantity].append(each)
-    if "DALI" in techniques and any(each.difference for each in rows["images"]):
-        loose = True
-    table = []
-    for quantity in filter(rows.get, QUANTITIES):
+        if each.where not in noise.left_out:
+            found[each.quantity].append(each)
+    other_images = "DALI" in techniques and any(each.difference for each in found["images"])
+    for quantity in filter(found.get, QUANTITIES):
         allowed = max(ALLOWED, 3 * noise.spread[quantity])
-        if loose and quantity == "loss":
-            allowed = max([allowed, *(ROUNDING.get(name, OTHERS) for name in techniques)])
-        elif loose and quantity == "images" and "DALI" in techniques:
+        if quantity == "images" and "DALI" in techniques:
             allowed = max(allowed, DALI_IMAGES)
-        elif loose and quantity not in ("images", "learning rates", "weights of the processes"):
-            allowed = math.inf
-        if allowed < math.inf:
-            bad = [each for each in rows[quantity] if not each.difference <= allowed]
-            table.append(Row(view, quantity, len(rows[quantity]), max(
-                each.difference for each in rows[quantity]), allowed, bad[0] if bad else None))
+        elif quantity not in ("images", "learning rates", "equal weights") and (
+                view == AS_IT_IS or other_images):
+            if quantity != "loss" or view == RESUMED:
+                continue
+            allowed = max([allowed, *(ROUNDING.get(name, 0.01) for name in techniques)])
+            # later steps amplify the difference of the images
+            found[quantity] = found[quantity][:1] if other_images else found[quantity]
+        bad = [each for each in found[quantity] if not each.difference <= allowed]
+        table.append(Row(view, quantity, len(found[quantity]), max(
+            each.difference for each in found[quantity]), allowed, bad[0] if bad else None))
     return table
 
 
-# -------------------------------------------------------------------------------- verifying
-EXACT, TWO, RESUMED, AS_IT_IS = "exact", "two processes", "resumed", "as it is"
-
-
-def views(before, after, one_process=False):
+# ------------------------------------------------------------------------------------ verifying
+def runs_of(before, after, one_process=False):
     """Return {view: (the Run before, the Run after)}."""
-    def run(text, **others):
-        launched = "init_process_group" in text
-        return Run(text, ranks=(2 if others.get("calm") else 1) if launched else 0, **others)
     calm = "init_process_group" in after and not one_process
+
+    def run(text, **others):
+        ranks = (2 if others.get("calm") else 1) if "init_process_group" in text else 0
+        return Run(text, ranks, **others)
     kinds = {EXACT: {}, TWO: dict(calm=True), RESUMED: dict(calm=calm, resumed=True),
              AS_IT_IS: dict(exact=False)}
     return {view: (run(before, **kind), run(after, **kind)) for view, kind in kinds.items()
             if view != TWO or calm}
 
 
-def show(rows):
-    """Print the table."""
-    print(f"{'run':15}{'compared':24}{'figures':>8}{'largest difference':>20}{'allowed':>10}")
-    for row in rows:
-        print(f"{row.view:15}{row.quantity:24}{row.count:8}{row.largest:20.1e}{row.allowed:10.0e}"
-              + ("  differs" if row.first else ""))
-
-
 class Verifier:
-    """Compares versions of a script: versions[0] is without, versions[k] with techniques[:k]."""
+    """Compares versions of a script: versions[k] has the first k of `techniques`."""
 
     def __init__(self, bench, versions, techniques):
         self.bench, self.versions, self.techniques = bench, versions, techniques
-        self.notes, self.noise, self.skipped = [], {}, set()
+        self.notes, self.noise, self.one_process = [], {}, False
 
     def rows(self, view, version):
-        """Return (the error of a version in a view or "", the Rows of its comparison)."""
-        pair = views(self.versions[0], self.versions[version], TWO in self.skipped)[view]
+        """Return (the error of a version in a view, or "", the Rows of its comparison)."""
+        pair = runs_of(self.versions[0], self.versions[version], self.one_process).get(view)
+        if not pair:  # two processes, and no DDP yet
+            return "", []
+        self.bench.results(*[run._replace(resumed=False) for run in pair])
         before, after = self.bench.results(*pair)
         if after.error:
             return after.error, []
-        return "", compare(view, before, after, self.noise.get(view, self.noise[EXACT]),
-                           self.techniques[:version])
+        return "", compare(view, before, after, self.noise[view], self.techniques[:version])
 
     def culprit(self, view):
-        """Return the first technique that brings an error or a difference in this view."""
-        runs = [run for text in self.versions[1:]
-                for run in views(self.versions[0], text, TWO in self.skipped).get(view, ())]
-        self.bench.results(*[run._replace(resumed=False) for run in runs])
+        """Return the first technique that brings an error or a difference in a view."""
         for k, name in enumerate(self.techniques, 1):
-            if view in views(self.versions[0], self.versions[k], TWO in self.skipped):
-                error, rows = self.rows(view, k)
-                if error or any(row.first for row in rows):
-                    return name
+            error, rows = self.rows(view, k)
+            if error or any(row.first for row in rows):
+                return name
         return self.techniques[-1]
 
     def run(self):
-        """Run all versions that are needed. Return what went wrong, or "", and the Rows."""
-        pairs = views(self.versions[0], self.versions[-1])
-        runs = {view: [run._replace(resumed=False) for run in pair] for view, pair in pairs.items()}
-        again = runs[EXACT if self.bench.gpus else AS_IT_IS][0]._replace(number=1)
-        self.bench.results(*sum(runs.values(), []), again)
-        done = {view: self.bench.results(*pair) for view, pair in runs.items()}
-        if error := done[AS_IT_IS][0].error:
+        """Return (what went wrong, or "", and the Rows of the table)."""
+        pairs = runs_of(self.versions[0], self.versions[-1])
+        again = pairs[EXACT if self.bench.gpus else AS_IT_IS][0]._replace(number=1)
+        unbroken = {run._replace(resumed=False) for pair in pairs.values() for run in pair}
+        self.bench.results(again, *unbroken)
+        before = {view: self.bench.results(run._replace(resumed=False))[0]
+                  for view, (run, _) in pairs.items()}
+        if error := before[AS_IT_IS].error:
+            if self.bench.sample:  # does it need files that are not in the sample?
+                self.bench.sample, self.bench.done, self.bench.places = None, {}, {}
+                for path in self.bench.folder.iterdir():
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                return self.run()
             return f"your own copy fails, without {' '.join(self.techniques)}:\n{error}", []
-        usable = [view for view in pairs if not done[view][0].error]
-        if EXACT not in usable:
-            self.notes.append("your copy fails in float64, so only runs in its own precision are "
-                              f"compared: {done[EXACT][0].error.splitlines()[-1]}")
-            usable, self.noise = [AS_IT_IS], {EXACT: Noise(), AS_IT_IS: Noise()}
-        else:
-            usable = self.prepare(usable, done, again)
-        if RESUMED in usable and not self.can_resume(runs[RESUMED], pairs[RESUMED], done):
-            usable.remove(RESUMED)
+        if not before[AS_IT_IS].seen[0]["losses"]:
+            return "your own copy ends without a training step: there is nothing to compare", []
         table = []
-        for view in usable:
+        for view in self.comparable(pairs, before, again):
             error, rows = self.rows(view, len(self.techniques))
             if error:
-                return f"{self.culprit(view)} fails ({view}):\n{error}", table
+                return f"{self.culprit(view)} makes your copy fail ({view}):\n{error}", table
             table += rows
         for row in table:
             if row.first:
                 it = row.first
-                return (f"{row.quantity} differ, run {row.view!r}, {it.where}{it.time}: {it.before}"
-                        f" before, {it.after} after; {self.culprit(row.view)} brings it", table)
+                return (f"different: {row.quantity} ({row.view}), {it.where}{it.time}: {it.before} "
+                        f"before, {it.after} after. {self.culprit(row.view)} brings it.", table)
         return "", table
 
-    def prepare(self, usable, done, again):
-        """Measure what two runs of the copy before differ in. Return the views to compare."""
-        exact = done[EXACT][0]
-        noise = Noise(*self.bench.results(again._replace(number=0), again))
-        self.noise = {EXACT: noise, AS_IT_IS: Noise(exact, done[AS_IT_IS][0])}
-        self.noise[AS_IT_IS].left_out = set()
-        if noise.spread["loss"] > ALLOWED:
-            self.notes.append(
-                f"the losses of two runs of your own copy differ by {noise.spread['loss']:.1e}: "
-                "seeds are missing, so smaller differences cannot be seen")
+    def comparable(self, pairs, before, again):
+        """Return the views that can be compared; note why others cannot, and what is left out."""
+        views = [view for view in pairs if not before[view].error]
+        own = Noise(*self.bench.results(again._replace(number=0), again))
+        self.noise = dict.fromkeys(pairs, own)
+        if EXACT not in views:
+            self.notes.append("your copy fails in float64, so runs are compared only as they are: "
+                              + before[EXACT].error.splitlines()[-1])
+            return [AS_IT_IS]
+        self.noise[AS_IT_IS] = Noise(before[EXACT], before[AS_IT_IS])
+        if own.spread["loss"] > ALLOWED:
+            self.notes.append(f"the losses of two runs of your own copy differ by "
+                              f"{own.spread['loss']:.1e}: it sets no seeds, so only larger "
+                              "differences can be seen")
         self.notes += [f"not compared, since two runs of your own copy differ: {where}"
-                       for _, where in sorted(noise.left_out)[:5]]
-        if done[TWO][0].seen[0]["draws"] if TWO in usable else False:
+                       for where in sorted(own.left_out)[:5]]
+        options = before[EXACT].seen[0]["options"]
+        self.notes += [f"your copy takes no {name}, so its runs are as long as it makes them"
+                       for name in ("--epochs", "--steps") if name not in options]
+        if TWO in views and before[TWO].seen[0]["draws"]:
             self.notes.append("two processes are not compared: the steps of your copy draw random "
-                              "numbers, which are others in each process")
-            self.skipped.add(TWO)
-            usable.remove(TWO)
-        if missing := {"--epochs", "--steps"} - {*exact.seen[0]["options"]}:
-            self.notes.append(f"your copy takes no {' and no '.join(sorted(missing))}, so its runs "
-                              "are as long as it makes them")
-        return usable
-
-    def can_resume(self, runs, pair, done):
-        """Return whether both versions left a checkpoint to resume from."""
-        exact = done[EXACT][0]
-        places = [self.bench.place(run) / "stopped" for run in runs]
-        if "--resume" in exact.seen[0]["options"] and places[0].exists():
-            resumed = self.bench.results(pair[0])[0]
-            if resumed.error:
-                self.notes.append(f"your own copy cannot resume: {resumed.error.splitlines()[-1]}")
-                return False
-            losses, unbroken = resumed.seen[0]["losses"], done[RESUMED][0].seen[0]["losses"]
-            gap = distance(torch.tensor(losses), torch.tensor(unbroken[-len(losses):]))
-            if not gap <= max(ALLOWED, 3 * self.noise[EXACT].spread["loss"]):
-                self.notes.append("your own copy, resumed, does not continue as its unbroken run: "
-                                  f"the losses differ by {gap:.1e}")
-            return True
-        self.notes.append("no resumed run is compared: your copy takes no --resume, or writes no "
-                          "checkpoint after its first epoch")
-        return False
+                              "numbers, and each process draws its own")
+            self.one_process, views = True, [view for view in views if view != TWO]
+            pairs = runs_of(self.versions[0], self.versions[-1], True)
+        unbroken = pairs[RESUMED][0]._replace(resumed=False)
+        if RESUMED not in views or "--resume" not in options or not (
+                self.bench.place(unbroken) / "stopped").exists():
+            self.notes.append("no resumed run is compared: your copy takes no --resume, or writes "
+                              "no checkpoint after its first epoch")
+            return [view for view in views if view != RESUMED]
+        resumed, unbroken = self.bench.results(pairs[RESUMED][0], unbroken)
+        if resumed.error:
+            self.notes.append(f"your own copy cannot resume: {resumed.error.splitlines()[-1]}")
+            return [view for view in views if view != RESUMED]
+        losses = torch.tensor(resumed.seen[0]["losses"])
+        gap = distance(losses, torch.tensor(unbroken.seen[0]["losses"])[-len(losses):])
+        if not gap <= max(ALLOWED, 3 * own.spread["loss"]):
+            self.notes.append("your own copy, resumed, does not continue as its unbroken run: the "
+                              f"losses differ by {gap:.1e}")
+        return views
 
 
 def verify(path, versions, techniques, words):
-    """Compare the first and the last of `versions`; print a table. Return whether they agree."""
-    torch.set_num_threads(1)  # or OpenMP hangs in forked processes
+    """Compare versions of the copy at `path` and print the result. Return whether they agree."""
+    torch.set_num_threads(1)  # threads of OpenMP would hang in forked processes
     if "--augment" in words and {"DALI", "cache"} & {*techniques}:
         words = [word for word in words if word != "--augment"]
         print("without --augment: DALI and cache draw random crops of their own")
     with tempfile.TemporaryDirectory(prefix="verify-") as folder:
         verifier = Verifier(Bench(path, words, folder), versions, techniques)
         wrong, table = verifier.run()
-    show(table)
-    for note in verifier.notes:
-        print(note)
-    print(wrong or "the same")
+    print(f"{'run':15}{'compared':18}{'figures':>8}{'largest difference':>20}{'allowed':>10}")
+    for row in table:
+        print(f"{row.view:15}{row.quantity:18}{row.count:8}{row.largest:20.1e}{row.allowed:10.0e}"
+              + ("  different" if row.first else ""))
+    print(*verifier.notes, wrong or "the same", sep="\n", flush=True)
     return not wrong

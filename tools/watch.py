@@ -1,7 +1,7 @@
 """Run a training script in this process and keep the figures that it works with.
 
-verify.py forks a process for each run and calls `run_script` in it. The script itself is not
-changed: what is kept comes from PyTorch's own hooks and from functions that are wrapped here.
+verify.py forks a process for each run, which calls `run_script`. The script is not changed: PyTorch's
+hooks and the functions that are wrapped here see what it does.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import torch
 from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-MOST = 10_000  # numbers that are kept of each weight
+CHECKPOINTS = (".pt", ".pth", ".ckpt")
 
 
 def wrap(owner, name, make):
@@ -30,68 +30,68 @@ def wrap(owner, name, make):
     setattr(owner, name, make(getattr(owner, name)))
 
 
-def end_with(parent):
-    """End this process and its workers when the process `parent` has ended."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os.killpg(0, signal.SIGKILL)
-
-
+# ------------------------------------------------------------------------------------ options
 def take_options(options, defaults, taken, sample, folder):
     """Have the script's parser read `options`, and `defaults` where the user gave none.
 
-    Options that the parser does not know are left out. `taken` gets all that it knows. The folder
-    --dataset is taken from the user's working `folder`, or a small sample of it in `sample`.
+    Options that the parser does not know are left out. `taken` gets all that it knows. A --dataset
+    that is a folder is replaced by a sample of it; `folder` is where the user started compose.sh.
     """
     def make(parse):
         def parse_known_args(parser, words=None, namespace=None):
             if words is not None and words != sys.argv[1:]:
                 return parse(parser, words, namespace)
-            given = {word.split("=")[0] for word in sys.argv}
             taken[:] = parser._option_string_actions
-            more = {**{name: each for name, each in defaults.items() if name not in given},
-                    **options}
-            namespace, rest = parse(parser, [*sys.argv[1:], *(
-                f"{name}={value}" for name, value in more.items() if name in taken)], namespace)
-            dataset = folder / str(getattr(namespace, "dataset", None) or "")
-            if hasattr(namespace, "dataset") and dataset.is_dir():
-                namespace.dataset = type(namespace.dataset)(thin_out(dataset, sample))
+            given = {word.split("=")[0] for word in sys.argv}
+            more = {name: each for name, each in defaults.items() if name not in given} | options
+            namespace, rest = parse(parser, sys.argv[1:] + [
+                f"{name}={each}" for name, each in more.items() if name in taken], namespace)
+            dataset = getattr(namespace, "dataset", None)
+            if dataset is not None and (folder / str(dataset)).is_dir():
+                namespace.dataset = type(dataset)(thin_out(folder / str(dataset), sample))
             return namespace, rest
         return parse_known_args
     wrap(argparse.ArgumentParser, "parse_known_args", make)
 
 
 def thin_out(dataset, sample):
-    """Return a copy of DATASET/<split>/<class>/* with links to some images of each class."""
-    if sample and not sample.exists():
-        part = sample.with_name(f"{sample.name}.{os.getpid()}")
-        for split in dataset.iterdir():
-            classes = [*split.iterdir()] if split.is_dir() else []
-            most = max(4, (640 if split.name.startswith("train") else 200) // max(1, len(classes)))
-            for each in classes or [split]:
-                files = sorted(itertools.islice(each.iterdir(), 10 * most)) if classes and (
-                    each.is_dir()) else [each]
-                for file in files[:most] if each.is_dir() else files:
-                    link = part / file.relative_to(dataset)
-                    link.parent.mkdir(parents=True, exist_ok=True)
-                    link.symlink_to(file.resolve())
-        try:
-            part.rename(sample)
-        except OSError:  # another process was faster
-            shutil.rmtree(part)
-    return sample or dataset
+    """Make `sample` from DATASET/<split>/<class>/*: links to some images of each class.
+
+    Return it, or `dataset` if `sample` is None.
+    """
+    if not sample or sample.exists():
+        return sample or dataset
+    part = sample.with_name(f"{sample.name}.{os.getpid()}")
+    for split in dataset.iterdir():
+        classes = [*split.iterdir()] if split.is_dir() else []
+        most = max(4, (640 if split.name.startswith("train") else 200) // max(1, len(classes)))
+        for each in classes or [split]:
+            files = [each]
+            if classes and each.is_dir():
+                files = sorted(itertools.islice(each.iterdir(), 10 * most))[:most]
+            for file in files:
+                link = part / file.relative_to(dataset)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(file.resolve())
+    try:
+        part.rename(sample)
+    except OSError:  # another process was faster
+        shutil.rmtree(part)
+    return sample
 
 
+# ------------------------------------------------------------------------------------ recording
 class Recorder:
-    """Keeps what happens in one process of a run."""
+    """Keeps what one process of a run computes, in the dict `seen`."""
 
     def __init__(self):
-        self.seen = dict(losses=[], rates=[], inputs=[], steps=[], start=[], end=[], options=[],
+        self.seen = dict(images=[], losses=[], steps=[], rates=[], start=[], end=[], options=[],
                          draws=False)
-        self.epoch, self.step, self.is_new = 1, 0, True
+        self.epoch, self.step, self.kept = 1, 0, set()  # the kinds of batches kept in this step
         self.unscaled, self.optimizers, self.state = {}, [], None
 
     def install(self):
+        """Have PyTorch call this recorder."""
         def make_backward(backward):
             def keep_loss(tensors, *rest, **others):
                 self.keep_losses([tensors] if torch.is_tensor(tensors) else tensors)
@@ -114,43 +114,39 @@ class Recorder:
         wrap(torch.autograd, "backward", make_backward)
         wrap(torch.amp.GradScaler, "scale", make_scale)
         wrap(torch.nn.Module, "train", make_train)
-        torch.nn.modules.module.register_module_forward_pre_hook(self.keep_input)
+        torch.nn.modules.module.register_module_forward_pre_hook(self.keep_images)
         register_optimizer_step_pre_hook(self.keep_rates)
 
     def keep_losses(self, tensors):
-        self.step += 1
+        self.step, self.kept = self.step + 1, set()
         for tensor in tensors:
             loss = self.unscaled.pop(id(tensor), tensor)
-            if torch.is_tensor(loss):
-                self.seen["losses"].append(loss.detach().double().sum().item())
-                self.seen["steps"].append((self.epoch, self.step))
-        self.is_new = True
-        if len(self.seen["losses"]) <= 2:  # does a step draw random numbers?
-            state = random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state(
-                ).numpy().tobytes()
+            self.seen["losses"].append(loss.detach().double().sum().item())
+            self.seen["steps"].append((self.epoch, self.step))
+        if len(self.seen["losses"]) < 3:  # do steps draw random numbers?
+            state = [random.getstate(), np.random.get_state()[1].tolist(),
+                     torch.get_rng_state().tolist()]
             self.seen["draws"] = self.state not in (None, state)
             self.state = state
-        self.keep_checkpoint()
+        if os.environ.get("RANK", "0") == "0" and not Path("../stopped").exists() and any(
+                path.suffix in CHECKPOINTS for path in Path().rglob("*.*")):
+            shutil.copytree(".", "../stopped")  # what a run that is killed now leaves
 
-    def keep_checkpoint(self):
-        """Copy the run's files when the first checkpoint is there: a run that is killed now."""
-        there = Path("../stopped")
-        if not there.exists() and os.environ.get("RANK", "0") == "0" and any(
-                path.suffix in (".pt", ".pth", ".ckpt") for path in Path().rglob("*.*")):
-            shutil.copytree(".", there)
+    def keep_images(self, module, inputs):
+        """Keep some numbers of the batch that the outermost module gets.
 
-    def keep_input(self, module, inputs):
-        """Keep some numbers of each image that the outermost module gets in a step."""
-        if torch.compiler.is_compiling() or not self.is_new or not torch.is_grad_enabled() \
-                or not module.training:
+        That is the first in each step and in each validation.
+        """
+        trains = torch.is_grad_enabled()
+        if torch.compiler.is_compiling() or trains in self.kept or not (
+                module.training if trains else self.step):
             return
         images = next(filter(torch.is_tensor, inputs), None)
         if images is None or images.ndim < 2 or next(module.parameters(), None) is None:
             return
-        self.is_new = False
+        self.kept.add(trains)
         images = images.detach().flatten(1)
-        images = images[:, ::max(1, images.shape[1] // 200)]
-        self.seen["inputs"].append(images.double().cpu())
+        self.seen["images"].append(images[:, ::images.shape[1] // 200 + 1].double().cpu())
 
     def keep_rates(self, optimizer, *_):
         if not any(optimizer is each for each in self.optimizers):
@@ -159,18 +155,20 @@ class Recorder:
         self.seen["rates"].append([float(group["lr"]) for group in optimizer.param_groups])
 
     @staticmethod
-    def weights(optimizer):
+    def weights(optimizer, most=10_000):
+        """Return at most so many numbers of each weight, in one tensor."""
         weights = [each.detach().flatten() for group in optimizer.param_groups
                    for each in group["params"]]
-        return torch.cat([each[::len(each) // MOST + 1].double().cpu() for each in weights])
+        return torch.cat([each[::len(each) // most + 1].double().cpu() for each in weights])
 
     def save(self, path):
         self.seen["end"] = [self.weights(optimizer) for optimizer in self.optimizers]
         torch.save(self.seen, path)
 
 
+# ------------------------------------------------------------------------------------ arithmetic
 class Compiled(torch.nn.Module):
-    """A module as torch.compile returns it, with the same names, but not compiled."""
+    """A module with the names that torch.compile gives it, but not compiled."""
 
     def __init__(self, module):
         super().__init__()
@@ -180,103 +178,107 @@ class Compiled(torch.nn.Module):
         return self._orig_mod(*inputs, **others)
 
     def __getattr__(self, name):
-        return super().__getattr__(name) if name == "_orig_mod" else getattr(
-            super().__getattr__("_orig_mod"), name)
+        own = super().__getattr__("_orig_mod")
+        return own if name == "_orig_mod" else getattr(own, name)
 
 
 def be_exact():
-    """Compute in float64, without half precision and compiled kernels: rounding is then too small
-    to matter. GradScaler scales, also where bfloat16 would not need it, so that a missing
-    `unscale_` shows.
+    """Compute in float64, without half precision and compiled kernels, so that rounding is small.
+
+    GradScaler scales always: then a missing `unscale_` shows, also where bfloat16 needs no scaler.
     """
-    where = "cuda" if torch.cuda.device_count() else "cpu"
-    torch.set_default_dtype(torch.float64)
-    torch.backends.cudnn.deterministic = True
-    # GradScaler's own numbers, which have no dimensions, stay float32
-    wrap(torch.Tensor, "float", lambda single: lambda tensor, **others: (
-        tensor.double() if tensor.ndim else single(tensor, **others)))
-    torch.nn.modules.module.register_module_forward_pre_hook(as_weights)
-    wrap(torch.autocast, "__init__", lambda init: lambda self, device_type, *_, **others: init(
-        self, device_type, enabled=False))
-    wrap(torch.amp.GradScaler, "__init__", lambda init: lambda self, *_, **others: init(
-        self, where, **{name: value for name, value in others.items()
-                        if name not in ("device", "enabled")}))
+    def without(options, *names):
+        return {name: value for name, value in options.items() if name not in names}
 
     def do_not_compile(model=None, **_):
         if model is None:
             return do_not_compile
         return Compiled(model) if isinstance(model, torch.nn.Module) else model
+
+    def as_weights(module, inputs):
+        weight = next(module.parameters(recurse=False), None)
+        dtype = torch.float64 if weight is None else weight.dtype
+        return tuple(each.to(dtype) if torch.is_tensor(each) and each.dtype in (
+            torch.float32, torch.float64) else each for each in inputs)
+    torch.set_default_dtype(torch.float64)
+    torch.backends.cudnn.deterministic = True
     torch.compile = do_not_compile
-
-
-def as_weights(module, inputs):
-    """Give the float inputs of a module the type of its weights, else float64."""
-    weight = next(module.parameters(recurse=False), None)
-    kind = torch.float64 if weight is None else weight.dtype
-    return tuple(each.to(kind) if torch.is_tensor(each) and each.dtype in (
-        torch.float32, torch.float64) else each for each in inputs)
+    torch.nn.modules.module.register_module_forward_pre_hook(as_weights)
+    # GradScaler's own numbers, which have no dimension, stay float32
+    wrap(torch.Tensor, "float", lambda single: lambda tensor, **others: (
+        tensor.double() if tensor.ndim else single(tensor, **others)))
+    wrap(torch.autocast, "__init__", lambda init: lambda self, device_type, *_, **__: init(
+        self, device_type, enabled=False))
+    where = "cuda" if torch.cuda.device_count() else "cpu"
+    wrap(torch.amp.GradScaler, "__init__", lambda init: lambda self, *_, **others: init(
+        self, where, **without(others, "device", "enabled")))
 
 
 def be_calm(halves):
-    """Make one process compute what two compute: no dropout, random numbers by image, batch norm
-    over each half of a batch if `halves`, with the running statistics of the first half.
+    """Let one process compute what two compute: no dropout, and random numbers by image.
+
+    With `halves` batch norm sees the halves of a batch for themselves, as two processes do, and
+    keeps the statistics of the first.
     """
-    for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"):
-        setattr(functional, name, lambda images, *_, **__: images)
+    class Seeded:
+        def __init__(self, data):
+            self.data = data
+
+        def __getitem__(self, index):
+            for seed in (random.seed, np.random.seed, torch.manual_seed):
+                seed(int(index))
+            return self.data[index]
 
     def make_fetch(fetch):
-        def seeded(fetcher, indices):
+        def fetch_seeded(fetcher, indices):
             states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-            data = fetcher.dataset
-            fetcher.dataset = Seeded(data)
+            data, fetcher.dataset = fetcher.dataset, Seeded(fetcher.dataset)
             try:
                 return fetch(fetcher, indices)
             finally:
                 fetcher.dataset = data
-                random.setstate(states[0]), np.random.set_state(states[1])
+                random.setstate(states[0])
+                np.random.set_state(states[1])
                 torch.set_rng_state(states[2])
-        return seeded
-    wrap(torch.utils.data._utils.fetch._MapDatasetFetcher, "fetch", make_fetch)
+        return fetch_seeded
 
     def make_norm(norm):
-        def of_halves(images, mean, var, weight=None, bias=None, training=False, *others, **more):
+        def norm_halves(images, mean, var, weight=None, bias=None, training=False, *rest, **others):
             if not training or len(images) % 2:
-                return norm(images, mean, var, weight, bias, training, *others, **more)
-            first = norm(images[::2], mean, var, weight, bias, True, *others, **more)
-            second = norm(images[1::2], None, None, weight, bias, True, *others, **more)
+                return norm(images, mean, var, weight, bias, training, *rest, **others)
+            first = norm(images[::2], mean, var, weight, bias, True, *rest, **others)
+            second = norm(images[1::2], None, None, weight, bias, True, *rest, **others)
             return torch.stack([first, second], 1).flatten(0, 1)
-        return of_halves
+        return norm_halves
+    wrap(torch.utils.data._utils.fetch._MapDatasetFetcher, "fetch", make_fetch)
     if halves:
         wrap(functional, "batch_norm", make_norm)
+    for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"):
+        setattr(functional, name, lambda images, *_, **__: images)
 
 
-class Seeded:
-    """A dataset whose random numbers depend on the index alone."""
-
-    def __init__(self, data):
-        self.data = data
-
-    def __getitem__(self, index):
-        for seed in (random.seed, np.random.seed, torch.manual_seed):
-            seed(int(index))
-        return self.data[index]
+# ------------------------------------------------------------------------------------ the run
+def end_with(parent):
+    """End this process and its workers when the process `parent` is gone."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.killpg(0, signal.SIGKILL)
 
 
-def run_script(path, text, words, folder, threads, rank, variables, options, sample, exact,
-               calm, halves):
-    """Run the script `text` as if it stood at `path`. Never returns normally if the script exits.
+def run_script(path, text, words, folder, rank, threads, variables, options, sample, exact, calm,
+               halves):
+    """Run the script `text` with the options `words` as if it stood at `path`.
 
-    It works in `folder`/files; `folder` gets what it prints (out<rank>, err<rank>) and what it
-    does (seen<rank>).
+    It works in `folder`/files. What it prints goes to `folder`/out<rank> and err<rank>, what
+    Recorder has kept to seen<rank>.
     """
-    parent = os.getppid()
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     os.setsid()
-    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for number, name in enumerate((os.devnull, folder / f"out{rank}", folder / f"err{rank}")):
         os.dup2(os.open(name, os.O_RDWR | os.O_CREAT, 0o600), number)
-    cwd = Path.cwd()
+    sys.stdout, sys.stderr = (open(each, "w", buffering=1, closefd=False) for each in (1, 2))
+    started_in = Path.cwd()
     os.chdir(folder / "files")
     os.environ.update(variables, OMP_NUM_THREADS=str(threads), WANDB_MODE="disabled")
     torch.set_num_threads(threads)
@@ -287,7 +289,7 @@ def run_script(path, text, words, folder, threads, rank, variables, options, sam
     defaults = {"--epochs": 2, "--steps": 4, "--workers": 2}
     if not torch.cuda.device_count():
         defaults["--batch_size"] = 32
-    take_options(options, defaults, recorder.seen["options"], sample, cwd)
+    take_options(options, defaults, recorder.seen["options"], sample, started_in)
     if exact:
         be_exact()
     if calm:
@@ -296,8 +298,6 @@ def run_script(path, text, words, folder, threads, rank, variables, options, sam
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__file__ = str(path)
     sys.argv, sys.path[0] = [str(path), *words], str(path.parent)
-    sys.stdout = open(1, "w", buffering=1, closefd=False)
-    sys.stderr = open(2, "w", buffering=1, closefd=False)
     try:
         exec(compile(text, str(path), "exec"), main.__dict__)
     finally:
