@@ -379,25 +379,25 @@ function rowElement(row, index) {
   return element;
 }
 
-/** Return the elements of the rows; long runs of unchanged ones are folded behind a button. */
+/** Return the elements of the rows; a button stands for a long run of unchanged ones. */
 function codeElements(rows, isChanged) {
   const near = rows.map((_, i) => rows.slice(Math.max(0, i - NEAR), i + NEAR + 1).some(isChanged));
   const elements = [];
   for (let i = 0; i < rows.length;) {
     let end = i + 1;
     while (end < rows.length && near[end] === near[i]) end++;
-    const run = rows.slice(i, end).map((row, k) => rowElement(row, i + k));
-    if (near[i] || run.length <= NEAR || !state.fold || !near.includes(true)) {
-      elements.push(...run);
+    const start = i;
+    const run = () => rows.slice(start, end).map((row, k) => rowElement(row, start + k));
+    if (near[i] || end - i <= NEAR || !state.fold || !near.includes(true)) {
+      elements.push(...run());
     } else {
-      const rest = make("div", { hidden: true }, ...run);
-      const button = make("button", { type: "button", className: "fold", ariaExpanded: "false" },
-        `${run.length} unchanged lines`);
+      const button = make("button", { type: "button", className: "fold" },
+        `Show ${end - i} unchanged lines`);
       button.onclick = () => {
-        rest.hidden = !rest.hidden;
-        button.ariaExpanded = `${!rest.hidden}`;
+        button.replaceWith(...run());
+        $("code").focus({ preventScroll: true });
       };
-      elements.push(button, rest);
+      elements.push(button);
     }
     i = end;
   }
