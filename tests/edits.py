@@ -609,7 +609,7 @@ OPTIMIZERS = [
 """), (PARTS, PARTS.replace("}", ',\n             "head_optimizer": head_optimizer}')),
          ("            scaler.step(optimizer)\n", "            scaler.step(optimizer)\n"
           "            scaler.step(head_optimizer)\n            head_optimizer.zero_grad()\n")],
-         start="amp"),
+         start="amp", either="fused"),
     Edit("amp first, a hook of the optimizer later", "optimizer", [after(OPTIMIZER, """\
     optimizer.register_step_pre_hook(
         lambda *_: nn.utils.clip_grad_norm_(model.parameters(), 0.1) and None)
@@ -884,17 +884,17 @@ OPTIONS = [
          ('default=0.1, help="highest', 'default=0.02, help="highest'),
          ('default=16, help="channels', 'default=8, help="channels')],
          refused="DALI LMDB cache"),
-    Edit("--augment removed", "options", [
+    Edit("option augment removed", "options", [
          ('    add("--augment", action="store_true", help="random resized crop and flip")\n', ""),
          ("    if args.augment:\n        crop = [transforms.RandomResizedCrop(args.image_size), "
           "transforms.RandomHorizontalFlip()]\n", ""),
          ("workers > 0 and not args.augment", "workers > 0")],
          refused="compile", differs="DALI cache"),
-    Edit("--steps removed", "options", [
+    Edit("option steps removed", "options", [
          lambda text: re.sub(r'    add\("--steps".*\n', "", text),
          ("min(len(train_loader), args.steps or len(train_loader))", "len(train_loader)")],
          refused="amp", options="--batch_size 60"),
-    Edit("--batch-size", "options", [('add("--batch_size"', 'add("--batch-size"')],
+    Edit("batch-size with a dash", "options", [('add("--batch_size"', 'add("--batch-size"')],
          options="--batch-size 40"),
     Edit("an option more", "options", [after(
          '    add("--resume", help="a checkpoint, or auto: the one in RESULT_DIR if there is one")\n',
