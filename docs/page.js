@@ -96,8 +96,9 @@ function allowed(family, names) {
     .flatMap((choice) => choice.filter((name) => names.includes(name)).slice(0, 1)).sort();
 }
 
-function readAddress() {
-  const words = new URLSearchParams(location.hash.slice(1));
+/** Set the state to what an address says: #train=DDP,amp&from=DALI&view=diff&at=FOLDER. */
+function readAddress(address) {
+  const words = new URLSearchParams(address.slice(1));
   const list = (name) => (words.get(name) ?? "").split(",");
   const family = words.has("loader") ? "loader" : "train";
   const records = DATA.records.filter((record) => record.family === family);
@@ -140,15 +141,15 @@ const QUESTIONS = [
     ["several", { DDP: "Each GPU has a process of its own, which is faster than DP." }, {}],
     ["none", {}, { amp: "It pays only on a CPU with bfloat16 instructions." }]]],
   ["Where do the images come from?", [
-    ["all fit in memory when decoded",
+    ["memory: all fit decoded",
       { cache: "Each image is decoded once. Three bytes a pixel have to fit." }, {}],
     ["JPEGs, decoded each time", { DALI: "It decodes on the GPU or in C++ threads." }, {}],
-    ["a slow disk, too many for memory",
+    ["a slow disk",
       { LMDB: "Reading in one open file takes fewer requests than opening many." }, {}],
-    ["anywhere: training does not wait for them", {}, {}]]],
+    ["training does not wait for them", {}, {}]]],
   ["What does the model compute?", [
-    ["mostly convolutions, as ResNet does", CONVOLUTIONS, {}],
-    ["mostly matrix products, as transformers do", PRODUCTS,
+    ["mostly convolutions (ResNet)", CONVOLUTIONS, {}],
+    ["mostly matrix products", PRODUCTS,
       { channels_last: "It pays for convolutions." }]]],
 ];
 
@@ -351,14 +352,14 @@ async function copy(text) {
     document.execCommand("copy");
     area.remove();
   }
-  $("done").textContent = `Copied ${text.split("\n").length > 1 ? fileName() : text}`;
+  $("done").textContent = "Copied";
 }
 
 function download() {
   const url = URL.createObjectURL(new Blob([textOf(join(state.family, state.chosen))]));
   make("a", { href: url, download: fileName() }).click();
   URL.revokeObjectURL(url);
-  $("done").textContent = `Downloaded ${fileName()}`;
+  $("done").textContent = "Downloaded";
 }
 
 // ------------------------------------------------------------------------ see
@@ -461,12 +462,12 @@ function show() {
 }
 
 buildQuestions();
-readAddress();
+readAddress(location.hash);
 show();
 
 addEventListener("hashchange", () => {
   if (location.hash === "#scripts") return;
-  readAddress();
+  readAddress(location.hash);
   show();
 });
 $("choose").onsubmit = (event) => event.preventDefault();
@@ -475,7 +476,8 @@ $("switches").onchange = () => change({ chosen: [...$("switches").querySelectorA
   .map((input) => input.value).filter(Boolean).sort() });
 $("clear").onclick = () => change({ chosen: [] });
 $("family").onchange = (event) => {
-  location.hash = `${event.target.value}=${event.target.value === "train" ? START : ""}`;
+  readAddress(event.target.value === "loader" ? "#loader=" : "");
+  change({});
 };
 $("view").onchange = (event) => change({ view: event.target.value });
 $("record").onchange = (event) => change(

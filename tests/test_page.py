@@ -4,7 +4,6 @@ import functools
 import hashlib
 import http.server
 import itertools
-import json
 import os
 import re
 import shutil
@@ -80,6 +79,10 @@ def chosen(page):
     return page.eval_on_selector_all("#switches input:checked", "all => all.map(i => i.value)")
 
 
+def address(page):
+    return page.evaluate("location.hash")
+
+
 def tick(page, name):
     page.locator(f"#switches input[value='{name}']").click()
 
@@ -132,6 +135,7 @@ def test_the_loaders_are_those_of_src(visit):
 
 def test_the_shown_script_has_all_lines_and_the_diff_leads_from_one_to_the_other(visit):
     page = visit("#train=DDP,amp,cache")
+    page.uncheck("#fold")
     lines = "(root) => [...root.querySelectorAll('.row code')].map((code) => code.textContent)"
     shown = page.eval_on_selector("#code", lines)
     assert [line.rstrip() for line in shown] == merged(("DDP", "amp", "cache")).splitlines()
@@ -152,7 +156,7 @@ def test_switches_exclude_each_other_and_change_script_command_and_address(visit
     assert chosen(page) == ["amp", "compile", "cache", "DP"]
     assert script(page) == merged(("DP", "amp", "cache", "compile"))
     assert "./compose.sh DP amp cache compile > my_train.py" in page.inner_text("#commands")
-    assert page.url.endswith("#train=DP,amp,cache,compile&at=h200-mnist")
+    assert address(page).startswith("#train=DP,amp,cache,compile&at=")
     tick(page, "DDP")
     assert "torchrun --standalone --nproc_per_node=gpu my_train.py" in page.inner_text("#commands")
     tick(page, "LMDB")
@@ -164,8 +168,8 @@ def test_switches_exclude_each_other_and_change_script_command_and_address(visit
 def test_the_questions_set_the_switches_and_say_why(visit):
     page = visit()
     page.click("#advice summary")
-    for question, answer in (("GPUs", "several"), ("images", "a slow disk, too many for memory"),
-                             ("model", "mostly convolutions, as ResNet does")):
+    for question, answer in (("GPUs", "several"), ("images", "a slow disk"),
+                             ("model", "mostly convolutions (ResNet)")):
         page.locator("#questions label", has_text=question).locator("select").select_option(answer)
     assert chosen(page) == ["amp", "channels_last", "compile", "fused", "LMDB", "DDP"]
     reasons = page.locator("#reasons li").all_inner_texts()
@@ -208,7 +212,7 @@ def test_two_choices_are_compared(visit):
     assert page.locator("#code ins, #code del").count() == 0
     tick(page, "cache")
     tick(page, "amp")
-    assert page.url.endswith("#train=amp,cache&from=DALI&view=diff&at=h200-mnist")
+    assert address(page).startswith("#train=amp,cache&from=DALI&view=diff&at=")
     assert page.inner_text("#summary").startswith("DALI to amp + cache: ")
     names = page.locator("#blocks b").all_inner_texts()
     assert set(names) == {"without DALI", "cache", "amp"}
@@ -222,10 +226,27 @@ def shown_bars(page):
     return [" ".join(text.split()) for text in page.locator(".bar").all_inner_texts()]
 
 
+@pytest.fixture
+def docs_of(tmp_path, monkeypatch):
+    """Return a function that makes a copy of the page that shows these results."""
+    def docs_of(results):
+        monkeypatch.setattr(SITE.report, "results", lambda: results)
+        shutil.copytree(DOCS, tmp_path / "docs")
+        (tmp_path / "docs" / "data.js").write_text(SITE.pages()[DOCS / "data.js"])
+        return tmp_path / "docs"
+    return docs_of
+
+
+def measured():
+    """Return (folder, rows) of a record of training whose ratios can be used."""
+    return next((folder, rows) for folder, (kind, rows) in SITE.report.results().items()
+                if kind == "running" and not SITE.report.not_usable(rows))
+
+
 def test_the_figures_are_those_of_the_record(visit):
-    record = json.loads((ROOT / "results" / "h200-resnet50" / "running.json").read_text())
-    row = next(row for row in record if row["techniques"] == ["DALI", "amp", "channels_last"])
-    page = visit("#train=DALI,amp,channels_last&at=h200-resnet50")
+    folder, record = measured()
+    row = next(row for row in record[::-1] if row["status"] == "ok" and row["techniques"])
+    page = visit(f"#train={','.join(row['techniques'])}&at={folder}")
     assert page.inner_text("#found") == "Your choice was measured with this workload."
     (mine,) = [bar for bar in shown_bars(page) if "your choice" in bar]
     speeds = [epoch["images_per_second"] for epoch in row["epochs"][1:]]
@@ -233,20 +254,18 @@ def test_the_figures_are_those_of_the_record(visit):
                    f"{row['images_per_second'] / record[0]['images_per_second']:.2f}x",
                    f"{min(speeds):,.0f} to {max(speeds):,.0f}; 1 run, {len(speeds)} epochs"):
         assert figure in mine
-    assert page.locator("#gain a").first.get_attribute("href").endswith("h200-resnet50/running.json")
-    assert "torch 2.14" in page.locator("#gain details").text_content()
+    assert page.locator("#gain a").first.get_attribute("href").endswith(f"{folder}/running.json")
+    assert row["command"] in page.locator("#gain details").text_content()
 
 
 def test_a_set_that_was_not_measured_has_no_figure(visit):
-    page = visit("#train=DALI,channels_last,cudnn&at=h200-resnet50")
+    folder, record = measured()
+    row = next(row for row in record[::-1] if row["status"] == "ok" and row["techniques"])
+    page = visit(f"#train={','.join(row['techniques'])},profile&at={folder}")
     assert "was not measured with this workload" in page.inner_text("#found")
-    bars = shown_bars(page)
-    assert [bar for bar in bars if "nearest" in bar][0].startswith(
-        "DALI + channels_last nearest: without cudnn")
-    assert not [bar for bar in bars if "your choice" in bar]
-    page = visit("#train=amp,cache,channels_last,compile,fused,stem&at=h200-mnist")
-    (mine,) = [bar for bar in shown_bars(page) if "your choice" in bar]
-    assert "no figure: SKIP" in mine and "images/s" not in mine
+    (nearest,) = [bar for bar in shown_bars(page) if "nearest" in bar]
+    assert nearest.startswith(f"{' + '.join(row['techniques'])} nearest: without profile")
+    assert "your choice" not in page.inner_text(".bars")
 
 
 def loading_rows():
@@ -264,16 +283,11 @@ def loading_rows():
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["with_a_table", "without"])
-def test_loaders_and_their_tables(visit, tmp_path, monkeypatch, there):
-    docs = tmp_path / "docs"
-    shutil.copytree(DOCS, docs)
-    results = SITE.report.results()
-    results = {name: each for name, each in results.items() if each[0] == "running"}
+def test_loaders_and_their_tables(visit, docs_of, there):
+    results = {"a-training": ("running", measured()[1])}
     if there:
         results["a-loading"] = "loading", loading_rows()
-    monkeypatch.setattr(SITE.report, "results", lambda: results)
-    (docs / "data.js").write_text(SITE.pages()[DOCS / "data.js"])
-    page = visit(docs=docs)
+    page = visit(docs=docs_of(results))
     page.locator("input[value=loader]").check()
     tick(page, "DALI")
     assert script(page) == (SRC / "loader_DALI.py").read_text()
@@ -281,7 +295,7 @@ def test_loaders_and_their_tables(visit, tmp_path, monkeypatch, there):
     if not there:
         assert "No table of this kind" in page.inner_text("#found") and not shown_bars(page)
         return
-    assert page.url.endswith("#loader=DALI&at=a-loading")
+    assert address(page) == "#loader=DALI&at=a-loading"
     bars = shown_bars(page)
     assert bars[:2] == [f"baseline, {cache} 100 images/s 1.00x 10.0 MB/s 90 to 100; 1 run, 2 epochs"
                         for cache in ("cold", "warm")]
@@ -291,21 +305,22 @@ def test_loaders_and_their_tables(visit, tmp_path, monkeypatch, there):
     assert "no figure: FAIL: no room" in " ".join(shown_bars(page))
 
 
-def test_no_ratios_where_the_baseline_moved(visit, tmp_path, monkeypatch):
-    docs = tmp_path / "docs"
-    shutil.copytree(DOCS, docs)
-    rows = json.loads((ROOT / "results" / "h200-mnist" / "running.json").read_text())
-    rows[-1]["images_per_second"] *= 2
-    monkeypatch.setattr(SITE.report, "results", lambda: {"moved": ("running", rows)})
-    (docs / "data.js").write_text(SITE.pages()[DOCS / "data.js"])
-    page = visit(docs=docs)
+def test_no_ratios_where_the_baseline_moved_and_no_figure_of_a_failed_run(visit, docs_of):
+    _, rows = measured()
+    again = next(row for row in rows if row["row"] == "again")
+    again["images_per_second"] *= 2
+    rows.append(rows[1] | dict(techniques=["stem"], status="skip", error="no such layer"))
+    page = visit("#train=stem", docs_of({"moved": ("running", rows)}))
+    (mine,) = [bar for bar in shown_bars(page) if "your choice" in bar]
+    assert mine.endswith("no figure: SKIP: no such layer")
     assert page.locator(".warning").inner_text().startswith("The ratios of this table are not")
     assert not re.search(r"\d\.\d\dx", page.inner_text(".bars"))
 
 
 # ------------------------------------------------------------------------ take
 def test_copy_download_and_address(visit):
-    page = visit("#train=DDP,amp&from=cache&view=diff&at=h200-resnet50",
+    folder = [each for each in SITE.records() if each["family"] == "train"][-1]["folder"]
+    page = visit(f"#train=DDP,amp&from=cache&view=diff&at={folder}",
                  permissions=["clipboard-read", "clipboard-write"])
     text = merged(("DDP", "amp"))
     with page.expect_download() as download:
@@ -323,7 +338,7 @@ def test_copy_download_and_address(visit):
     other = visit("#" + page.evaluate("navigator.clipboard.readText()").partition("#")[2])
     for each in (page, other):
         assert each.evaluate("[state.chosen, state.from, state.view, state.record.folder]") == [
-            ["DDP", "amp"], ["cache"], "diff", "h200-resnet50"]
+            ["DDP", "amp"], ["cache"], "diff", folder]
     # an address that is typed, with names that do not exist or exclude each other
     other.evaluate("location.hash = 'train=DP,DDP,nothing,<b>,fused&at=nowhere&view=%'")
     other.wait_for_function("state.chosen.includes('fused')")
