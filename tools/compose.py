@@ -33,7 +33,7 @@ PARTS = {"loading", "model", "net", "optimizer", "sampler", "train_loader", "val
 
 # what a line of the user's shows: (techniques, pattern, what to know, no hazard if this is there)
 HAZARDS = [
-    ("amp", r"clip_grad|\.grad\b|\bregister_hook\(",
+    ("amp", r"^(?!.*lambda).*(clip_grad|\.grad\b)|\bregister_hook\(",
      "it sees gradients that amp has multiplied: call scaler.unscale_(optimizer) first", "unscale_"),
     ("amp+fused", r"register_\w+_hook\(",
      "fused divides the gradients after it: call scaler.unscale_(optimizer) first", "unscale_"),
@@ -48,7 +48,7 @@ HAZARDS = [
             r"|\.(append|extend|update)\(.*(output|logits|label|target|pred|\.item\(|cpu\()",
      "each process has only its share of the images: add up with dist.all_reduce or all_gather",
      r"all_reduce|all_gather"),
-    ("DDP", r"sched\w*\.step\((?!\)|loss\b|top\d|epoch)|patience",
+    ("DDP", r"sched\w*\.step\((?!\)|loss\b|top\d|epoch)|\bpatience\b(?! ?=[^=])",
      "the processes must decide by the same value: dist.all_reduce it first", "all_reduce"),
     ("DDP", r"^ {12,}.*requires_grad(_\((True)?\)| = (?!False))",
      "DDP averages gradients of what needs them when net is made: make net again after it", None),

@@ -1,0 +1,132 @@
+"""compose.sh --into --verify: it finds what a technique changes, and the copy is never lost."""
+
+import os
+import signal
+import time
+
+import pytest
+from helpers import ROOT, SRC, change, edited, processes_of, run, start, wait_until
+
+import compose
+
+SMALL = ["--width", 4, "--image_size", 16, "--batch_size", 20, "--steps", 2, "--workers", 0]
+KILLS = int(os.environ.get("KILLS", 3))  # more of them take longer: KILLS=20 pytest -k killed
+CORRECT = "        correct = torch.zeros(2, device=device)\n"
+STACK = "                correct += torch.stack([hits[:, 0].sum(), hits.sum()])\n"
+
+
+def verify(path, *techniques, options=(), **details):
+    """Run compose.sh --into PATH TECHNIQUE ... --verify -- OPTION ..."""
+    return run(ROOT / "compose.sh", "--into", path, *techniques, "--verify", *options, **details)
+
+
+def test_a_harmless_technique_is_the_same(digits, tmp_path):
+    mine = edited("train", tmp_path, ("nn.CrossEntropyLoss()",
+                                      "nn.CrossEntropyLoss(label_smoothing=0.1)"))
+    mine = mine.rename(tmp_path / "my train.py")
+    done = verify(mine, "fused", "channels_last", options=["--", "--dataset", digits, *SMALL])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "the same"
+    for view in ("exact", "resumed", "as it is"):
+        assert any(line.startswith(view) for line in done.stdout.splitlines())
+    assert "different" not in done.stdout
+    assert mine.read_text().count("# new #") == 3 and "label_smoothing=0.1" in mine.read_text()
+    added = [line for line in done.stderr.splitlines() if "added" in line]
+    lines = mine.read_text().splitlines()
+    for line in added:
+        for number in line.split(" at lines ")[1].split(", "):
+            assert lines[int(number) - 1].strip() == "# new #"
+    assert len(added) == 2
+    assert os.listdir(tmp_path) == [mine.name]  # the runs were elsewhere
+
+
+@pytest.mark.fault(76)
+def test_a_difference_is_named_with_its_technique(digits, tmp_path):
+    """Each process divides its own hits by its own count, which no merge can see."""
+    mine = edited("train", tmp_path, (CORRECT, CORRECT + "        mine = 0\n"),
+                  (STACK, STACK + "                mine += len(labels)\n"),
+                  ("(correct / len(val_set))", "(correct / mine)"))
+    before = mine.read_bytes()
+    done = verify(mine, "cudnn", "DDP", options=["--", "--dataset", digits, *SMALL])
+    assert done.returncode == 1 and mine.read_bytes() == before, done.stdout + done.stderr
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("different: printed numbers (two processes)") and "top-1" in last
+    assert last.endswith("DDP brings it.")
+    assert f"{mine} is as it was" in done.stderr
+    # the same is told at once, by the pattern in the line
+    assert "`mine += len(labels)`: each process has only its share" in done.stderr
+
+
+def test_anyway_changes_the_copy(digits, tmp_path):
+    """It is verified as it was before, also when the technique is there already."""
+    mine = edited("train", tmp_path, ("0.9, weight_decay=5e-4, nesterov=True",
+                                      "0.9, weight_decay=5e-4, dampening=0.9"))
+    done = verify(mine, "fused", options=["--anyway", "--", "--dataset", digits, *SMALL])
+    assert done.returncode == 1 and "fused brings it" in done.stdout, done.stdout + done.stderr
+    assert "dampening" in done.stderr and 'group["fused"] = True' in mine.read_text()
+    after = mine.read_bytes()
+    done = verify(mine, "fused", options=["--", "--dataset", digits, *SMALL])
+    assert done.returncode == 1 and "fused brings it" in done.stdout, done.stdout + done.stderr
+    assert mine.read_bytes() == after
+
+
+def test_the_copys_own_failure_is_told_as_its_own(digits, tmp_path):
+    mine = edited("train", tmp_path, ("nn.CrossEntropyLoss()", "nn.CrossEntropyLoss().no_such()"))
+    before = mine.read_bytes()
+    done = verify(mine, "amp", options=["--", "--dataset", digits, *SMALL])
+    assert done.returncode == 1 and mine.read_bytes() == before
+    assert "your own copy fails, without amp:" in done.stdout and "no_such" in done.stdout
+
+
+@pytest.mark.fault(76)
+def test_killed_at_random_moments_it_loses_nothing(digits, tmp_path, rng):
+    mine = tmp_path / "mine.py"
+    before, after = ((SRC / f"{name}.py").read_bytes() for name in ("train", "train_cudnn"))
+    for _ in range(KILLS):
+        mine.write_bytes(before)
+        process = start([ROOT / "compose.sh", "--into", mine, "cudnn", "--verify", "--",
+                         "--dataset", digits, *SMALL], cwd=tmp_path)
+        time.sleep(rng.uniform(0, 12))
+        number = rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+        process.send_signal(number)
+        process.communicate()
+        assert process.returncode in (0, -number, 130, 143)
+        assert mine.read_bytes() in (before, after)
+        wait_until(lambda: not processes_of(mine))  # the runs end too
+
+
+@pytest.mark.parametrize("technique, line, said", [
+    ("amp", "            nn.utils.clip_grad_norm_(model.parameters(), 1)", "unscale_"),
+    ("DDP", "        total += len(labels)", "all_reduce"),
+    ("DDP", "        scheduler.step(val_loss)", "all_reduce"),
+    ("DDP", "        open('log.csv', 'a').write(line)", "rank == 0"),
+    ("DDP", "            if epoch == 1: weight.requires_grad_(True)", "net again"),
+    ("DDP", "    loss_function = nn.CrossEntropyLoss(reduction='sum')", "world_size"),
+    ("fused", "    o = torch.optim.SGD(weights, 0.1, 0.9, dampening=0.9)", "momentum"),
+    ("compile", "    best = net.state_dict()", "use model"),
+    ("LMDB", "    train_set = datasets.ImageFolder(root, loader=mine)", "does not call this loader"),
+    ("DALI", "    def __getitem__(self, i):", "DALI does not call it"),
+    ("cache", "        return {'image': image, 'label': label}", "no dicts"),
+    ("cache", "    crop = [transforms.ColorJitter(0.1)]", "once for each image")])
+def test_a_line_that_shows_a_hazard_is_said(technique, line, said):
+    text, others = compose.script("train"), [compose.script("train")]
+    place = "    steps = min(len(train_loader), args.steps or len(train_loader))\n"
+    mine = text.replace(place, place + line + "\n")
+    number = mine.split("\n").index(line) + 1
+    told = compose.hazards(mine, others, {technique})
+    assert any(each.startswith(f"line {number} with {technique}: `{line.strip()}`: ")
+               and said in each for each in told), told
+    assert compose.hazards(text, others, {*compose.TECHNIQUES}) == []
+    if said == "rank == 0":
+        mine = text.replace(place, f"{place}    if rank == 0:\n{line}\n")
+        assert compose.hazards(mine, others, {technique}) == []
+
+
+def test_a_hazard_is_said_also_of_a_technique_that_is_there_already(tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text((SRC / "train_amp.py").read_text())
+    change(mine, "            scheduler.step()\n",
+           "            scheduler.step()\n            nn.utils.clip_grad_value_(weights, 1)\n")
+    done = run(ROOT / "compose.sh", "--into", mine, "cudnn")
+    assert done.returncode == 0 and "with amp: `nn.utils.clip_grad_value_" in done.stderr
+    assert "--verify -- YOUR OPTIONS" in done.stderr.splitlines()[-1]
