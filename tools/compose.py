@@ -231,10 +231,11 @@ def add_to(path, techniques, approve=None, told=print):
     if "\r\n" in yours:
         raise RuntimeError(f"--into {path}: it has Windows line ends; remove them: "
                            f"sed -i 's/\\r$//' {quoted}")
-    techniques, origin = check(techniques), find_origin(yours)
+    origin = find_origin(yours)
     base = script("train", origin)
     variants = {name: script(f"train_{name}", origin) for name in TECHNIQUES}
     there = [name for name in TECHNIQUES if variants[name] and has(yours, variants[name])]
+    techniques = check([*techniques, *there]) and check(techniques)
     plain = functools.reduce(lambda text, name: merge(text, base, variants[name], name)[0],
                              there, base)  # what the copy would be without the user's edits
     texts = [yours]

@@ -100,7 +100,8 @@ class Bench:
         self.places, self.done, self.stores, self.longest = {}, {}, [], 0.0
         self.folder.mkdir(parents=True, exist_ok=True)
         self.sample = self.folder / "sample"  # a part of the dataset; None: the whole
-        self.cores = len(os.sched_getaffinity(0))
+        self.cores = len(os.sched_getaffinity(0)) if hasattr(
+            os, "sched_getaffinity") else os.cpu_count()
         self.gpus = torch.cuda.device_count()  # it does not start CUDA, which could not be forked
         self.jobs = jobs or (1 if self.gpus else min(self.cores, 6))
 
@@ -145,7 +146,7 @@ class Bench:
             variables = {"WORLD_SIZE": run.ranks, "LOCAL_WORLD_SIZE": run.ranks, "MASTER_ADDR":
                          "localhost", "MASTER_PORT": self.stores[-1].port, "GROUP_WORLD_SIZE": 1,
                          "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_USE_AGENT_STORE": True}
-        if run.calm and self.gpus < 2:  # two processes cannot share a GPU
+        if run.calm and self.gpus < 2:  # two processes cannot share a GPU: these are on the CPU
             variables["CUDA_VISIBLE_DEVICES"] = ""
         elif self.gpus > 1 and not run.ranks:  # so that DataParallel does not split batches
             variables["CUDA_VISIBLE_DEVICES"] = os.getenv("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
@@ -154,7 +155,8 @@ class Bench:
             folder=place, threads=max(1, self.cores // self.jobs), sample=self.sample,
             exact=run.exact, calm=run.calm, halves=not run.ranks,
             options={"--result_dir": place / "files" / "runs", "--lmdb": self.folder}
-            | ({"--resume": "auto"} if run.resumed else {}))
+            | ({"--resume": "auto"} if run.resumed else {})
+            | ({"--batch_size": 32} if run.calm and self.gpus == 1 else {}))
         processes = []
         for rank in range(max(1, run.ranks)):
             own = {"RANK": rank, "LOCAL_RANK": rank} if run.ranks else {}
