@@ -97,10 +97,10 @@ def test_ratios_are_not_usable_where_the_baseline_moved():
     assert report.not_usable(rows) == ""
     for change in (dict(images_per_second=80), dict(images_per_second=120)):
         moved = [*rows[:-1], rows[-1] | change]
-        assert report.markdown(moved).startswith("**The ratios of this table are not usable:**")
-        assert report.shows("running", moved) == "the baseline moved: ratios not usable"
+        assert report.markdown(moved).startswith("**Ratios to the baseline are not usable:**")
+        assert report.shows("running", moved) == "the baseline moved: ratios to it are not usable"
     lost = [*rows[:-1], dict(row="again", status="skip", error="time", techniques=[])]
-    assert report.markdown(lost).startswith("**The ratios of this table are not usable:**")
+    assert report.markdown(lost).startswith("**Ratios to the baseline are not usable:**")
     failed = [dict(row="single", column="plain", techniques=[], status="fail", error="x", log="y"),
               *rows[1:]]
     assert report.markdown(failed).startswith("There are no ratios")

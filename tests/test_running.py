@@ -343,7 +343,7 @@ def test_a_baseline_that_moved_makes_the_ratios_unusable(stand_ins, data):
     done = drive(stand_ins, "2", data, "--part", "cells")
     assert done.returncode == 0, done.stderr
     table = (stand_ins / "results" / "running.md").read_text()
-    assert table.startswith("**The ratios of this table are not usable:** the baseline trained "
+    assert table.startswith("**Ratios to the baseline are not usable:** it trained "
                             "1,300 images/s at the start and 1,000 at the end")
 
 

@@ -130,14 +130,14 @@ def not_usable(rows):
     if first["status"] != "ok":
         return "There are no ratios: the baseline did not end well."
     if again["status"] != "ok":
-        return ("**The ratios of this table are not usable:** the baseline did not end well when "
-                f"it was measured again ({again['error']}). Was the machine busy?")
+        return ("**Ratios to the baseline are not usable:** it did not end well when it was "
+                f"measured again ({again['error']}). Was the machine busy?")
     one, other = images_per_second(first), images_per_second(again)
     if max(one, other) <= MOVED * min(one, other):
         return ""
-    return (f"**The ratios of this table are not usable:** the baseline trained {one:,.0f} images/s"
-            f" at the start and {other:,.0f} at the end, which differ by more than "
-            f"{MOVED - 1:.0%}. Something else used the machine; run it again.")
+    return (f"**Ratios to the baseline are not usable:** it trained {one:,.0f} images/s at the "
+            f"start and {other:,.0f} at the end, more than {MOVED - 1:.0%} apart. Something else "
+            "used the machine, or loading varied. Other rows may be wrong too; run it again.")
 
 
 def gains(rows):
@@ -314,7 +314,7 @@ def shows(kind, rows):
         return (f"{last['loader']} {ratio(last, base)} {base['loader']}, {last['cache']}"
                 + (f", limited by {last['bottleneck']}" if "bottleneck" in last else ""))
     if not_usable(rows):
-        return "the baseline moved: ratios not usable"
+        return "the baseline moved: ratios to it are not usable"
     best = max((row for row in rows if row["row"] != "again"), key=images_per_second)
     return f"{' '.join(best['techniques']) or 'the baseline'}: {ratio(best, rows[0])}"
 
