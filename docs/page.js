@@ -286,7 +286,8 @@ function showGain() {
   if (!state.record) {
     $("found").textContent = "No table of this kind has been recorded yet.";
     $("gain").replaceChildren(make("p", {}, "To measure on your machine: ",
-      make("code", {}, "./loading.sh loader_DALI.py DATASET")));
+      make("code", {}, state.family === "train" ? "./running.sh 5 DATASET"
+        : "./loading.sh loader_DALI.py DATASET")));
     return;
   }
   const { folder, file, problem, setting, limits } = state.record;
