@@ -67,8 +67,8 @@ function describe(rows) {
 const TOKEN = new RegExp([
   /(?<string>[rfb]*(?:"""[^]*?"""|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'))/,
   /(?<comment>#.*)/,
-  /\b(?<word>and|as|assert|async|await|break|class|continue|def|del|elif|else|except|finally|for)\b/,
-  /\b(?<word2>from|global|if|import|in|is|lambda|not|or|pass|raise|return|try|while|with|yield)\b/,
+  /\b(?<word>and|as|assert|async|await|break|class|continue|def|del|elif|else|except|finally)\b/,
+  /\b(?<word2>for|from|global|if|import|in|is|lambda|not|or|pass|raise|return|try|while|with|yield)\b/,
   /\b(?<constant>None|True|False|\d[\w.]*)\b/,
   /(?<=\b(?:def|class) )(?<name>\w+)/,
 ].map((part) => part.source).join("|"), "g");
@@ -90,7 +90,7 @@ function highlight(text) {
 // ------------------------------------------------------------------------ state and address
 const state = {};
 
-/** Return those of `names` that exist, sorted, and only the first of some that exclude each other. */
+/** Return those of `names` that exist, sorted; of some that exclude each other only the first. */
 function allowed(family, names) {
   return DATA.families[family].choices
     .flatMap((choice) => choice.filter((name) => names.includes(name)).slice(0, 1)).sort();
@@ -179,14 +179,15 @@ function buildSwitches() {
   const { choices, variants } = DATA.families[state.family];
   const input = (type, name, value) =>
     make("input", { type, name, value, checked: state.chosen.includes(value) });
-  const label = (control, name) => make("label", { className: "switch", style: hueOf(name) }, control,
-    make("span", {}, make("b", {}, name), make("small", {},
+  const label = (control, name) => make("label", { className: "switch", style: hueOf(name) },
+    control, make("span", {}, make("b", {}, name), make("small", {},
       `${variants[name].title}, +${variants[name].added} lines`)));
   const groups = new Map();
   choices.forEach((choice, i) => {
     const { group } = variants[choice[0]];
     if (!groups.has(group)) {
-      groups.set(group, make("fieldset", {}, make("legend", {}, group + (choice.length > 1 ? ": one of these" : ""))));
+      const title = group + (choice.length > 1 ? ": one of these" : "");
+      groups.set(group, make("fieldset", {}, make("legend", {}, title)));
     }
     if (choice.length > 1) {
       const none = input("radio", `choice${i}`, "");
@@ -209,7 +210,9 @@ function showSwitches() {
       : !group.some((name) => state.chosen.includes(name));
   }
   for (const name of ["family", "view"]) {
-    for (const input of document.getElementsByName(name)) input.checked = input.value === state[name];
+    for (const input of $(name).querySelectorAll("input")) {
+      input.checked = input.value === state[name];
+    }
   }
   $("advice").hidden = state.family !== "train";
   $("clear").disabled = !state.chosen.length;
@@ -255,7 +258,7 @@ function comparison() {
 function bar(row, reasons) {
   const { rows, problem } = state.record;
   const kind = reasons.includes("your choice") ? "mine" : row.techniques.length ? "other" : "base";
-  const name = [called(row.techniques), row.note === "again" ? "" : row.note].filter(Boolean).join(", ");
+  const name = called(row.techniques) + (/cold|warm/.test(row.note) ? `, ${row.note}` : "");
   const item = make("li", { className: `bar ${kind}` },
     make("p", {}, make("b", {}, name), make("small", {}, ` ${reasons.join(", ")}`)));
   if (!row.speed) {
@@ -301,9 +304,10 @@ function showGain() {
     ...(problem ? [make("p", { className: "warning" }, problem)] : []),
     make("ol", { className: "bars" }, ...shown.map(([row, reasons]) => bar(row, reasons))),
     ...limits.map((text) => make("p", {}, text)),
-    make("p", {}, "Bars: median of the epochs after the first; the thin line: slowest to fastest epoch. ",
-      link(file, "The record"), " and ", link("README.md", "its tables"), "."),
-    make("details", {}, make("summary", {}, "Machine, versions and command"), make("p", {}, setting)));
+    make("p", {}, "Bars: median of the epochs after the first; the thin line: slowest to fastest ",
+      "epoch. ", link(file, "The record"), " and ", link("README.md", "its tables"), "."),
+    make("details", {}, make("summary", {}, "Machine, versions and command"),
+      make("p", {}, setting)));
 }
 
 // ------------------------------------------------------------------------ take
