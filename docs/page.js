@@ -67,8 +67,8 @@ function describe(rows) {
 const TOKEN = new RegExp([
   /(?<string>[rfb]*(?:"""[^]*?"""|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'))/,
   /(?<comment>#.*)/,
-  /\b(?<word>and|as|assert|async|await|break|class|continue|def|del|elif|else|except|finally)\b/,
-  /\b(?<word2>for|from|global|if|import|in|is|lambda|not|or|pass|raise|return|try|while|with|yield)\b/,
+  /\b(?<word>and|as|assert|break|class|continue|def|del|elif|else|except|finally|for)\b/,
+  /\b(?<word2>from|global|if|import|in|is|lambda|not|or|pass|raise|return|try|while|with|yield)\b/,
   /\b(?<constant>None|True|False|\d[\w.]*)\b/,
   /(?<=\b(?:def|class) )(?<name>\w+)/,
 ].map((part) => part.source).join("|"), "g");
@@ -327,7 +327,8 @@ function commands(text) {
     ...(isJoined && { "Into your edited copy": `./compose.sh --into mine.py ${chosen.join(" ")}` }),
     "What it needs": `pip install ${needed.join(" ")}`,
     "Run it": `${launcher}${fileName()} `
-      + (family === "train" ? "--dataset DATASET --model resnet50 --image_size 224" : "--data_source DATASET"),
+      + (family === "train" ? "--dataset DATASET --model resnet50 --image_size 224"
+        : "--data_source DATASET"),
   };
 }
 
@@ -381,7 +382,9 @@ function rowElement(row, index) {
   const element = make(tag, { className: row.block ? "row new" : "row", id: `row${index}`,
     style: hueOf(row.block?.name), innerHTML: `<code>${row.html || " "}</code>` });
   element.dataset.line = `${row.line}${row.sign ? ` ${row.sign}` : ""}`;
-  if (row.block?.line === row.line) element.append(make("span", { className: "tag" }, row.block.name));
+  if (row.block?.line === row.line) {
+    element.append(make("span", { className: "tag" }, row.block.name));
+  }
   return element;
 }
 
@@ -487,7 +490,8 @@ $("family").onchange = (event) => {
 $("view").onchange = (event) => change({ view: event.target.value });
 $("record").onchange = (event) => change(
   { record: DATA.records.find((record) => record.folder === event.target.value) });
-$("from").onchange = (event) => change({ from: allowed(state.family, event.target.value.split(",")) });
+$("from").onchange = (event) => change(
+  { from: allowed(state.family, event.target.value.split(",")) });
 $("pin").onclick = () => change({ from: state.chosen, view: "diff" });
 $("fold").onchange = (event) => change({ fold: event.target.checked });
 $("download").onclick = download;
