@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Measure what each technique would buy in your own PyTorch training script, before you change it.
 
-    python whatif.py [--seconds 20] [--minutes 10] [--only amp,compile] [--json FILE] [--copy]
-                     my_train.py ITS OWN ARGUMENTS
+    python whatif.py [--seconds 20] [--minutes 10] [--runs 4] [--only amp,compile] [--json FILE]
+                     [--copy] my_train.py ITS OWN ARGUMENTS
 
 It runs the script as it is for some seconds, and then again with one technique after another. Each
 run is a process of its own and ends before the script's own end. It prints how fast each was, what
@@ -49,7 +49,6 @@ LOSSES = 100  # so many losses of a run are compared with those of the plain run
 CACHED = 8  # batches that a run without loading repeats
 PAYS = 1.02  # a technique that gains less is not worth a line
 WAITS = 0.2  # from this share of its time on, a step's wait for data hides what else may pay
-RUNS = 4  # at most so many runs of the same thing
 TRIAL = "WHATIF_TRIAL"  # the variable that tells a process how to run the script
 
 # what to write for each technique, with names and places of the script, and what to watch
@@ -140,6 +139,7 @@ class Clock:
         self.pause()
         self.window = dict.fromkeys(self.window, 0)
         self.resume()
+        self.opened = self.since
 
     def close(self):
         self.pause()
@@ -160,13 +160,14 @@ class Clock:
             self.resume()
             return False
         self.window["steps"] += 1
-        if self.measures:
-            if self.window["seconds"] + time.perf_counter() - self.since >= self.length:
+        now = time.perf_counter()
+        if self.measures:  # a long validation may end a window, too
+            if max(self.window["seconds"] + now - self.since, (now - self.opened) / 4) >= self.length:
                 self.close()
-        elif self.steps >= LEAST_STEPS and (warm := time.perf_counter() - self.first) >= self.warmup:
-            if self.steps >= LEAST_STEPS + ahead or warm >= 10:
-                self.measures = True
-                self.begin()
+        elif self.steps >= LEAST_STEPS and now - self.first >= self.warmup and (
+                self.steps >= LEAST_STEPS + ahead or now - self.first >= 10):
+            self.measures = True
+            self.begin()
         return self.count == WINDOWS
 
     def end(self):
@@ -438,8 +439,9 @@ class Run:
     # ---- the model
     def call_module(self, original, module, *args, **kwargs):
         """Find the outermost modules that train, in the first two steps."""
-        if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled() and any(
-                weight.requires_grad for weight in module.parameters())):
+        trains = module.training and torch.is_grad_enabled() and any(
+            weight.requires_grad for weight in module.parameters())
+        if not trains or torch.compiler.is_compiling():
             return original(module, *args, **kwargs)
         torch.nn.Module.__call__ = self.calls[0]  # those inside are not asked
         try:
@@ -457,7 +459,8 @@ class Run:
         while isinstance(inner, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             inner, called = inner.module, f"{called}.module"
         parts, weight = list(module.modules()), next(module.parameters())
-        images = [each.weight for each in parts if isinstance(each, (nn.Conv2d, nn.ConvTranspose2d))]
+        images = [each.weight for each in parts
+                  if isinstance(each, (nn.Conv2d, nn.ConvTranspose2d))]
         last, self.device = torch.channels_last, weight.device.type
         self.facts["models"].append(dict(
             name=called, kind=type(inner).__name__, **self.place()))
@@ -792,8 +795,8 @@ def explained(result, code, output):
     elif not error and not windows and not result.get("steps"):
         error = "it ended without a step of an optimizer of torch.optim"
     elif not error and not windows:
-        error = (f"it ended after {result['steps']} steps, before the warm-up was over: let it make "
-                 "more steps, or lower --seconds")
+        error = (f"it ended after {result['steps']} steps, before the warm-up was over: let it "
+                 "make more steps, or lower --seconds")
     return result | dict(error=error)
 
 
@@ -858,9 +861,10 @@ class Session:
             self.facts, self.took = facts | dict(peak=result["memory"]), (
                 time.monotonic() - start - seconds)
             self.unit = "samples" if facts["training"] else "steps"
+        times = facts["processes"]
         row.runs.append(dict(
             number=self.team.number, memory=result.get("memory"), losses=result.get("losses", []),
-            rates=[window[self.unit] * facts["processes"] / window["seconds"] for window in windows],
+            rates=[window[self.unit] * times / window["seconds"] for window in windows],
             wait=sum(window["wait"] for window in windows) / seconds,
             step_seconds=seconds / sum(window["steps"] for window in windows)))
         return True
@@ -874,7 +878,7 @@ class Session:
 
     def settle(self, row):
         """Run a row and its base by turns until the difference is beyond the spread."""
-        while row.runs and not row.is_settled() and len(row.runs) < RUNS:
+        while row.runs and not row.is_settled() and len(row.runs) < self.args.runs:
             if not (self.measure(row.base) and self.measure(row)):
                 break
 
@@ -911,15 +915,16 @@ class Row:
         """
         ratios, noises = [], []
         for run in self.runs:
-            other = min((base or self.base).runs, key=lambda one: abs(one["number"] - run["number"]))
+            other = min((base or self.base).runs,
+                        key=lambda one: abs(one["number"] - run["number"]))
             ratios.append(statistics.median(run["rates"]) / statistics.median(other["rates"]))
             noises.append(math.hypot(scatter(run["rates"]), scatter(other["rates"])) * ratios[-1])
         noise = max(statistics.fmean(noises), (max(ratios) - min(ratios)) / 2)
         return statistics.fmean(ratios), noise / len(ratios) ** 0.5
 
-    def gains(self):
+    def gains(self, least=PAYS):
         ratio, noise = self.ratio()
-        return ratio >= PAYS and ratio - 1 > noise
+        return ratio >= least and ratio - 1 > noise
 
     def pays(self):
         return bool(self.runs) and self.gains() and self.agrees() is not False
@@ -948,7 +953,7 @@ class Row:
 
     def verdict(self):
         if not self.runs or not self.base:
-            return self.error
+            return "" if self.runs else self.error
         ratio, noise = self.ratio()
         on = f" ({ratio:.2f}x of {self.base.name()})" if self.base.techniques else ""
         if self.agrees() is False:
@@ -995,8 +1000,8 @@ def explore(session, wanted):
             session.settle(row)
             best = row if row.pays() else best
         top = best
-    if top is not plain and session.measure(plain):  # the sum once more, beside the plain script
-        session.measure(top)
+    if top is not plain and session.args.runs > 1 and session.measure(plain):
+        session.measure(top)  # the sum once more, beside the plain script
     return top
 
 
@@ -1031,10 +1036,10 @@ def reasons(facts):
                 ("several GPUs" in seen, "DataParallel on several GPUs cannot be compiled")]
     cases = {
         "no_loading": [no_loader],
-        "workers": [no_loader, (loader.get("iterable"), "each worker of an IterableDataset would give "
-                                "the same data"), (loader.get("workers", 0) >= workers_wanted(facts)
-                                and loader["persistent"] and (loader["pin"] or not gpu),
-                                "already there")],
+        "workers": [no_loader, (loader.get("iterable"), "each worker of an IterableDataset would "
+                                "give the same data"),
+                    (loader.get("workers", 0) >= workers_wanted(facts) and loader["persistent"]
+                     and (loader["pin"] or not gpu), "already there")],
         "amp bfloat16": [no_model, there("amp")],
         "amp float16": [no_gpu, no_model, there("amp")],
         "compile": compiles,
@@ -1043,7 +1048,8 @@ def reasons(facts):
                           there("channels_last")],
         "fused": [(unfused, f"torch has no fused {', '.join(unfused)}"),
                   (all(each["fused"] for each in facts["optimizers"]), "already there")],
-        "cudnn": [no_gpu, there("cudnn"), ("convolution" not in seen, "the model has no convolution")],
+        "cudnn": [no_gpu, there("cudnn"),
+                  ("convolution" not in seen, "the model has no convolution")],
         "tf32": [no_gpu, there("tf32"), (facts.get("capability", 0) < 8, "this GPU has no TF32")],
         "batch": [no_loader, (not loader.get("batch"), "the dataset makes the batches itself"),
                   (batch_times(facts) == 1, "no memory is left, or an epoch has too few steps")],
@@ -1090,7 +1096,8 @@ def held_back_by(facts, rows):
     loads = next((row for row in rows if row.runs and row.techniques == ("no_loading",)), None)
     if loads:
         told += f"; with cached batches it is {loads.ratio()[0]:.2f}x as fast"
-    if loads and loads.gains() and loads.ratio()[0] > 1.1 or not loads and wait > WAITS:
+    if wait > 0.05 and loads and loads.gains(1.1) or (
+            not loads and wait > WAITS):
         return f"Data: {told}."
     if facts["device"] != "cuda":
         return f"The device, which is the CPU and computes: {told}."
@@ -1113,19 +1120,19 @@ def also_seen(facts):
     seen, lines = facts["seen"], []
     for loader in (facts["loaders"][number] for number in facts["training"]):
         if not loader["workers"]:
-            lines.append(f"{loader['at']}: a DataLoader without workers (num_workers) loads while no "
-                         "step runs")
+            lines.append(f"{loader['at']}: a DataLoader without workers (num_workers) loads while "
+                         "no step runs")
         elif loader["method"] != "fork" and not loader["persistent"]:
-            lines.append(f"{loader['at']}: without persistent_workers=True, {loader['method']} starts "
-                         "all workers again in each epoch")
+            lines.append(f"{loader['at']}: without persistent_workers=True, {loader['method']} "
+                         "starts all workers again in each epoch")
         if facts["device"] == "cuda" and not loader["pin"]:
-            lines.append(f"{loader['at']}: pin_memory=True lets .to(device, non_blocking=True) copy "
-                         "while the GPU works")
+            lines.append(f"{loader['at']}: pin_memory=True lets .to(device, non_blocking=True) "
+                         "copy while the GPU works")
     for what, line in (
             ("no set_epoch", "DistributedSampler without set_epoch(epoch): each epoch has the same "
              "order"), ("DataParallel", "DataParallel copies the model in each step; use "
                         "DistributedDataParallel (src/train_DDP.py)"),
-            ("SyncBatchNorm", "SyncBatchNorm makes all processes wait for each other in each layer")):
+            ("SyncBatchNorm", "SyncBatchNorm makes all processes wait in each of its layers")):
         lines += [line] if what in seen else []
     return lines
 
@@ -1153,7 +1160,7 @@ def report(session, best, left_out):
     for line in also_seen(facts):
         say(f"  {line}")
     paying = [name for name in TECHNIQUES if name in best.techniques or any(
-        row.runs and row.techniques[-1:] == (name,) and name in OTHER_DATA and row.gains()
+        row.runs and row.techniques[-1:] == (name,) and name in OTHER_DATA and row.gains(1.1)
         for row in session.rows)]
     if paying:
         say("\nWhat to write")
@@ -1171,11 +1178,12 @@ def parse(words):
     known = list(dict.fromkeys(name.split()[0] for name in TECHNIQUES))
     parser = argparse.ArgumentParser(
         "whatif.py", allow_abbrev=False, description=__doc__.splitlines()[0],
-        usage="python whatif.py [--seconds 20] [--minutes 10] [--only amp,compile] [--json FILE] "
-        "[--copy] my_train.py ITS OWN ARGUMENTS")
+        usage="python whatif.py [--seconds 20] [--minutes 10] [--runs 4] [--only amp,compile] "
+        "[--json FILE] [--copy] my_train.py ITS OWN ARGUMENTS")
     add = parser.add_argument
     add("--seconds", type=float, default=20, help="to measure in each run, after its warm-up")
     add("--minutes", type=float, default=10, help="for all runs together")
+    add("--runs", type=int, default=4, help="at most so many of the same thing")
     add("--only", default=",".join(known), help=f"of {', '.join(known)}; plain: none of them")
     add("--json", type=Path, help="write the results to this file, too")
     add("--copy", action="store_true", help="run in a copy of the folder, and remove it at the end")
@@ -1185,8 +1193,8 @@ def parse(words):
     args.only = args.only.split(",")
     odd = ", ".join({*args.only} - {*known, "plain"})
     for is_wrong, why in ((odd, f"--only {odd}: choose from {', '.join(known)}, plain"),
-                          (not args.seconds > 0 or not args.minutes > 0,
-                           "--seconds and --minutes have to be above 0"),
+                          (not min(args.seconds, args.minutes, args.runs) > 0,
+                           "--seconds, --minutes and --runs have to be above 0"),
                           (not args.script.is_file(), f"{args.script}: there is no such script")):
         if is_wrong:
             parser.exit(2, f"whatif.py: error: {why}\n")
@@ -1204,12 +1212,12 @@ def copied(folder):
 
 def measure_all(session, args):
     """Run everything and print the report. Return the exit status."""
-    say(f"{args.script} runs again and again, at most {args.minutes:g} minutes in all, and each time "
-        f"about {args.seconds:g} s\nafter its warm-up. The first run is plain and writes what the "
-        "script writes; a run ends before the script's\nown end. In the others, what Python code and "
-        "torch.save write to files is held back, and W&B and Comet are off.\nNot held back: other "
-        "libraries' files, other programs, the network." + (
-            f" All is done in {session.cwd}." if args.copy else " --copy runs in a copy."))
+    where = f"All runs are in {session.cwd}." if args.copy else "--copy runs in a copy."
+    say(f"""{args.script} runs several times, each for about {args.seconds:g} s after its warm-up, \
+in at most {args.minutes:g} minutes.
+The first run writes what the script writes, up to there. In the others, files that Python and
+torch.save write are held back, and W&B and Comet are off. Not held back: files of other libraries
+and programs, and the network. {where}""")
     plain, left_out, status = session.rows[0], {}, 0
     best = plain
     try:
@@ -1224,7 +1232,8 @@ def measure_all(session, args):
         session.plan(wanted := [name for name in wanted if not why[name]])
         kinds = ", ".join(each["kind"] for each in facts["models"] + facts["optimizers"])
         say(f"{kinds}; {facts.get('gpu', 'CPU')}, {facts['cores']} cores, {facts['processes']} "
-            f"process(es), torch {facts['torch']}\n{heading(session.unit)}\n{line_of(plain, plain)}")
+            f"process(es), torch {facts['torch']}")
+        say(heading(session.unit) + "\n" + line_of(plain, plain))
         best = explore(session, wanted)
     except KeyboardInterrupt:
         say("\nStopped: this table is not finished.")

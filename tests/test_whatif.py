@@ -1,0 +1,208 @@
+"""whatif.py, on small scripts in whatif_scripts/."""
+
+import json
+import re
+import shutil
+import signal
+import sys
+from types import SimpleNamespace
+
+import pytest
+from helpers import ROOT, assert_one_line, free_port, processes_of, run, start, torchrun, wait_until
+
+import whatif
+
+SCRIPTS = ROOT / "tests" / "whatif_scripts"
+WHATIF = [sys.executable, ROOT / "whatif.py"]
+ONCE = ["--seconds", 0.5, "--runs", 1]  # figures are not what is tested
+
+
+def copy_of(name, folder):
+    shutil.copy(SCRIPTS / name, folder)
+    return folder
+
+
+def ask(folder, *words, only, options=ONCE):
+    """Run whatif.py in `folder` with --only; return (its rows by name, its output)."""
+    record = folder.parent / f"{folder.name}.json"
+    done = run(*WHATIF, *options, "--only", only, "--json", record, *words, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not processes_of(folder)
+    return {row["name"]: row for row in json.loads(record.read_text())["rows"]}, done.stdout
+
+
+@pytest.mark.fault(77)
+def test_techniques_losses_advice_and_files(tmp_path):
+    folder = copy_of("plain_loop.py", tmp_path)
+    before = (folder / "plain_loop.py").read_bytes()
+    rows, out = ask(folder, "plain_loop.py", "--size", 8, only="amp,fused")
+    assert list(rows) == ["as it is", "amp bfloat16", "fused"]
+    for row in rows.values():
+        assert len(row["runs"]) == 1 and len(row["runs"][0]["rates"]) == whatif.WINDOWS
+        assert row["rate"] > 0 and row["ratio"] > 0 and row["runs"][0]["losses"]
+    assert "other losses" in rows["amp bfloat16"]["verdict"]
+    assert "losses" not in rows["fused"]["verdict"]
+    one, other = (rows[name]["runs"][0]["losses"] for name in ("as it is", "fused"))
+    assert other[:20] == pytest.approx(one[:20], rel=1e-4)
+    assert "Net, SGD" in out and "plain_loop.py:46: a DataLoader without workers" in out
+    assert re.search(r"amp float16: it needs an NVIDIA GPU", out)
+    # the plain run wrote, the others did not
+    assert {path.name for path in folder.iterdir()} == {"plain_loop.py", "run", "started.txt"}
+    assert {path.name for path in (folder / "run").iterdir()} <= {"last.pt", "last.pt.part"}
+    assert (folder / "started.txt").read_text() == "once\n"
+    assert (folder / "plain_loop.py").read_bytes() == before
+
+
+def test_what_the_script_has_already_is_not_tried(tmp_path):
+    rows, out = ask(copy_of("gan.py", tmp_path), "gan.py", only="amp,compile")
+    assert list(rows) == ["as it is"]
+    assert max(map(abs, rows["as it is"]["runs"][0]["losses"])) < 10  # without the scaler's factor
+    assert "Linear, Sequential, Adam, Adam" in out or "Sequential, Linear, Adam, Adam" in out
+    assert "amp bfloat16: already there" in out and "compile: already there" in out
+
+
+@pytest.mark.fault(77)
+def test_no_loader_and_a_technique_that_fails(tmp_path):
+    rows, out = ask(copy_of("recurrent.py", tmp_path), "recurrent.py",
+                    only="no_loading,workers,amp,channels_last,fused")
+    assert list(rows) == ["as it is", "amp bfloat16", "fused"]
+    assert rows["amp bfloat16"]["verdict"] == "RuntimeError: this model takes no autocast"
+    assert rows["fused"]["runs"] and "losses" not in rows["fused"]["verdict"]
+    assert "steps/s" in out and "without a torch DataLoader" in out
+    assert "channels_last: the model has no 2-D convolution" in out
+
+
+def test_known_brakes_are_named(tmp_path):
+    _, out = ask(copy_of("brakes.py", tmp_path), "brakes.py", only="plain,fused")
+    assert "MobileNetV3, Adadelta" in out
+    assert "brakes.py:11: without persistent_workers=True, spawn starts all workers again" in out
+    assert "DistributedSampler without set_epoch" in out and "DataParallel copies" in out
+    assert "fused: torch has no fused Adadelta" in out
+
+
+def test_waiting_for_data_and_validation(tmp_path):
+    rows, out = ask(copy_of("slow_data.py", tmp_path), "slow_data.py", only="no_loading,batch")
+    assert list(rows) == ["as it is", "no_loading", "no_loading + batch"]
+    assert rows["no_loading + batch"]["verdict"].startswith("another training")
+    assert "\n  Data: " in out and "with cached batches it is" in out
+    run_, cached = rows["as it is"]["runs"][0], rows["no_loading"]["runs"][0]
+    assert run_["wait"] > 0.5 > cached["wait"]
+    # with validation in them, the two rates would be near each other
+    assert rows["no_loading"]["ratio"] > 2
+    assert "src/train_cache.py" in out
+
+
+def test_processes_that_the_script_spawns(tmp_path):
+    rows, out = ask(copy_of("ddp.py", tmp_path), "ddp.py", free_port(), only="plain")
+    assert rows["as it is"]["rate"] > 0 and "2 process(es)" in out
+
+
+def test_torchrun(tmp_path):
+    copy_of("ddp.py", tmp_path)
+    command = torchrun(ROOT / "whatif.py", *ONCE, "--only", "channels_last", "ddp.py")
+    done = run(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("What holds it back") == 1 and "2 process(es)" in done.stdout
+    assert re.search(r"^channels_last +[\d,.]+  \d", done.stdout, re.M), done.stdout
+    assert "set_epoch" not in done.stdout
+    assert not processes_of(tmp_path)
+
+
+@pytest.mark.fault(77)
+@pytest.mark.parametrize("fault, told", [
+    ("raises", "ValueError: my own fault"), ("asks", "it asks for input"),
+    ("never", "without a step of an optimizer"), ("killed", "killed by signal 9"),
+    ("early", "ended after 1 steps, before the warm-up")])
+def test_faults_of_the_script_are_told_in_one_line(tmp_path, fault, told):
+    copy_of("faulty.py", tmp_path)
+    done = run(*WHATIF, *ONCE, "faulty.py", fault, cwd=tmp_path)
+    assert done.returncode == 1 and told in done.stderr.splitlines()[-1], done.stderr
+    assert "runpy" not in done.stderr and "whatif.py\", line" not in done.stderr
+    assert ('faulty.py", line 22' in done.stderr) == (fault == "raises")
+
+
+@pytest.mark.fault(77)
+def test_wrong_use():
+    assert_one_line(run(*WHATIF, "missing.py"), 2, "missing.py: there is no such script")
+    assert_one_line(run(*WHATIF, "--only", "warp", "x.py"), 2, "warp", "channels_last")
+    assert_one_line(run(*WHATIF, "--seconds", 0, "x.py"), 2, "above 0")
+
+
+@pytest.mark.fault(77)
+def test_a_copy_leaves_nothing_and_a_script_may_end(tmp_path):
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    rows, out = ask(copy_of("faulty.py", folder), "--copy", "faulty.py", "ends", only="plain",
+                    options=["--seconds", 4, "--runs", 1])
+    assert rows["as it is"]["rate"] > 0
+    assert [path.name for path in folder.iterdir()] == ["faulty.py"]
+    assert {path.name for path in tmp_path.iterdir()} == {"a folder", "a folder.json"}
+
+
+def test_ctrl_c_prints_the_unfinished_table(tmp_path):
+    copy_of("recurrent.py", tmp_path)
+    with open(tmp_path / "out.txt", "w") as out:
+        process = start([*WHATIF, *ONCE, "--only", "fused", "recurrent.py"], cwd=tmp_path,
+                        stdout=out)
+        wait_until(lambda: re.search("^as it is", (tmp_path / "out.txt").read_text(), re.M))
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130
+    text = (tmp_path / "out.txt").read_text()
+    assert "Stopped: this table is not finished" in text and "What holds it back" in text
+    assert not processes_of(tmp_path)
+
+
+def rows_of(*rates, losses=((1.0,) * 20,) * 2):
+    """Return (a base, a row on it), each with one run of these rates."""
+    base = whatif.Row()
+    row = whatif.Row(("fused",), base)
+    for number, (one, some, lost) in enumerate(zip((base, row), rates, losses)):
+        one.runs.append(dict(number=number, rates=some, losses=list(lost)))
+    return base, row
+
+
+def test_verdicts():
+    assert rows_of([100, 101, 99], [150, 151, 149])[1].verdict() == "pays"
+    assert rows_of([100, 101, 99], [50, 51, 49])[1].verdict() == "slower"
+    assert rows_of([100, 100, 100], [101, 101, 101])[1].verdict() == "no gain"
+    assert "beyond the spread" in rows_of([60, 100, 140], [70, 110, 150])[1].verdict()
+    ones, twos, nan = (1.0,) * 20, (2.0,) * 20, (float("nan"),) * 20
+    for other in (twos, nan):
+        row = rows_of([100] * 3, [200] * 3, losses=(ones, other))[1]
+        assert not row.pays() and "other losses" in row.verdict()
+    noisy = [1 + 0.5 * (-1) ** k for k in range(20)]
+    assert rows_of([100] * 3, [200] * 3, losses=(ones, noisy))[1].pays()
+
+
+def test_runs_are_repeated_by_turns_until_the_difference_is_clear():
+    base, row = rows_of([100, 101, 102], [104, 105, 107])
+    speeds, calls = {base: 100, row: 105}, []
+    session = SimpleNamespace(args=SimpleNamespace(runs=4))
+
+    def measure(one):
+        calls.append(one)
+        one.runs.append(dict(number=1 + len(calls), rates=[speeds[one]] * 3, losses=[1.0] * 20))
+        return True
+    session.measure = measure
+    whatif.Session.settle(session, row)
+    assert calls[:2] == [base, row] and len(calls) == 2 and row.pays()
+
+
+def test_a_transformer(tmp_path):
+    pytest.importorskip("transformers")
+    (tmp_path / "bert.py").write_text("""
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+model = BertForSequenceClassification(BertConfig(100, 16, 1, 2, 32))
+optimizer = torch.optim.AdamW(model.parameters())
+data = [{"input_ids": torch.randint(0, 100, (12,)), "labels": i % 2} for i in range(200)]
+loader = torch.utils.data.DataLoader(data, batch_size=8)
+while True:
+    for batch in loader:
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+""")
+    rows, out = ask(tmp_path, "bert.py", only="amp")
+    assert "BertForSequenceClassification" in out and rows["amp bfloat16"]["rate"] > 0

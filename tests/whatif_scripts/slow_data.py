@@ -1,0 +1,32 @@
+"""Steps that wait for data, and a validation that takes longer than they do."""
+
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        time.sleep(0.005)
+        return torch.full((4,), float(index)), torch.zeros(1)
+
+
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+training = DataLoader(Data(), batch_size=4)
+validation = DataLoader([torch.rand(4)], batch_size=1)
+while True:
+    for x, y in training:
+        loss = nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        for x in validation:
+            model(x)
+            time.sleep(0.1)
