@@ -62,26 +62,21 @@ TECHNIQUES = {
             with torch.autocast("{device}", torch.bfloat16):
                 {text}
             and the loss takes the output as .float()
-        watch: compare the accuracy of a whole training
-        in whole: diff src/train.py src/train_amp.py""",
+        watch: compare the accuracy of a whole training""",
     "compile": """above {optimizer}
             {model}.compile()
-        watch: it compiles in the first step, and again for a new shape
-        in whole: diff src/train.py src/train_compile.py""",
+        watch: it compiles in the first step, and again for a new shape""",
     "channels_last": """above {optimizer}
             {model}.to(memory_format=torch.channels_last)
         {call}
             the images before: .to(memory_format=torch.channels_last)
-        watch: it gains more with amp; .view() in a layer may have to be .reshape()
-        in whole: diff src/train.py src/train_channels_last.py""",
+        watch: it gains more with amp; .view() in a layer may have to be .reshape()""",
     "fused": """{optimizers}
             fused=True
-        watch: load_state_dict of an old checkpoint turns it off again
-        in whole: diff src/train.py src/train_fused.py""",
+        watch: load_state_dict of an old checkpoint turns it off again""",
     "cudnn": """at the top
             torch.backends.cudnn.benchmark = True
-        watch: it tries every new input size; runs differ in the last bits
-        in whole: diff src/train.py src/train_cudnn.py""",
+        watch: it tries every new input size; runs differ in the last bits""",
     "tf32": """at the top
             torch.set_float32_matmul_precision("high")
         watch: products in float32 keep 10 bits of mantissa: compare the accuracy""",
@@ -93,12 +88,10 @@ TECHNIQUES = {
             scaler = torch.amp.GradScaler("{device}")
         for loss.backward() and optimizer.step()
             scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
-        watch: clip gradients after scaler.unscale_(optimizer); save the scaler's state
-        in whole: diff src/train.py src/train_amp.py""",
+        watch: clip gradients after scaler.unscale_(optimizer); save the scaler's state""",
     "compile reduce-overhead": """above {optimizer}
             {model}.compile(mode="reduce-overhead")
-        watch: shapes must not change; it takes memory
-        in whole: diff src/train.py src/train_compile.py""",
+        watch: shapes must not change; it takes memory""",
     "batch": """{loader}
             a batch {times} times as large
         watch: this is another training: tune the learning rate again""",
@@ -161,8 +154,9 @@ class Clock:
             return False
         self.window["steps"] += 1
         now = time.perf_counter()
-        if self.measures:  # a long validation may end a window, too
-            if max(self.window["seconds"] + now - self.since, (now - self.opened) / 4) >= self.length:
+        if self.measures:
+            timed = self.window["seconds"] + now - self.since
+            if max(timed, (now - self.opened) / 4) >= self.length:  # a window may hold pauses
                 self.close()
         elif self.steps >= LEAST_STEPS and now - self.first >= self.warmup and (
                 self.steps >= LEAST_STEPS + ahead or now - self.first >= 10):
@@ -702,19 +696,21 @@ class Alone:
         """Run the script until its windows are full. Return what it has sent."""
         self.number += 1
         process, records, log = start(spec, self.number)
-        result, begin = dict(windows=[]), time.monotonic()
+        result, begin, text = dict(windows=[]), time.monotonic(), ""
         with open(records) as file:
             try:
                 while not result.get("done"):
                     is_over = process.poll() is not None
-                    for record in map(json.loads, file):
-                        take(record, result)
+                    *lines, text = (text + file.read()).split("\n")  # the last one may be cut
+                    for line in lines:
+                        take(json.loads(line), result)
                     if is_over:
                         break
                     if why := self.failed():
                         result |= dict(error=why, done=True)
                     elif time.monotonic() - begin > limit:
-                        result |= dict(error=f"cut off after {limit:.0f} s", done=True)
+                        result |= dict(error=f"cut off after {limit:.0f} s: too slow, or too "
+                                       "little time (--minutes)", done=True)
                     show(result["windows"])
                     time.sleep(0.1)
                 if result.get("ended"):  # let it do what it does at its end
@@ -860,7 +856,8 @@ class Session:
         if first:
             self.facts, self.took = facts | dict(peak=result["memory"]), (
                 time.monotonic() - start - seconds)
-            self.unit = "samples" if facts["training"] else "steps"
+            counts = facts["training"] and all(window["samples"] for window in windows)
+            self.unit = "samples" if counts else "steps"
         times = facts["processes"]
         row.runs.append(dict(
             number=self.team.number, memory=result.get("memory"), losses=result.get("losses", []),
@@ -1141,8 +1138,10 @@ def advice(name, facts, extra):
     """Return what to write for a technique, with names and places of the script."""
     def line(of):
         return f"{of['at']}  {of['text']}" if of else ""
-    model = next(iter(facts["models"]), {})
-    return TECHNIQUES[name].format(
+    model, template = next(iter(facts["models"]), {}), name.split()[0]
+    whole = "" if template in ("no_loading", "workers", "tf32", "batch") else (
+        f"\n        in whole: diff src/train.py src/train_{template}.py")
+    return whole.join([TECHNIQUES[name], ""]).format(
         **extra, device=facts["device"], model=model.get("name"), text=model.get("text"),
         call=line(model), loader=line(main_loader(facts)), optimizer=line(facts["optimizers"][0]),
         optimizers="\n        ".join(map(line, facts["optimizers"])))
