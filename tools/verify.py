@@ -307,8 +307,8 @@ TEXTUAL = QUANTITIES[5:]
 EXACT, TWO, RESUMED, AS_IT_IS = "exact", "two processes", "resumed", "as it is"
 # the largest relative difference in float64; it is 1e-13 where a technique is right
 ALLOWED = 1e-6
-# for runs as they are, in float32 or less, only losses are compared, by technique; others: 0.01
-ROUNDING = {"amp": 0.05, "DALI": 0.05}
+# for runs as they are, in float32 or less: the losses of the first steps, by technique; else 0.01
+ROUNDING, STEPS = {"amp": 0.05, "DALI": 0.05}, 2
 # DALI's images, in standard deviations: it decodes and resizes JPEGs a little differently (0.002)
 DALI_IMAGES = 0.02
 
@@ -316,13 +316,15 @@ DALI_IMAGES = 0.02
 class Noise:
     """What two runs of the copy before differ in: the spread, and numbers to leave out."""
 
-    def __init__(self, one=None, other=None):
-        self.left_out, self.spread = set(), defaultdict(float)
-        for each in figures(one, other) if one else ():
+    def __init__(self, one, other, steps=None):
+        self.left_out, found = set(), defaultdict(list)
+        for each in figures(one, other):
             if each.quantity in TEXTUAL and each.difference > ALLOWED:
                 self.left_out.add(each.where)
-            elif each.quantity not in TEXTUAL:
-                self.spread[each.quantity] = max(self.spread[each.quantity], each.difference)
+            found[each.quantity].append(each.difference)
+        found["loss"] = found["loss"][:steps]
+        self.spread = {quantity: max(gaps, default=0.0) for quantity, gaps in found.items()
+                       if quantity not in TEXTUAL}
 
 
 def compare(view, before, after, noise, techniques):
@@ -333,7 +335,7 @@ def compare(view, before, after, noise, techniques):
             found[each.quantity].append(each)
     other_images = "DALI" in techniques and any(each.difference for each in found["images"])
     for quantity in filter(found.get, QUANTITIES):
-        allowed = max(ALLOWED, 3 * noise.spread[quantity])
+        allowed = max(ALLOWED, 3 * noise.spread.get(quantity, 0.0))
         if quantity == "images" and "DALI" in techniques:
             allowed = max(allowed, DALI_IMAGES)
         elif quantity not in ("images", "learning rates", "equal weights") and (
@@ -341,8 +343,8 @@ def compare(view, before, after, noise, techniques):
             if quantity != "loss" or view == RESUMED:
                 continue
             allowed = max([allowed, *(ROUNDING.get(name, 0.01) for name in techniques)])
-            # later steps amplify the difference of the images
-            found[quantity] = found[quantity][:1] if other_images else found[quantity]
+            # later steps amplify rounding, and what differs between images
+            found[quantity] = found[quantity][:1 if other_images else STEPS]
         bad = [each for each in found[quantity] if not each.difference <= allowed]
         table.append(Row(view, quantity, len(found[quantity]), max(
             each.difference for each in found[quantity]), allowed, bad[0] if bad else None))
@@ -428,10 +430,10 @@ class Verifier:
             self.notes.append("your copy fails in float64, so runs are compared only as they are: "
                               + before[EXACT].error.splitlines()[-1])
             return [AS_IT_IS]
-        self.noise[AS_IT_IS] = Noise(before[EXACT], before[AS_IT_IS])
-        if own.spread["loss"] > ALLOWED:
+        self.noise[AS_IT_IS] = Noise(before[EXACT], before[AS_IT_IS], STEPS)
+        if own.spread.get("loss", 0.0) > ALLOWED:
             self.notes.append(f"the losses of two runs of your own copy differ by "
-                              f"{own.spread['loss']:.1e}: it sets no seeds, so only larger "
+                              f"{own.spread.get('loss', 0.0):.1e}: it sets no seeds, so only larger "
                               "differences can be seen")
         self.notes += [f"not compared, since two runs of your own copy differ: {where}"
                        for where in sorted(own.left_out)[:5]]
@@ -455,7 +457,7 @@ class Verifier:
             return [view for view in views if view != RESUMED]
         losses = torch.tensor(resumed.seen[0]["losses"])
         gap = distance(losses, torch.tensor(unbroken.seen[0]["losses"])[-len(losses):])
-        if not gap <= max(ALLOWED, 3 * own.spread["loss"]):
+        if not gap <= max(ALLOWED, 3 * own.spread.get("loss", 0.0)):
             self.notes.append("your own copy, resumed, does not continue as its unbroken run: the "
                               f"losses differ by {gap:.1e}")
         return views

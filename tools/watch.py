@@ -6,6 +6,7 @@ hooks and the functions that are wrapped here see what it does.
 
 import argparse
 import itertools
+import linecache
 import multiprocessing
 import os
 import random
@@ -298,6 +299,8 @@ def run_script(path, text, words, folder, rank, threads, variables, options, sam
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__file__ = str(path)
     sys.argv, sys.path[0] = [str(path), *words], str(path.parent)
+    source = text.decode(errors="replace")  # for tracebacks: the file at `path` is the copy before
+    linecache.cache[str(path)] = len(text), None, source.splitlines(True), str(path)
     try:
         exec(compile(text, str(path), "exec"), main.__dict__)
     finally:
