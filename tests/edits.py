@@ -879,7 +879,8 @@ OPTIONS = [
         dataset={DIGITS}, image_size=32, val_size=None, augment=False, workers=0, width=4,
         model="conv11", batch_size=40, lr=0.05, epochs=2, steps=4, seed=0, result_dir=Path("runs"),
         resume=None)
-""")], differs="amp DDP DALI LMDB cache compile"),
+""")], differs="DDP LMDB cache compile",
+         either="amp DALI"),
     Edit("other defaults", "options", [
          ('default=0.1, help="highest', 'default=0.02, help="highest'),
          ('default=16, help="channels', 'default=8, help="channels')],
