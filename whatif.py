@@ -321,16 +321,17 @@ class Run:
         if is_so and what not in self.facts["seen"]:
             self.facts["seen"].append(what)
 
+    def is_users(self, frame):
+        file = frame.f_code.co_filename
+        return file.startswith(tuple(self.spec["roots"])) and file != __file__ and (
+            "site-packages" not in file)
+
     def frame(self):
-        """Return the innermost frame of the user's own code."""
-        frame = bottom = sys._getframe(1)
-        while frame:
-            bottom, file = frame, frame.f_code.co_filename
-            if file.startswith(tuple(self.spec["roots"])) and "site-packages" not in file and (
-                    file != __file__):
-                break
+        """Return the innermost frame of the user's own code, or else the outermost of all."""
+        frame = sys._getframe(1)
+        while frame.f_back and not self.is_users(frame):
             frame = frame.f_back
-        return bottom
+        return frame
 
     def place(self):
         """Return {at: "file:line", text: its text} of the innermost line of the user's own code."""
@@ -531,7 +532,9 @@ class Run:
             optimizer._step_supports_amp_scaling = True
         original(optimizer, params, defaults)
         if self.scaler:
-            optimizer.step = types.MethodType(self.scaled_step, optimizer)
+            def step(optimizer, *args, **kwargs):  # a function, which schedulers wrap
+                return self.scaled_step(optimizer, *args, **kwargs)
+            optimizer.step = types.MethodType(step, optimizer)
 
     def scaled_step(self, optimizer, *args, **kwargs):
         if self.scales:  # called by the scaler
@@ -569,7 +572,7 @@ class Run:
         lines, steps, cuda = collections.Counter(), 3, torch.autograd.DeviceType.CUDA
 
         def shown(message, *_, **__):
-            if "called a synchronizing" in str(message):
+            if "called a synchronizing" in str(message) and self.is_users(self.frame()):
                 lines[tuple(self.place().values())] += 1
         warnings.showwarning = shown
         warnings.simplefilter("always")
