@@ -104,7 +104,7 @@ def test_killed_at_random_moments_it_loses_nothing(digits, tmp_path, rng):
     ("DDP", "    loss_function = nn.CrossEntropyLoss(reduction='sum')", "world_size"),
     ("fused", "    o = torch.optim.SGD(weights, 0.1, 0.9, dampening=0.9)", "momentum"),
     ("compile", "    best = net.state_dict()", "use model"),
-    ("LMDB", "    train_set = datasets.ImageFolder(root, loader=mine)", "does not call this loader"),
+    ("LMDB", "    train_set = datasets.ImageFolder(root, loader=mine)", "not call this loader"),
     ("DALI", "    def __getitem__(self, i):", "DALI does not call it"),
     ("cache", "        return {'image': image, 'label': label}", "no dicts"),
     ("cache", "    crop = [transforms.ColorJitter(0.1)]", "once for each image")])

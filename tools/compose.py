@@ -34,7 +34,8 @@ PARTS = {"loading", "model", "net", "optimizer", "sampler", "train_loader", "val
 # what a line of the user's shows: (techniques, pattern, what to know, no hazard if this is there)
 HAZARDS = [
     ("amp", r"^(?!.*lambda).*(clip_grad|\.grad\b)|\bregister_hook\(",
-     "it sees gradients that amp has multiplied: call scaler.unscale_(optimizer) first", "unscale_"),
+     "it sees gradients that amp has multiplied: call scaler.unscale_(optimizer) first",
+     "unscale_"),
     ("amp+fused", r"register_\w+_hook\(",
      "fused divides the gradients after it: call scaler.unscale_(optimizer) first", "unscale_"),
     ("amp", r"\.backward\(", "amp does not scale this loss: scaler.scale(loss).backward()",
@@ -63,7 +64,8 @@ HAZARDS = [
      "net is a wrapper, with other names inside: use model", None),
     ("compile", "drop_last=False", "a smaller last batch is compiled for itself", None),
     ("DALI LMDB", r"loader=(?!load_image)", "the technique does not call this loader", None),
-    ("DALI", r"ImageOps\.|\.convert\(|\.point\(|Image\.open", "DALI does not call load_image", None),
+    ("DALI", r"ImageOps\.|\.convert\(|\.point\(|Image\.open",
+     "DALI does not call load_image", None),
     ("DALI cache LMDB", r"class \w+\(.*Dataset\)",
      "a Dataset of your own: DALI and LMDB read the files in `samples` (and need root, targets, "
      "classes), the cache keeps uint8 images (3, size, size) and numbers", None),
@@ -220,9 +222,9 @@ def has(text, variant):
 def add_to(path, techniques, approve=None, told=print):
     """Add techniques to the user's copy at `path` and tell about it, a line each.
 
-    `approve(versions)` decides whether the copy is changed: versions[k] is the copy with the first k
-    of the sorted techniques. Return False if it is not. Raise RuntimeError, and leave the copy as it
-    is, if a technique does not join it.
+    `approve(versions)` decides whether the copy is changed: versions[k] is the copy with the first
+    k of the sorted techniques. Return False if it is not. Raise RuntimeError, and leave the copy
+    as it is, if a technique does not join it.
     """
     if not os.path.isfile(path):
         raise UsageError(f"--into {path}: there is no such file")
@@ -335,6 +337,8 @@ def warnings(base, variant, yours, merged):
             names |= {name} if names & set(re.findall(r"\w+", value)) else set()
         if re.search(rf"\b{name}\b", blocks) and not re.search(rf"\b{name}\b", yours):
             found.append(f"it uses {name}, which your copy does not have")
+    if 'add("--' in blocks and not re.search(r"(?<!def )build_parser\(", yours):
+        found.append("it adds options to build_parser, which your copy does not call")
     for name in sorted(set().union(*derived.values()) & PARTS):
         lost = reading(name, gone)
         now = [line for each in derived.get(name, ()) for line in reading(each, new)]

@@ -1,7 +1,7 @@
 """Run a training script in this process and keep the figures that it works with.
 
-verify.py forks a process for each run, which calls `run_script`. The script is not changed: PyTorch's
-hooks and the functions that are wrapped here see what it does.
+verify.py forks a process for each run, which calls `run_script`. The script is not changed:
+PyTorch's hooks and the functions that are wrapped here see what it does.
 """
 
 import argparse
