@@ -441,8 +441,8 @@ class Verifier:
         self.notes += [f"your copy takes no {name}, so its runs are as long as it makes them"
                        for name in ("--epochs", "--steps") if name not in options]
         if TWO in pairs and TWO not in views:
-            self.notes.append("two processes are not compared: your copy fails with batch norm over "
-                              f"half batches: {before[TWO].error.splitlines()[-1]}")
+            self.notes.append("two processes are not compared: your copy fails with batch norm "
+                              f"over half batches: {before[TWO].error.splitlines()[-1]}")
         elif TWO in views and before[TWO].seen[0]["draws"]:
             self.notes.append("two processes are not compared: the steps of your copy draw random "
                               "numbers, and each process draws its own")
