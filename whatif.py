@@ -98,6 +98,7 @@ TECHNIQUES = {
 }
 INSTEAD = [{"amp bfloat16", "amp float16"}, {"compile", "compile reduce-overhead"}]
 OTHER_DATA = {"no_loading", "batch"}  # their losses are of other batches
+STOPPED = []  # the signals that came; looked at where no run can get lost
 torch = None  # imported in the runs: the process that starts them does not need it
 
 
@@ -714,6 +715,8 @@ class Alone:
                     elif time.monotonic() - begin > limit:
                         result |= dict(error=f"cut off after {limit:.0f} s: too slow, or too "
                                        "little time (--minutes)", done=True)
+                    if STOPPED:
+                        raise KeyboardInterrupt
                     show(result["windows"])
                     time.sleep(0.1)
                 if result.get("ended"):  # let it do what it does at its end
@@ -766,6 +769,8 @@ class Team(Alone):
                         last = Path(log).read_text(errors="replace").strip().splitlines()[-1:]
                         self.store.set(f"whatif/{number}/failed", " ".join(
                             [f"rank {os.environ['RANK']} failed:", *last]))
+                    if STOPPED:
+                        return
                     time.sleep(0.2)
             finally:
                 end(process)
@@ -1256,9 +1261,8 @@ def main():
     args, place = parse(sys.argv[1:]), Path.cwd()
     is_team = int(os.environ.get("WORLD_SIZE", 1)) > 1
 
-    def stop(*_):
-        raise KeyboardInterrupt
-    signal.signal(signal.SIGTERM, stop)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: STOPPED.append(number))
     script, made = args.script.resolve(), [tempfile.mkdtemp(prefix="whatif-")]
     try:
         if args.copy:
@@ -1274,8 +1278,6 @@ def main():
         finally:
             if is_team:
                 session.team.dismiss()
-    except KeyboardInterrupt:
-        return 130
     finally:
         for folder in made:
             shutil.rmtree(folder, ignore_errors=True)

@@ -141,15 +141,16 @@ def test_a_copy_leaves_nothing_and_a_script_may_end(tmp_path):
 
 def test_ctrl_c_prints_the_unfinished_table(tmp_path):
     copy_of("recurrent.py", tmp_path)
+    (tmp_path / "tmp").mkdir()
     with open(tmp_path / "out.txt", "w") as out:
         process = start([*WHATIF, *ONCE, "--only", "fused", "recurrent.py"], cwd=tmp_path,
-                        stdout=out)
+                        stdout=out, env={"TMPDIR": str(tmp_path / "tmp")})
         wait_until(lambda: re.search("^as it is", (tmp_path / "out.txt").read_text(), re.M))
         process.send_signal(signal.SIGINT)
         assert process.wait() == 130
     text = (tmp_path / "out.txt").read_text()
     assert "Stopped: this table is not finished" in text and "What holds it back" in text
-    assert not processes_of(tmp_path)
+    assert not processes_of(tmp_path) and not list((tmp_path / "tmp").iterdir())
 
 
 def rows_of(*rates, losses=((1.0,) * 20,) * 2):
