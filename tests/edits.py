@@ -978,6 +978,7 @@ def judge(name, techniques, merge_only):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "my_train.py"
         bench = verify.Bench(path, words, Path(folder) / "runs", jobs=1)
+        bench.cores = 1  # so each run takes one thread; the edits are judged side by side
         for technique in sorted({*techniques} - {*edit.start.split()}):
             wrong = []
 
