@@ -436,7 +436,7 @@ def seed_worker(number):
     Edit("noise on the images of a step", "data", [before("            output = net(images)\n", """\
             images = (images + torch.randint_like(images, 10)).clamp(max=255)
 
-""")], refused="amp", either="DDP"),
+""")], refused="amp", either="DDP channels_last"),
     Edit("always augments", "data", [
          ("    if args.augment:\n        crop = [", "    if True:\n        crop = [")],
          differs="DALI cache", either="DDP"),
