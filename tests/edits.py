@@ -861,7 +861,7 @@ RENAMINGS = [
     Edit("net renamed", "renaming", [rename("net", "ddp_model")], refused="amp compile",
          said="DDP DP"),
     Edit("model renamed", "renaming", [rename("model", "network")],
-         refused="compile fused", said="channels_last", differs="DDP"),
+         refused="compile fused", said="channels_last", differs="DDP stem"),
     Edit("optimizer renamed", "renaming", [rename("optimizer", "opt")],
          refused="amp", said="fused"),
     Edit("scheduler renamed", "renaming", [rename("scheduler", "lr_schedule")]),
