@@ -514,7 +514,7 @@ def test_other_settings_are_refused(album):
     for size, options in ((N + 1, ()), (N, ("--quality", "80"))):
         done = run(*words(album.src, album.dst, size, *options))
         assert is_clean(done, 2) and len(done.stderr.splitlines()) == 1
-        assert "other settings" in done.stderr
+        assert "was made with the settings" in done.stderr
     assert tree(album.dst) == album.files
 
 

@@ -1,6 +1,6 @@
 """Run a user's script before and after techniques were added, and compare what both do.
 
-`compose.sh --into FILE TECHNIQUE ... --verify -- OPTION ...` calls `verify`. watch.py runs the
+`compose.sh --into FILE TECHNIQUE ... --verify -- OPTION ...` calls `verify`. verify_run.py runs the
 scripts, in processes that are forked from this one, so PyTorch is imported once.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import watch
+import verify_run
 
 NUMBER = re.compile(r"(?<![\w.-])-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?(?:e[-+]?\d+)?"
                     r"|\b(?:nan|inf)\b", re.I)
@@ -49,7 +49,7 @@ class Run(NamedTuple):
 
 class Result(NamedTuple):
     error: str  # its last lines, or ""
-    seen: list = []  # what watch.Recorder has kept, for each rank
+    seen: list = []  # what verify_run.Recorder has kept, for each rank
     numbers: dict = {}  # {(file or "the output", line with # for numbers): [[numbers], ...]}
     states: dict = {}  # {name in a checkpoint: tensor of float32}
 
@@ -163,7 +163,7 @@ class Bench:
             own = {"RANK": rank, "LOCAL_RANK": rank} if run.ranks else {}
             own = {name: str(value) for name, value in (variables | own).items()}
             processes.append(multiprocessing.get_context("fork").Process(
-                target=watch.run_script, kwargs=common | dict(rank=rank, variables=own)))
+                target=verify_run.run_script, kwargs=common | dict(rank=rank, variables=own)))
             processes[-1].start()
         return processes
 
@@ -180,9 +180,9 @@ class Bench:
         return f"it had not ended after {limit:.0f} s" if lasted > limit else None
 
     def read(self, path):
-        """Return the text of a file without the names of the runs' folders."""
+        """Return the text of a file without the runs' folders, a GPU's number and line numbers."""
         text = path.read_text(errors="replace")
-        return re.sub(rf"{re.escape(str(self.folder))}/\d+", "", text)
+        return re.sub(rf"{re.escape(str(self.folder))}/\d+|(?<=\bcuda):\d+|(?<=\.py):\d+", "", text)
 
     def collect(self, run):
         """Return the Result of a run that has ended well."""
@@ -194,7 +194,7 @@ class Bench:
         for name, text in texts.items():
             numbers |= {(name, line): rows for line, rows in numbers_of(text).items()}
         for path in sorted((place / "files").rglob("*.*")):
-            if path.suffix in watch.CHECKPOINTS:
+            if path.suffix in verify_run.CHECKPOINTS:
                 with contextlib.suppress(Exception):  # it holds more than tensors
                     state = torch.load(path, map_location="cpu", weights_only=True)
                     states |= {f"{path.name}: {name}": each for name, each in tensors_of(state)}
@@ -239,7 +239,7 @@ def distance(one, other, scale=None):
         return math.inf
     if one.nan_to_num().equal(other.nan_to_num()):
         return 0.0
-    return ((one - other).norm() / (one if scale is None else scale).norm().clamp(min=1e-12)).item()
+    return ((one - other).norm() / (one if scale is None else scale).norm().clamp(min=1e-10)).item()
 
 
 def whole(parts):
