@@ -48,6 +48,7 @@ LEAST_STEPS = 5  # of the warm-up
 LOSSES = 100  # so many losses of a run are compared with those of the plain run
 CACHED = 8  # batches that a run without loading repeats
 PAYS = 1.02  # a technique that gains less is not worth a line
+SELDOM = 0.02  # below this share of its time, a step's wait for data is no reason to load faster
 WAITS = 0.2  # from this share of its time on, a step's wait for data hides what else may pay
 TRIAL = "WHATIF_TRIAL"  # the variable that tells a process how to run the script
 
@@ -147,7 +148,7 @@ class Clock:
             self.window["wait"] += wait
 
     def step(self, ahead):
-        """Count a step; workers load `ahead` batches in advance. Return whether it was the last."""
+        """Count a step; `ahead` batches come faster or slower. Return whether it was the last."""
         self.steps += 1
         self.first = self.first or time.perf_counter()
         if self.since is None:  # the first step after a pause is not timed
@@ -241,7 +242,7 @@ class Batches:
     """An iterator over a DataLoader, which times the wait; without loading, it repeats batches."""
 
     def __init__(self, run, loader, start):
-        self.run, self.number, self.given = run, loader._whatif, 0
+        self.run, self.loader, self.number, self.given = run, loader, loader._whatif, 0
         self.length, self.kept = run.facts["loaders"][self.number]["length"], None
         if "no_loading" in run.names and self.number in run.spec["training"]:
             self.kept = run.kept.setdefault(self.number, [])
@@ -271,6 +272,8 @@ class Batches:
             raise
         if self.kept is not None and not self.is_cached():
             self.kept.append(copy.copy(batch))
+            if self.is_cached():  # workers that load on would take the cores
+                self.batches = self.loader._iterator = None
         self.given += 1
         self.run.fetched(self.number, batch, time.perf_counter() - start)
         return batch
@@ -303,7 +306,8 @@ class Run:
         self.clock = Clock(spec["seconds"], self.synchronize,
                            lambda window: self.send(window=window))
         self.facts = dict(models=[], optimizers=[], loaders=[], seen=[], lines=[], busy=None)
-        self.losses, self.models, self.optimizers, self.kept = [], [], [], {}
+        self.losses, self.models, self.optimizers = [], [], []
+        self.numbers, self.kept = {}, {}  # of the loaders, and the batches that are cached
         self.lead = None  # the optimizer whose steps are counted
         self.latest = self.training = None  # loaders by number: of the last batch, the last step
         self.fetched_from, self.steps_of = set(), collections.Counter()
@@ -389,9 +393,18 @@ class Run:
             sys.modules["numpy"].random.seed(0)
 
     # ---- data
+    def number_of(self, dataset):
+        """Return the number of a DataLoader; one that is made anew in each epoch keeps its own."""
+        frame, lines = sys._getframe(1), []
+        while frame := frame.f_back:
+            lines += [(frame.f_code.co_filename, frame.f_lineno)] * self.is_users(frame)
+        key = tuple(lines), len(dataset) if hasattr(dataset, "__len__") else None
+        return self.numbers.setdefault(key, len(self.numbers))
+
     def make_loader(self, original, loader, *args, **kwargs):
         call = inspect.signature(original).bind(loader, *args, **kwargs)
-        number, given = len(self.facts["loaders"]), call.arguments
+        given = call.arguments
+        number = self.number_of(given["dataset"])
         if number in self.spec["training"] and "workers" in self.names:
             given |= dict(num_workers=self.spec["workers"], persistent_workers=True,
                           pin_memory=torch.cuda.is_available())
@@ -407,12 +420,12 @@ class Run:
         except TypeError:  # of an IterableDataset
             length = None
         kinds = torch.utils.data.IterableDataset, torch.utils.data.distributed.DistributedSampler
-        self.facts["loaders"].append(dict(
+        self.facts["loaders"][number:number + 1] = [dict(
             **self.place(), workers=loader.num_workers, pin=loader.pin_memory, length=length,
             persistent=loader.persistent_workers, iterable=isinstance(loader.dataset, kinds[0]),
             batch=getattr(loader.batch_sampler, "batch_size", None),
             method=(loader.multiprocessing_context or multiprocessing).get_start_method(),
-            shuffles=isinstance(loader.sampler, kinds[1]) and loader.sampler.shuffle))
+            shuffles=isinstance(loader.sampler, kinds[1]) and loader.sampler.shuffle)]
 
     def iterate(self, original, loader):
         if loader._whatif == self.training:
@@ -558,8 +571,10 @@ class Run:
         if self.look:
             next(self.look, None)
             return
-        is_loaded = self.training is not None and "no_loading" not in self.names
-        if self.clock.step(2 * self.facts["loaders"][self.training]["workers"] if is_loaded else 0):
+        ahead = CACHED if "no_loading" in self.names else 0
+        if self.training is not None and not ahead:
+            ahead = 2 * self.facts["loaders"][self.training]["workers"]
+        if self.clock.step(ahead):
             self.report()
             if self.spec["first"] and self.device == "cuda":
                 self.look = self.looking()
@@ -811,11 +826,14 @@ class Session:
         self.args, self.cwd, self.script, self.folder, self.team = args, cwd, script, folder, team
         self.deadline = time.monotonic() + 60 * args.minutes
         self.seconds, self.facts, self.extra = args.seconds, None, dict(training=[])
-        self.rows = [Row()]
+        self.rows, self.left_out = [Row()], {}  # {a set of techniques: why it was not tried}
         self.took = 0.0  # seconds of the plain run beyond the measured ones
 
     def left(self):
         return self.deadline - time.monotonic()
+
+    def is_late(self):
+        return self.left() < self.took + self.seconds
 
     def plan(self, wanted):
         """Set what the runs need to know of the first, and for how long each may measure."""
@@ -848,8 +866,7 @@ class Session:
     def measure(self, row):
         """Run the script once, and add that to the row. Return whether it gave a rate."""
         first, start, name = self.facts is None, time.monotonic(), row.name()
-        if not first and self.left() < self.took + self.seconds:
-            row.error = row.error or "no time left (--minutes)"
+        if not first and self.is_late():
             return False
         limit = self.left() / 2 if first else min(self.left(), 60 + 3 * (
             self.took + self.seconds) + 240 * ("compile" in name))
@@ -876,7 +893,11 @@ class Session:
 
     def attempt(self, base, *names):
         """Measure these techniques on top of those of a row. Return the new row."""
-        self.rows.append(row := Row((*base.techniques, *names), base))
+        row = Row((*base.techniques, *names), base)
+        if self.is_late():
+            self.left_out[row.name()] = "no time left (--minutes)"
+            return row
+        self.rows.append(row)
         self.measure(row)
         say(line_of(row, self.rows[0]))
         return row
@@ -976,8 +997,10 @@ def explore(session, wanted):
     Return the row of the best set, with the script's own loading or with the workers that pay.
     """
     plain = best = session.rows[0]
-    found = {name: session.attempt(plain, name) for name in ("no_loading", "workers")
-             if name in wanted}
+    loads = [name for name in wanted if name in ("no_loading", "workers")]
+    if plain.mean("wait") < SELDOM:  # they gain little: they come last
+        wanted, loads = [name for name in wanted if name not in loads] + loads, []
+    found = {name: session.attempt(plain, name) for name in loads}
     for row in found.values():
         session.settle(row)
     if "workers" in found and found["workers"].pays():
@@ -992,7 +1015,7 @@ def explore(session, wanted):
     top = base
     for row in sorted((row for row in alone if row.runs), key=lambda row: -row.ratio()[0]):
         name = row.techniques[-1]
-        if name == "batch" or row.agrees() is False or any(
+        if name in OTHER_DATA or row.agrees() is False or any(
                 {name, kept} <= group for group in INSTEAD for kept in top.techniques):
             continue
         if top is not base:
@@ -1155,7 +1178,7 @@ def advice(name, facts, extra):
         optimizers="\n        ".join(map(line, facts["optimizers"])))
 
 
-def report(session, best, left_out):
+def report(session, best):
     """Print the table, what holds the script back, and what to write."""
     facts, plain = session.facts, session.rows[0]
     say("\n".join(["", heading(session.unit), *(line_of(row, plain) for row in session.rows)]))
@@ -1175,8 +1198,11 @@ def report(session, best, left_out):
         say(f"  {name}\n        {advice(name, facts, session.extra)}")
     if best.base:
         say("\nTogether, {}: {:.2f}x +- {:.2f}".format(best.name(), *best.ratio(plain)))
-    if left_out:
-        say("\n".join(["\nNot tried", *(f"  {name}: {why}" for name, why in left_out.items())]))
+    if session.left_out:
+        say("\nNot tried")
+    for why in dict.fromkeys(session.left_out.values()):
+        say("  {}: {}".format(
+            ", ".join(name for name, one in session.left_out.items() if one == why), why))
 
 
 # --------------------------------------------------------------------------------------- the start
@@ -1225,7 +1251,7 @@ in at most {args.minutes:g} minutes.
 The first run writes what the script writes, up to there. In the others, files that Python and
 torch.save write are held back, and W&B and Comet are off. Not held back: files of other libraries
 and programs, and the network. {where}""")
-    plain, left_out, status = session.rows[0], {}, 0
+    plain, status = session.rows[0], 0
     best = plain
     try:
         if not session.measure(plain):
@@ -1235,7 +1261,7 @@ and programs, and the network. {where}""")
             return 1
         facts, why = session.facts, reasons(session.facts)
         wanted = [name for name in TECHNIQUES if name.split()[0] in args.only]
-        left_out = {name: why[name] for name in wanted if why[name]}
+        session.left_out = {name: why[name] for name in wanted if why[name]}
         session.plan(wanted := [name for name in wanted if not why[name]])
         kinds = ", ".join(each["kind"] for each in facts["models"] + facts["optimizers"])
         say(f"{kinds}; {facts.get('gpu', 'CPU')}, {facts['cores']} cores, {facts['processes']} "
@@ -1246,11 +1272,11 @@ and programs, and the network. {where}""")
         say("\nStopped: this table is not finished.")
         status = 130
     if plain.runs:
-        report(session, best, left_out)
+        report(session, best)
     if plain.runs and args.json:
         args.json.write_text(json.dumps(dict(
             script=str(args.script), arguments=args.arguments, unit=session.unit, best=best.name(),
-            left_out=left_out, facts=session.facts, rows=[dict(
+            left_out=session.left_out, facts=session.facts, rows=[dict(
                 name=row.name(), verdict=row.verdict(), runs=row.runs, **(dict(zip(
                     ("ratio", "spread"), row.ratio(plain)), rate=row.rate()) if row.runs else {}))
                 for row in session.rows]), indent=1) + "\n")
