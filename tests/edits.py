@@ -79,8 +79,7 @@ VAL_FORWARD = """\
 HITS = "                correct += torch.stack([hits[:, 0].sum(), hits.sum()])\n"
 TOP1 = "        top1, top5 = (correct / len(val_set)).tolist()\n"
 PRINTED = """\
-              f"top-5 {top5:.2%}  {speed:,.0f} images/s  data wait {data_wait / seconds:.0%}",
-              flush=True)
+              f"top-5 {top5:.2%}  {speed:,.0f} images/s  data wait {wait:.0%}", flush=True)
 """
 SAVING = "        if rank == 0:\n            states ="
 
@@ -438,7 +437,7 @@ def seed_worker(number):
 
 """)], refused="amp", either="DDP channels_last"),
     Edit("always augments", "data", [
-         ("    if args.augment:\n        crop = [", "    if True:\n        crop = [")],
+         ("flip])[args.augment]", 'flip])["resized"]')],
          differs="DALI cache", either="DDP"),
 ]
 
@@ -876,7 +875,7 @@ DIGITS = 'Path(os.environ["DIGITS"])'
 OPTIONS = [
     Edit("constants in place of options", "options", [(ARGS, f"""\
     args = argparse.Namespace(
-        dataset={DIGITS}, image_size=32, val_size=None, augment=False, workers=0, width=4,
+        dataset={DIGITS}, image_size=32, val_size=None, augment="none", workers=0, width=4,
         model="conv11", batch_size=40, lr=0.05, epochs=2, steps=4, seed=0, result_dir=Path("runs"),
         resume=None)
 """)], differs="DDP LMDB cache compile",
@@ -886,10 +885,9 @@ OPTIONS = [
          ('default=16, help="channels', 'default=8, help="channels')],
          refused="DALI LMDB cache"),
     Edit("option augment removed", "options", [
-         ('    add("--augment", action="store_true", help="random resized crop and flip")\n', ""),
-         ("    if args.augment:\n        crop = [transforms.RandomResizedCrop(args.image_size), "
-          "transforms.RandomHorizontalFlip()]\n", ""),
-         ("workers > 0 and not args.augment", "workers > 0")],
+         lambda text: re.sub(r'    add\("--augment"(.|\n)*?\)\n', "", text),
+         lambda text: re.sub(r"    flip = (.|\n)*?\[args.augment\]\n", "", text),
+         ("[*crop, ", "[*center, "), (' and args.augment == "none"', "")],
          refused="compile", differs="DALI cache"),
     Edit("option steps removed", "options", [
          lambda text: re.sub(r'    add\("--steps".*\n', "", text),

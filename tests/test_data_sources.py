@@ -59,7 +59,7 @@ def error_line(done, name, status=1):
     return line
 
 
-def loader_of(photos, on_gpu=False, augment=False, order=range(26)):
+def loader_of(photos, on_gpu=False, augment="none", order=range(26)):
     """Return a DALILoader of the photos for training, four a batch, and their ImageFolder."""
     module = module_of(SRC / "train_DALI.py")
     folder = module.open_folder(photos, ("train",), None)
@@ -111,7 +111,7 @@ def test_dali_gives_the_labels_of_the_dataset(photos):
     module = module_of(SRC / "train_DALI.py")
     folder = module.open_folder(photos, ("train",), None)
     folder.target_transform = lambda label: 7 + label
-    loader = module.DALILoader(folder, [25, 0], 32, False, False, batch_size=2, num_workers=1)
+    loader = module.DALILoader(folder, [25, 0], 32, "none", False, batch_size=2, num_workers=1)
     ((_, labels),) = loader
     assert labels.tolist() == [7 + folder.targets[25], 7 + folder.targets[0]]
 
@@ -121,7 +121,7 @@ def test_dali_draws_by_the_seed_of_the_epoch(device, photos):
     epochs = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        loader, _ = loader_of(photos, device == "gpu", augment=True)
+        loader, _ = loader_of(photos, device == "gpu", augment="resized")
         epochs += [torch.cat([images.cpu() for images, _ in loader]) for _ in range(2)]
     first, second, again, second_again, other, _ = epochs
     assert torch.equal(first, again) and torch.equal(second, second_again)
@@ -139,7 +139,7 @@ def test_dali_draws_crops_as_torchvision_does_and_flips_half(device, tmp_path):
     name = np.frombuffer(os.fsencode(tmp_path / "a.png"), np.uint8)
     count, size = 1000, 32
     pipeline = module_of(SRC / "train_DALI.py").image_pipeline(
-        lambda: [name] * count, size=size, augment=True, on_gpu=device == "gpu", seed=1,
+        lambda: [name] * count, size=size, augment="resized", on_gpu=device == "gpu", seed=1,
         batch_size=count, num_threads=2, device_id=0 if device == "gpu" else None)
     crops = torch.from_dlpack(pipeline.run()[0].as_tensor()).float().cpu()
     assert crops.shape == (count, size, size, 3)
@@ -186,7 +186,7 @@ def test_cache_equals_the_baseline_bit_for_bit(digits, tmp_path):
 
 
 def test_cached_crops_of_an_epoch_are_the_same_after_a_resume(digits, tmp_path):
-    script, options = SRC / "train_cache.py", ["--dataset", digits, *TINY, "--augment"]
+    script, options = SRC / "train_cache.py", ["--dataset", digits, *TINY, "--augment", "resized"]
     whole = batches_of(script, tmp_path / "whole", *options)
     batches_of(script, tmp_path / "parts", *options, "--epochs", 1)
     parts = batches_of(script, tmp_path / "parts", *options, "--resume", "auto")
@@ -205,7 +205,7 @@ def test_cached_crops_are_those_of_torchvision():
     crops = []
     for _ in range(2):
         torch.manual_seed(3)
-        crops.append(module.random_crops(picture.expand(n, 3, side, side), size))
+        crops.append(module.random_crops(picture.expand(n, 3, side, side), size, "resized"))
     assert torch.equal(*crops) and crops[0].shape == (n, 3, size, size)
     assert crops[0].dtype == torch.uint8
 
@@ -236,25 +236,25 @@ def test_cached_crops_on_a_gpu_are_those_of_the_cpu():
     made = []
     for device in ("cpu", "cuda"):
         torch.manual_seed(3)
-        made.append(crops(images.to(device), 32).cpu().int())
+        made.append(crops(images.to(device), 32, "resized").cpu().int())
     assert made[1].shape == (100, 3, 32, 32) and made[0].float().std() > 30
     assert (made[0] - made[1]).abs().max() <= 1  # rounding
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("more", [[], ["--augment"]], ids=["plain", "augment"])
-def test_a_cache_in_ram_gives_what_one_on_the_gpu_gives(more, photos, tmp_path):
+@pytest.mark.parametrize("augment", ["none", "resized", "crop"])
+def test_a_cache_in_ram_gives_what_one_on_the_gpu_gives(augment, photos, tmp_path):
     one, other = (batches_of(SRC / "train_cache.py", tmp_path / place, "--dataset", photos, *SMALL,
-                             *more, "--cache_device", place) for place in ("gpu", "ram"))
+                             "--augment", augment, "--cache_device", place) for place in ("gpu", "ram"))
     for (_, batches), (_, others) in zip(one, other, strict=True):
         for (images, labels), (pictures, numbers) in zip(batches, others, strict=True):
             assert torch.equal(images, pictures) and torch.equal(labels, numbers)
 
 
 def test_cache_says_how_much_memory_it_takes(digits, tmp_path):
-    for more, side in (([], 28), (["--augment"], 32)):
+    for augment, side in (("none", 28), ("resized", 32), ("crop", 28)):
         _, output = train(SRC / "train_cache.py", "--dataset", digits, *TINY, "--image_size", 28,
-                          *more, "--result_dir", tmp_path)
+                          "--augment", augment, "--result_dir", tmp_path)
         taken = 3 * (240 * side ** 2 + 70 * 28 ** 2) / 1e6
         assert f"the decoded images take {taken:.1f} MB of cpu memory" in output
 
@@ -284,6 +284,59 @@ def test_a_set_that_does_not_fit_is_an_error_before_it_is_decoded(digits, tmp_pa
 
 
 # ------------------------------------------------------------------------------------- both
+def padded_crops(picture):
+    """Return (the 162 images that RandomCrop and RandomHorizontalFlip give, [(y, x, flipped)])."""
+    side, pad = picture.shape[-1], transforms.Pad(4)(picture)
+    places = [(y, x, flipped) for y in range(9) for x in range(9) for flipped in (0, 1)]
+    crops = [pad[:, y:y + side, x:x + side] for y, x, _ in places]
+    return torch.stack([crop.flip(2) if flipped else crop
+                        for crop, (*_, flipped) in zip(crops, places)]), places
+
+
+@cpu_and_gpu
+@pytest.mark.parametrize("technique", ["DALI", "cache"])
+def test_padded_crops_have_torchvisions_pixels_and_distribution(technique, device, tmp_path):
+    count, size = 1000, 32
+    picture = torch.randint(1, 256, (3, size, size), dtype=torch.uint8)
+    place_of = {image.numpy().tobytes(): place for image, place in zip(*padded_crops(picture))}
+    module = module_of(SRC / f"train_{technique}.py")
+    if technique == "cache":
+        images = picture.expand(count, 3, size, size).to("cuda" if device == "gpu" else "cpu")
+        crops = module.random_crops(images, size, "crop").cpu()
+    else:
+        transforms.functional.to_pil_image(picture).save(tmp_path / "a.png")
+        name = np.frombuffer(os.fsencode(tmp_path / "a.png"), np.uint8)
+        pipeline = module.image_pipeline(
+            lambda: [name] * count, size=size, augment="crop", on_gpu=device == "gpu", seed=1,
+            batch_size=count, num_threads=2, device_id=0 if device == "gpu" else None)
+        crops = torch.from_dlpack(pipeline.run()[0].as_tensor()).permute(0, 3, 1, 2).cpu()
+    assert crops.shape == (count, 3, size, size)
+    places = torch.tensor([place_of[image.numpy().tobytes()] for image in crops])
+    for column in places[:, :2].T:
+        assert (column.bincount(minlength=9) / count - 1 / 9).abs().max() < 0.05
+    assert places[:, 2].float().mean().item() == pytest.approx(0.5, abs=0.07)
+    assert places[:, :2].float().T.corrcoef()[0, 1].abs() < 0.15
+
+
+def test_padded_crops_in_training(photos, tmp_path):
+    """In all scripts each batch holds the baseline's images, moved by up to 4 pixels or flipped."""
+    options = ["--dataset", photos, *SMALL]
+    plain = batches_of(SRC / "train.py", tmp_path / "plain", *options)
+    for name in ("train", "train_DALI", "train_cache"):
+        moved, seen = batches_of(SRC / f"{name}.py", tmp_path / name, *options, "--augment",
+                                 "crop"), set()
+        for (split, batches), (_, others) in zip(plain, moved, strict=True):
+            for (images, labels), (crops, numbers) in zip(batches, others, strict=True):
+                assert torch.equal(labels, numbers)
+                for image, crop in zip(images, crops, strict=True):
+                    wanted, places = padded_crops(image)
+                    off = (wanted.int() - crop.int()).abs().float().mean((1, 2, 3))
+                    assert off.min() <= (1 if name == "train_DALI" else 0), name
+                    seen.add((split, places[off.argmin()]))
+        assert len({place for split, place in seen if split == "train"}) > 20
+        assert {place for split, place in seen if split == "val"} == {(4, 4, 0)}
+
+
 @pytest.mark.fault(48)
 @pytest.mark.parametrize("technique", ["DALI", "cache"])
 def test_two_processes_share_the_pictures(technique, photos, tmp_path):
@@ -407,7 +460,7 @@ def test_real_faulty_files_with_dali(photos):
         if file.suffix not in (".png", ".jpg", ".JPEG"):
             continue
         folder.samples[0] = str(file), 0
-        loader = module.DALILoader(folder, [0], 32, False, False, batch_size=1, num_workers=1)
+        loader = module.DALILoader(folder, [0], 32, "none", False, batch_size=1, num_workers=1)
         try:
             ((images, _),) = loader
             assert images.shape == (1, 3, 32, 32)

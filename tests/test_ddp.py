@@ -83,7 +83,7 @@ def test_ranks_draw_different_crops_and_dropout(workers, digits, tmp_path):
     for path in pictures:
         path.write_bytes(pictures[33].read_bytes())
     options = ["--dataset", data, *TINY, "--model", "squeezenet1_1", "--image_size", 32, "--lr",
-               0.01, "--augment", "--workers", workers, "--result_dir", tmp_path / "r"]
+               0.01, "--augment", "resized", "--workers", workers, "--result_dir", tmp_path / "r"]
     seen = spy(tmp_path / "seen", SCRIPT, *options, ranks=2)
     for layer in ("ToDtype", "Dropout"):
         drawn = [tensor for rank in (0, 1) for tensor in seen(layer, True, rank)]
@@ -256,7 +256,7 @@ def test_a_rank_fails(first, second, digits, tmp_path):
 def test_ranks_killed_3_times(digits, rng, tmp_path):
     """Any rank after a checkpoint, and the one that saves in a save."""
     options = ["--dataset", digits, *TINY, "--epochs", 60, "--steps", 2, "--image_size", 8,
-               "--augment", "--resume", "auto", "--result_dir"]
+               "--augment", "resized", "--resume", "auto", "--result_dir"]
     train(SCRIPT, *options, tmp_path / "a")
     size = (tmp_path / "a" / "train_DDP.pt").stat().st_size
     log, saved, ranks = tmp_path / "log", tmp_path / "b" / "train_DDP.pt", []

@@ -39,7 +39,8 @@ def test_each_set_runs(chosen, digits, tmp_path):
     if GPUS > 1 and {"DP", "compile"} <= set(chosen):
         pytest.skip("DataParallel cannot copy a compiled model, and says so")
     script = composed(tmp_path, *chosen)
-    options = ["--dataset", digits, *TINY, "--workers", 1, "--augment", "--result_dir", tmp_path]
+    options = ["--dataset", digits, *TINY, "--workers", 1, "--augment", "crop", "--result_dir",
+               tmp_path]
     if "DDP" in chosen:
         start_all(script, *options, processes=GPUS if 40 % GPUS == 0 else 1)
         record = json.loads(script.with_suffix(".json").read_text())

@@ -83,7 +83,8 @@ def test_training_is_the_baselines_bit_for_bit(tmp_path):
             save(photo(len(odd)), data / split / "it's -1" / odd)
         for other in ("a.txt", "Thumbs.db", ".DS_Store", "._x.JPEG"):
             (data / split / "a" / other).write_bytes(b"no picture")
-    options = [*TRAIN, "--epochs", 2, "--augment", "--result_dir", tmp_path, "--dataset", data]
+    options = [*TRAIN, "--epochs", 2, "--augment", "resized", "--result_dir", tmp_path,
+               "--dataset", data]
     plain, _ = train(SRC / "train.py", *options)
     for _ in ("built", "read"):
         record, _ = train(SRC / "train_LMDB.py", *options)

@@ -77,16 +77,16 @@ def test_pages_are_those_of_the_records_and_scripts():
 def test_the_tables_of_running_sh():
     lines = report.markdown(staircase_rows()).splitlines()
     assert lines[2:7] == [
-        "| baseline | 100 | 1.00x |  | 75.00% |  |",
-        "| +fused | 90 | 0.90x | 0.90x | 75.00% | left out |",
-        "| +amp | 200 | 2.00x | 2.00x | 75.00% | kept |",
-        "| +fused | 230 | 2.30x | 1.15x | 75.00% | kept |",
-        "| +DALI | SKIP: DALI is not installed | | | | |"]
+        "| baseline | 100 | 1.00x |  | 1 |  | 75.00% |  |",
+        "| +fused | 90 | 0.90x | 0.90x | 1 | never | 75.00% | left out |",
+        "| +amp | 200 | 2.00x | 2.00x | 1 | the first epoch | 75.00% | kept |",
+        "| +fused | 230 | 2.30x | 1.15x | 1 | the first epoch | 75.00% | kept |",
+        "| +DALI | SKIP: DALI is not installed | | | | | | |"]
     text = "\n".join(lines)
     assert "`./compose.sh amp fused > my_train.py`" in text
     assert "| single | 20.00 s (1.00x) | 10.00 s (2.00x) |\n| DDP | FAIL |" in text
-    assert "| train_amp_fused | 230 (230 to 253) | 75.00% | 1,024 MB | 5% | 9.0 s |" in text
-    assert "| train, again | 104 (104 to 114) |" in text
+    assert "| train_amp_fused | 1 | 230 (230 to 253) | 75.00% | 1,024 MB | 5% | 9.0 s |" in text
+    assert "| train, again | 1 | 104 (104 to 114) |" in text
     assert "- train_DDP: FAIL: no port (log: running/train_DDP.log)" in text
     assert "resnet50, 224 px, imagenet, batch 256, 3 epochs. Seconds and images/s are of" in text
     assert "1x NVIDIA X1, driver 580, CUDA 13.0, cuDNN 91000; 16 cores of A CPU; torch 2" in text

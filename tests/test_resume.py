@@ -160,9 +160,9 @@ def stamp(path):
 
 @pytest.mark.fault(55)
 @pytest.mark.parametrize("options", [
-    pytest.param(["--augment"], id="augment"),
+    pytest.param(["--augment", "resized"], id="augment"),
     pytest.param(["--model", "squeezenet1_1", "--image_size", 32, "--lr", 0.01], id="dropout"),
-    pytest.param(["--augment", "--workers", 2], id="workers")])
+    pytest.param(["--augment", "crop", "--workers", 2], id="workers")])
 def test_resumed_is_the_same_as_unbroken_bit_for_bit(options, digits, tmp_path):
     """The run that resumes draws the same crops, flips and dropout."""
     options = ["--dataset", digits, *TINY, *options, "--result_dir"]
@@ -180,7 +180,7 @@ def test_resumed_is_the_same_as_unbroken_bit_for_bit(options, digits, tmp_path):
 def test_killed_20_times(digits, rng, tmp_path):
     """Five kills in a save, five before the first step, ten at some time after a checkpoint."""
     options = ["--dataset", digits, *TINY, "--epochs", 40, "--steps", 2, "--image_size", 8,
-               "--augment", "--resume", "auto", "--result_dir"]
+               "--augment", "resized", "--resume", "auto", "--result_dir"]
     train(SRC / "train.py", *options, tmp_path / "a")
     size = (tmp_path / "a" / "train.pt").stat().st_size
     assert size > 200_000  # more than a pipe holds

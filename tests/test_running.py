@@ -30,7 +30,7 @@ EXCLUSIVE = [("+DALI", "+LMDB", "+cache"), ("+DDP", "+DP")]
 ALL = ["--with", "DP", "--with", "cudnn", "--with", "amp", "--with", "compile"]
 QUICK = ["--", "--steps", "1", "--batch_size", "40", "--width", "4", "--workers", "0",
          "--image_size", "16"]
-GAINS = dict(amp=1.5, channels_last=1.2, compile=1.3, cudnn=1.1, fused=0.5, stem=1, profile=1)
+GAINS = dict(amp=1.5, channels_last=1.25, compile=1.3, cudnn=1.25, fused=0.5, stem=1, profile=1)
 EXTRAS = dict(
     amp='parser.add_argument("--amp_dtype", default="float16")',
     compile='parser.add_argument("--compile_mode", default="default")',
@@ -98,7 +98,7 @@ def main():
             time.sleep(args.pause)
         if rank == 0:
             print(f"epoch {epoch + 1}/{args.epochs}  loss 1.0  {speed} images/s", flush=True)
-    epochs = [dict(images_per_second=speed, seconds=10 / speed, data_wait=0.1)] * args.epochs
+    epochs = [dict(images_per_second=speed, seconds=10000 / speed, data_wait=0.1)] * args.epochs
     options = dict(vars(args), model="conv11", width=16, image_size=32)
     record = dict(script=script, options=options, environment=dict(torch="2", device="cpu"),
                   parameters=1, epochs=epochs, images_per_second=speed, val_top1=0.9,
@@ -151,7 +151,10 @@ def rows_of(folder):
 
 
 def assert_staircase(baseline, steps, left_out=()):
-    """Each step adds one technique to the fastest set so far; of a choice at most one is kept."""
+    """Each step adds one technique to the fastest set so far; of a choice at most one is kept.
+
+    Each set has run once, so that only a gain of more than 20 % is no chance.
+    """
     assert {row["column"] for row in steps} == {
         f"+{name}" for name in (*GAINS, "DALI", "LMDB", "cache", "DP", "DDP")
         if name not in ("profile", *left_out)}
@@ -168,7 +171,7 @@ def assert_staircase(baseline, steps, left_out=()):
             assert row["techniques"] == sorted([*on, row["column"][1:]])
         good = [row for row in tried if row["status"] == "ok"]
         top = max(good, key=lambda row: row["images_per_second"], default=None)
-        pays = bool(top) and top["images_per_second"] >= 1.01 * best["images_per_second"]
+        pays = bool(top) and top["images_per_second"] > 1.2 * best["images_per_second"]
         assert [row["kept"] for row in tried] == [pays and row is top for row in tried]
         best = top if pays else best
 
@@ -183,8 +186,8 @@ def test_all_rows_from_another_folder_through_a_link(stand_ins, tmp_path):
     (tmp_path / "a [set] of *").mkdir()
     link = tmp_path / "link.sh"
     link.symlink_to(stand_ins / "running.sh")
-    done = run(link, "2", "a [set] of *", *ALL, "--", "--compile_mode", "reduce-overhead",
-               "--amp_dtype=bfloat16", cwd=tmp_path)  # for those that have them
+    done = run(link, "2", "a [set] of *", "--runs", "1", *ALL, "--", "--compile_mode",
+               "reduce-overhead", "--amp_dtype=bfloat16", cwd=tmp_path)  # for those that have them
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(results)
     assert (rows[0]["row"], rows[0]["column"]) == ("single", "plain")
@@ -204,7 +207,7 @@ def test_all_rows_from_another_folder_through_a_link(stand_ins, tmp_path):
     assert table.strip() in done.stdout and "old" not in table and "not usable" not in table
     assert f"`./compose.sh {' '.join(best)} > my_train.py`" in table
     assert "| +DALI | SKIP: train_DALI.py: error: " in table
-    assert "| single | 1.00 s (1.00x) | 0.91 s (1.10x) | 0.67 s (1.50x) |" in table
+    assert "| single | 1.00 s (1.00x) | 0.80 s (1.25x) | 0.67 s (1.50x) |" in table
     assert f"torchvision {version('torchvision')}, Python " in table and "`./running.sh 2 " in table
     assert (results / "running.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert (results / "running" / "train_old.json").exists()  # not its own to delete
@@ -229,7 +232,8 @@ def test_all_rows_from_another_folder_through_a_link(stand_ins, tmp_path):
 def test_the_real_scripts(project, digits, tmp_path):
     left_out = ["LMDB", "DALI", "compile", "fused", "stem", "channels_last", "amp"]
     words = [word for name in left_out for word in ("--without", name)]
-    done = run(project / "running.sh", "2", digits, "--result_dir", tmp_path / "r", *words, *QUICK)
+    done = run(project / "running.sh", "2", digits, "--runs", "1", "--result_dir",
+               tmp_path / "r", *words, *QUICK)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(tmp_path / "r")
     assert [(row["row"], row["column"], row["status"]) for row in rows] == [
@@ -344,7 +348,7 @@ def test_a_baseline_that_moved_makes_the_ratios_unusable(stand_ins, data):
     assert done.returncode == 0, done.stderr
     table = (stand_ins / "results" / "running.md").read_text()
     assert table.startswith("**Ratios to the baseline are not usable:** it trained "
-                            "1,300 images/s at the start and 1,000 at the end")
+                            "1,300 images/s and then 1,000, more than 10% apart.")
 
 
 # ------------------------------------------------------------------------------ limits of time
@@ -550,9 +554,9 @@ def test_two_at_once_in_folders_of_their_own_then_ctrl_c_for_one(stand_ins, data
 @pytest.mark.parametrize("words", [
     [], ["0"], ["-1"], ["abc"], ["5; touch x"], ["a[$(touch x)]"], ["1.5"], ["٣"], ["1", "a", "b"],
     ["--epochs", "1"], ["1", "--without", "nothing"], [""], ["1", "--part", "staircase"],
-    ["1", "--minutes", "0"], ["1", "--minutes", "nan"], ["5", "a", "--", "--epochs", "1"],
-    ["5", "a", "--", "--epochs=1"], ["5", "a", "--", "--epoch", "1"],
-    ["5", "a", "--", "--lr", "1", "--dataset", "b"],
+    ["1", "--minutes", "0"], ["1", "--minutes", "nan"], ["1", "--runs", "0"],
+    ["5", "a", "--", "--epochs", "1"], ["5", "a", "--", "--epochs=1"],
+    ["5", "a", "--", "--epoch", "1"], ["5", "a", "--", "--lr", "1", "--dataset", "b"],
     ["5", "a", "--", "--result_dir", "b"]], ids=repr)
 def test_wrong_use(words, project, tmp_path):
     before = sorted(project.rglob("*"))

@@ -97,7 +97,7 @@ def test_progress_bar_on_a_terminal_and_plain_lines_in_a_log(digits, tmp_path):
 
 def test_models_of_torchvision_and_larger_validation(digits, tmp_path):
     record, _ = train(SRC / "train.py", "--dataset", digits, *TINY, "--model", "resnet18",
-                      "--val_size", 48, "--augment", "--result_dir", tmp_path)
+                      "--val_size", 48, "--augment", "resized", "--result_dir", tmp_path)
     assert record["parameters"] == 11_181_642
     assert record["options"]["val_size"] == 48
 
@@ -239,7 +239,8 @@ def test_real_faulty_files_are_read_or_named(photos, tmp_path):
     ["--model", "fasterrcnn_resnet50_fpn"], ["--workers", "-1"], ["--steps", "0"],
     ["--image_size", "0"], ["--batch_size", "100000"], ["--nothing"], ["--lr", "x"],
     ["--lr", "inf"], ["--lr", "nan"], ["--lr", "-0.1"], ["--lr", "0"], ["--seed", "-1"],
-    ["--seed", "12345678901234567890"]], ids=" ".join)
+    ["--seed", "12345678901234567890"], ["--augment"], ["--augment", "--steps"],
+    ["--augment", "mine"]], ids=" ".join)
 def test_wrong_options(options, digits, tmp_path):
     done = run_forked(SRC / "train.py", "--dataset", digits, *TINY, *options, cwd=tmp_path)
     assert_one_line(done, 2, "train.py: error: ", options[0])

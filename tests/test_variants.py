@@ -9,8 +9,9 @@ import sys
 import compose
 import pytest
 import torch
-from helpers import (SRC, TINY, edited, learned, load_checkpoint, module_of, run, same_bits, spy,
-                     train, weights)
+from helpers import (SRC, TINY, assert_one_line, edited, learned, load_checkpoint, module_of, run,
+                     run_forked, same_bits, spy, train, weights)
+from torchvision.transforms import v2 as transforms
 
 SGD = "torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True)"
 OPTIMIZERS = {"SGD": SGD,
@@ -35,11 +36,12 @@ def assert_equal_epochs(one, other, tolerance=1e-6):
 
 
 # ---------------------------------------------------------------------------------- equality
-@pytest.mark.parametrize("name", ["DP", "cudnn", "profile"])
-def test_equal_to_the_baseline_bit_for_bit(name, digits, tmp_path):
-    options = ["--dataset", digits, *TINY, "--augment", "--result_dir", tmp_path]
+@pytest.mark.parametrize("name, more", [("DP", []), ("cudnn", []), ("profile", []),
+                                        ("progressive", ["--small", 1])])
+def test_equal_to_the_baseline_bit_for_bit(name, more, digits, tmp_path):
+    options = ["--dataset", digits, *TINY, "--augment", "crop", "--result_dir", tmp_path]
     baseline, _ = train(SRC / "train.py", *options)
-    variant, _ = train(SRC / f"train_{name}.py", *options)
+    variant, _ = train(SRC / f"train_{name}.py", *options, *more)
     assert same_bits(weights(tmp_path, "train"), weights(tmp_path, f"train_{name}"))
     assert learned(baseline["epochs"]) == learned(variant["epochs"])
 
@@ -108,6 +110,41 @@ def test_compile_compiles_once(digits, tmp_path):
         assert done.returncode == 0 and f"epoch {epochs}/{epochs}" in done.stdout, done.stderr
         assert done.stderr.count("Step 1: torchdynamo start tracing") == 1
         assert "Recompiling" not in done.stderr
+
+
+def test_compile_compiles_once_for_each_size(digits, tmp_path):
+    """In the first steps, and not again in later epochs."""
+    script = tmp_path / "joined.py"
+    script.write_text(compose.join(["compile", "progressive"]))
+    script = edited(script, tmp_path, ("mode=args.compile_mode", 'backend="eager"'))
+    done = run(sys.executable, script, "--dataset", digits, *TINY, "--epochs", 5, "--image_size",
+               32, "--result_dir", tmp_path, env={"TORCH_LOGS": "dynamo"})
+    assert done.returncode == 0 and "epoch 5/5" in done.stdout, done.stderr
+    assert done.stderr.count("Step 1: torchdynamo start tracing") == 3
+
+
+# ------------------------------------------------------------------------------- progressive
+@pytest.mark.parametrize("size, small, sizes", [(32, 0.5, (16, 24, 32)), (28, 0.25, (8, 16, 28))])
+def test_progressive_trains_on_small_images_first(size, small, sizes, digits, tmp_path):
+    """Also after a resume. The first three steps try each size; validation has the full size."""
+    options = ["--dataset", digits, *TINY, "--steps", 4, "--image_size", size, "--result_dir",
+               tmp_path]
+    plain = spy(tmp_path / "plain", SRC / "train.py", *options, "--epochs", 5)("ToDtype", True)
+    options += ["--small", small, "--resume", "auto"]
+    first, then = (spy(tmp_path / str(epochs), SRC / "train_progressive.py", *options, "--epochs",
+                       epochs) for epochs in (2, 5))
+    wanted = [*sizes, sizes[0]] + [size] * 4 + [sizes[1]] * 8 + [size] * 4
+    for images, whole, side in zip([*first("ToDtype", True), *then("ToDtype", True)], plain, wanted,
+                                   strict=True):
+        assert torch.equal(images, transforms.Resize(side)(whole))
+    assert {images.shape[-1] for images in first("ToDtype", False)} == {size}
+
+
+@pytest.mark.parametrize("small", ["0", "-1", "1.5", "nan", "x"])
+def test_progressive_refuses_a_wrong_size(small, digits, tmp_path):
+    done = run_forked(SRC / "train_progressive.py", "--dataset", digits, *TINY, "--small", small,
+                      cwd=tmp_path)
+    assert_one_line(done, 2, "train_progressive.py: error: ", "--small")
 
 
 # ----------------------------------------------------------------------------- fused and amp

@@ -90,6 +90,8 @@ def test_waiting_for_data_and_validation(tmp_path):
     # with validation in them, the two rates would be near each other
     assert rows["no_loading"]["ratio"] > 2
     assert "src/train_cache.py" in out
+    # the workers of the plain run are there; those of a run without loading would take the cores
+    assert re.fullmatch("1+0+", (tmp_path / "workers.txt").read_text())
 
 
 def test_processes_that_the_script_spawns(tmp_path):
