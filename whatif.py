@@ -1124,8 +1124,8 @@ def held_back_by(facts, rows):
     loads = next((row for row in rows if row.runs and row.techniques == ("no_loading",)), None)
     if loads:
         told += f"; with cached batches it is {loads.ratio()[0]:.2f}x as fast"
-    if wait > 0.05 and loads and loads.gains(1.1) or (
-            not loads and wait > WAITS):
+    if wait > WAITS and (not loads or loads.ratio()[0] > 1.1) or (
+            wait > 0.05 and loads and loads.gains(1.1)):
         return f"Data: {told}."
     if facts["device"] != "cuda":
         return f"The device, which is the CPU and computes: {told}."
