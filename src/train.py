@@ -57,7 +57,8 @@ def build_parser():
     add("--dataset", type=Path, default=digits, help="folder with train/<class>/*, val/<class>/*")
     add("--image_size", type=count, default=32, help="height and width in training, pixels")
     add("--val_size", type=count, help="height and width in validation; None: IMAGE_SIZE")
-    add("--augment", action="store_true", help="random resized crop and flip")
+    add("--augment", choices=["none", "resized", "crop"], default="none",
+        help="random flips and crops: resized as for ImageNet, or padded by 4 pixels")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     add("--workers", type=int, default=min(16, cores), help="loading processes in all")
     add("--width", type=count, default=16, help="channels of conv11's first layer")
@@ -139,9 +140,10 @@ def main():
     val_size = args.val_size or args.image_size
     val_transform = transforms.Compose([
         transforms.Resize(val_size), transforms.CenterCrop(val_size), transforms.PILToTensor()])
-    crop = [transforms.Resize(args.image_size), transforms.CenterCrop(args.image_size)]
-    if args.augment:
-        crop = [transforms.RandomResizedCrop(args.image_size), transforms.RandomHorizontalFlip()]
+    center = [transforms.Resize(args.image_size), transforms.CenterCrop(args.image_size)]
+    flip = transforms.RandomHorizontalFlip()
+    crop = dict(none=center, resized=[transforms.RandomResizedCrop(args.image_size), flip],
+                crop=[*center, transforms.RandomCrop(args.image_size, 4), flip])[args.augment]
     train_transform = transforms.Compose([*crop, transforms.PILToTensor()])
 
     # uint8 images (3, height, width) with the number of their class
@@ -158,7 +160,7 @@ def main():
     # each process has its share of the validation images, the batch and the workers
     val_sampler = range(rank, len(val_set), world_size)
     workers = -(-args.workers // world_size)
-    stay = workers > 0 and not args.augment  # workers that augment start anew, reseeded
+    stay = workers > 0 and args.augment == "none"  # workers that augment start anew, reseeded
     loading = dict(batch_size=args.batch_size // world_size, num_workers=workers,
                    pin_memory=on_gpu, generator=torch.Generator())
 
@@ -203,10 +205,9 @@ def main():
     net = nn.Sequential(normalize, model)
 
     # -------------------------------------------------------------------------------- training
-    there = saved if saved.exists() else None
-    resume = there if args.resume == "auto" else args.resume
-    if there and Path(resume or "") != there:
-        print(f"{script}: replaces {there}; --resume auto would continue it", flush=True)
+    resume = (saved if saved.exists() else None) if args.resume == "auto" else args.resume
+    if saved.exists() and Path(resume or "") != saved:
+        print(f"{script}: replaces {saved}; --resume auto would continue it", flush=True)
     content = Path(resume).read_bytes() if resume and rank == 0 else None
 
     # go on with the states of the checkpoint and the options of this run
@@ -288,12 +289,11 @@ def main():
 
         # the epoch's line and checkpoint
         top1, top5 = (correct / len(val_set)).tolist()
-        speed = steps * args.batch_size / seconds
+        speed, wait = steps * args.batch_size / seconds, data_wait / seconds
         epochs.append(dict(loss=loss, val_top1=top1, val_top5=top5, seconds=seconds,
-                           images_per_second=speed, data_wait=data_wait / seconds))
+                           images_per_second=speed, data_wait=wait))
         print(f"epoch {epoch + 1}/{args.epochs}  loss {loss:.4f}  top-1 {top1:.2%}  "
-              f"top-5 {top5:.2%}  {speed:,.0f} images/s  data wait {data_wait / seconds:.0%}",
-              flush=True)
+              f"top-5 {top5:.2%}  {speed:,.0f} images/s  data wait {wait:.0%}", flush=True)
         if rank == 0:
             states = {name: part.state_dict() for name, part in parts.items()}
             options = {name: str(value) for name, value in vars(args).items() if name != "resume"}

@@ -69,7 +69,8 @@ def build_parser():
     add("--dataset", type=Path, default=digits, help="folder with train/<class>/*, val/<class>/*")
     add("--image_size", type=count, default=32, help="height and width in training, pixels")
     add("--val_size", type=count, help="height and width in validation; None: IMAGE_SIZE")
-    add("--augment", action="store_true", help="random resized crop and flip")
+    add("--augment", choices=["none", "resized", "crop"], default="none",
+        help="random flips and crops: resized as for ImageNet, or padded by 4 pixels")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     add("--workers", type=int, default=min(16, cores), help="loading processes in all")
     # new #
@@ -120,7 +121,7 @@ def image_pipeline(paths, size, augment, on_gpu):
     shape = fn.peek_image_shape(encoded, dtype=types.INT32)[:2]
     encoded = fn.reinterpret(encoded, shape=0 * shape[:1] - 1)
     images = fn.decoders.image(encoded, **engine)
-    if augment:
+    if augment == "resized":
         images = fn.random_resized_crop(images, **resize)
         return fn.flip(images, horizontal=fn.random.coin_flip())
     # as in torchvision: Resize rounds down, CenterCrop rounds a half to the even pixel
@@ -128,7 +129,13 @@ def image_pipeline(paths, size, augment, on_gpu):
     margin = resized - size
     corner = (margin + (margin // 2 & 1)) // 2
     scale = shape / fn.cast(resized, dtype=types.FLOAT)
-    return fn.resize(images, roi_start=corner * scale, roi_end=(corner + size) * scale, **resize)
+    images = fn.resize(images, roi_start=corner * scale, roi_end=(corner + size) * scale, **resize)
+    if augment == "crop":  # the whole image, moved by up to 4 pixels over black
+        corner = fn.random.uniform(values=[*range(-4, 5)], shape=2, dtype=types.INT32)
+        images = fn.slice(images, start=corner, shape=[size, size], axes=[0, 1],
+                          out_of_bounds_policy="pad")
+        images = fn.flip(images, horizontal=fn.random.coin_flip())
+    return images
 
 # new #
 # DALI gives whole batches, so it takes the place of DataLoader
@@ -223,9 +230,10 @@ def main():
     val_size = args.val_size or args.image_size
     val_transform = transforms.Compose([
         transforms.Resize(val_size), transforms.CenterCrop(val_size), transforms.PILToTensor()])
-    crop = [transforms.Resize(args.image_size), transforms.CenterCrop(args.image_size)]
-    if args.augment:
-        crop = [transforms.RandomResizedCrop(args.image_size), transforms.RandomHorizontalFlip()]
+    center = [transforms.Resize(args.image_size), transforms.CenterCrop(args.image_size)]
+    flip = transforms.RandomHorizontalFlip()
+    crop = dict(none=center, resized=[transforms.RandomResizedCrop(args.image_size), flip],
+                crop=[*center, transforms.RandomCrop(args.image_size, 4), flip])[args.augment]
     train_transform = transforms.Compose([*crop, transforms.PILToTensor()])
 
     # uint8 images (3, height, width) with the number of their class
@@ -242,7 +250,7 @@ def main():
     # each process has its share of the validation images, the batch and the workers
     val_sampler = range(rank, len(val_set), world_size)
     workers = -(-args.workers // world_size)
-    stay = workers > 0 and not args.augment  # workers that augment start anew, reseeded
+    stay = workers > 0 and args.augment == "none"  # workers that augment start anew, reseeded
     loading = dict(batch_size=args.batch_size // world_size, num_workers=workers,
                    pin_memory=on_gpu, generator=torch.Generator())
 
@@ -255,7 +263,7 @@ def main():
     # every validation image, in order
     # new #
     # DALI reads the images for validation too
-    val_loader = DALILoader(val_set, val_sampler, val_size, False, dali_gpu, **loading)
+    val_loader = DALILoader(val_set, val_sampler, val_size, "none", dali_gpu, **loading)
 
     # the device turns bytes into floats
     normalize = transforms.Compose([
@@ -292,10 +300,9 @@ def main():
     net = nn.Sequential(normalize, model)
 
     # -------------------------------------------------------------------------------- training
-    there = saved if saved.exists() else None
-    resume = there if args.resume == "auto" else args.resume
-    if there and Path(resume or "") != there:
-        print(f"{script}: replaces {there}; --resume auto would continue it", flush=True)
+    resume = (saved if saved.exists() else None) if args.resume == "auto" else args.resume
+    if saved.exists() and Path(resume or "") != saved:
+        print(f"{script}: replaces {saved}; --resume auto would continue it", flush=True)
     content = Path(resume).read_bytes() if resume and rank == 0 else None
 
     # go on with the states of the checkpoint and the options of this run
@@ -377,12 +384,11 @@ def main():
 
         # the epoch's line and checkpoint
         top1, top5 = (correct / len(val_set)).tolist()
-        speed = steps * args.batch_size / seconds
+        speed, wait = steps * args.batch_size / seconds, data_wait / seconds
         epochs.append(dict(loss=loss, val_top1=top1, val_top5=top5, seconds=seconds,
-                           images_per_second=speed, data_wait=data_wait / seconds))
+                           images_per_second=speed, data_wait=wait))
         print(f"epoch {epoch + 1}/{args.epochs}  loss {loss:.4f}  top-1 {top1:.2%}  "
-              f"top-5 {top5:.2%}  {speed:,.0f} images/s  data wait {data_wait / seconds:.0%}",
-              flush=True)
+              f"top-5 {top5:.2%}  {speed:,.0f} images/s  data wait {wait:.0%}", flush=True)
         if rank == 0:
             states = {name: part.state_dict() for name, part in parts.items()}
             options = {name: str(value) for name, value in vars(args).items() if name != "resume"}

@@ -57,7 +57,8 @@ def build_parser():
     add("--dataset", type=Path, default=digits, help="folder with train/<class>/*, val/<class>/*")
     add("--image_size", type=count, default=32, help="height and width in training, pixels")
     add("--val_size", type=count, help="height and width in validation; None: IMAGE_SIZE")
-    add("--augment", action="store_true", help="random resized crop and flip")
+    add("--augment", choices=["none", "resized", "crop"], default="none",
+        help="random flips and crops: resized as for ImageNet, or padded by 4 pixels")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     add("--workers", type=int, default=min(16, cores), help="loading processes in all")
     # new #
@@ -97,8 +98,8 @@ def open_folder(dataset, names, transform):
 
 
 # new #
-# RandomResizedCrop and RandomHorizontalFlip for a whole batch at once
-def random_crops(images, size):
+# RandomResizedCrop or RandomCrop, then RandomHorizontalFlip, for a whole batch at once
+def random_crops(images, size, augment):
     """Return a random crop of each image: uint8 (N, 3, side, side) to (N, 3, size, size)."""
     count = len(images)
     area = torch.empty(count, 10).uniform_(0.08, 1)  # a share of the image's area
@@ -107,6 +108,8 @@ def random_crops(images, size):
     first = (edges <= 1).all(2).int().argmax(1)  # of ten draws, the first that fits
     edges = edges[torch.arange(count), first].clamp(max=1)
     centers = (1 - edges) * torch.empty(count, 2).uniform_(-1, 1)  # coordinates from -1 to 1
+    if augment == "crop":  # the whole image, moved by up to 4 pixels over black
+        edges, centers = torch.ones(count, 2), torch.randint(-4, 5, (count, 2)) * 2 / size
     edges[:, 0] *= torch.randint(2, (count,)) * 2 - 1  # a negative width flips
     crops = torch.stack([edges, centers])
     crops = crops.pin_memory() if images.is_cuda else crops  # so that the host does not wait
@@ -114,15 +117,15 @@ def random_crops(images, size):
     pixels = (2 * torch.arange(size, device=images.device) + 1) / size - 1  # from -1 to 1
     across, down = (edges * pixels + centers).unbind(1)
     grid = torch.stack(torch.broadcast_tensors(across[:, None], down[:, :, None]), 3)
-    return nn.functional.grid_sample(images.float(), grid, padding_mode="border",
-                                     align_corners=False).round().byte()
+    return nn.functional.grid_sample(images.float(), grid, align_corners=False, padding_mode=(
+        "zeros" if augment == "crop" else "border")).round().byte()
 
 # new #
 # batches come from one tensor, so no DataLoader has to collect them
 class CachedLoader:
     """Yield uint8 images (N, 3, size, size) and labels (N,) from memory.
     With several processes each decodes its share of `dataset` and gets the others' shares. `place`
-    holds the images; `crop`, if not 0, is the size of random crops, which `device` makes.
+    holds the images; `crop` is None or (size, augment) of the random crops, which `device` makes.
     """
     def __init__(self, dataset, sampler, side, crop, place, device, rank, world_size, batch_size,
                  num_workers, pin_memory, drop_last=False, **others):
@@ -151,7 +154,7 @@ class CachedLoader:
                                            pin_memory=self.pinned)
             torch.index_select(self.images, 0, numbers, out=images)
             images = images.to(self.device, non_blocking=True)
-            yield random_crops(images, self.crop) if self.crop else images, self.labels[numbers]
+            yield random_crops(images, *self.crop) if self.crop else images, self.labels[numbers]
 
 def write(path, content):
     """Write bytes beside `path`, then move them there: `path` is never half a file."""
@@ -200,9 +203,10 @@ def main():
     val_size = args.val_size or args.image_size
     val_transform = transforms.Compose([
         transforms.Resize(val_size), transforms.CenterCrop(val_size), transforms.PILToTensor()])
-    crop = [transforms.Resize(args.image_size), transforms.CenterCrop(args.image_size)]
-    if args.augment:
-        crop = [transforms.RandomResizedCrop(args.image_size), transforms.RandomHorizontalFlip()]
+    center = [transforms.Resize(args.image_size), transforms.CenterCrop(args.image_size)]
+    flip = transforms.RandomHorizontalFlip()
+    crop = dict(none=center, resized=[transforms.RandomResizedCrop(args.image_size), flip],
+                crop=[*center, transforms.RandomCrop(args.image_size, 4), flip])[args.augment]
     train_transform = transforms.Compose([*crop, transforms.PILToTensor()])
 
     # uint8 images (3, height, width) with the number of their class
@@ -214,11 +218,12 @@ def main():
         fail(f"--batch_size {args.batch_size}: there are only {len(train_set)} training images")
 
     # new #
-    # the cache holds squares; random crops are cut from squares that are a seventh larger
-    side = -(-args.image_size * 8 // 7) if args.augment else args.image_size
-    if args.augment:
+    # the cache holds squares; resized crops are cut from squares that are a seventh larger
+    side = -(-args.image_size * 8 // 7) if args.augment == "resized" else args.image_size
+    cut = None if args.augment == "none" else (args.image_size, args.augment)
+    if cut:
         train_set.transform = transforms.Compose([transforms.Resize(side), transforms.CenterCrop(
-            side), *train_transform.transforms[2:]])
+            side), *train_transform.transforms[len(crop):]])
     needed = 3 * (len(train_set) * side ** 2 + len(val_set) * val_size ** 2)
     place, free = device, torch.cuda.mem_get_info()[0] if on_gpu else 0
     is_large = needed > free / 2 and args.cache_device == "auto"
@@ -237,20 +242,19 @@ def main():
     # each process has its share of the validation images, the batch and the workers
     val_sampler = range(rank, len(val_set), world_size)
     workers = -(-args.workers // world_size)
-    stay = workers > 0 and not args.augment  # workers that augment start anew, reseeded
+    stay = workers > 0 and args.augment == "none"  # workers that augment start anew, reseeded
     loading = dict(batch_size=args.batch_size // world_size, num_workers=workers,
                    pin_memory=on_gpu, generator=torch.Generator())
 
     # new #
     # decodes all images now; a batch is then a look-up in memory
     where = dict(place=place, device=device, rank=rank, world_size=world_size)
-    train_loader = CachedLoader(train_set, sampler, side, args.augment and args.image_size,
-                                drop_last=True, **where, **loading)
+    train_loader = CachedLoader(train_set, sampler, side, cut, drop_last=True, **where, **loading)
 
     # every validation image, in order
     # new #
     # validation looks its images up as well
-    val_loader = CachedLoader(val_set, val_sampler, val_size, 0, **where, **loading)
+    val_loader = CachedLoader(val_set, val_sampler, val_size, None, **where, **loading)
 
     # the device turns bytes into floats
     normalize = transforms.Compose([
@@ -287,10 +291,9 @@ def main():
     net = nn.Sequential(normalize, model)
 
     # -------------------------------------------------------------------------------- training
-    there = saved if saved.exists() else None
-    resume = there if args.resume == "auto" else args.resume
-    if there and Path(resume or "") != there:
-        print(f"{script}: replaces {there}; --resume auto would continue it", flush=True)
+    resume = (saved if saved.exists() else None) if args.resume == "auto" else args.resume
+    if saved.exists() and Path(resume or "") != saved:
+        print(f"{script}: replaces {saved}; --resume auto would continue it", flush=True)
     content = Path(resume).read_bytes() if resume and rank == 0 else None
 
     # go on with the states of the checkpoint and the options of this run
@@ -372,12 +375,11 @@ def main():
 
         # the epoch's line and checkpoint
         top1, top5 = (correct / len(val_set)).tolist()
-        speed = steps * args.batch_size / seconds
+        speed, wait = steps * args.batch_size / seconds, data_wait / seconds
         epochs.append(dict(loss=loss, val_top1=top1, val_top5=top5, seconds=seconds,
-                           images_per_second=speed, data_wait=data_wait / seconds))
+                           images_per_second=speed, data_wait=wait))
         print(f"epoch {epoch + 1}/{args.epochs}  loss {loss:.4f}  top-1 {top1:.2%}  "
-              f"top-5 {top5:.2%}  {speed:,.0f} images/s  data wait {data_wait / seconds:.0%}",
-              flush=True)
+              f"top-5 {top5:.2%}  {speed:,.0f} images/s  data wait {wait:.0%}", flush=True)
         if rank == 0:
             states = {name: part.state_dict() for name, part in parts.items()}
             options = {name: str(value) for name, value in vars(args).items() if name != "resume"}

@@ -1,0 +1,339 @@
+# /// script
+# requires-python = ">=3.10"
+# dependencies = [
+#     "pillow", "torch>=2.11", "torchvision>=0.26", "tqdm",
+# ]
+# ///
+"""Train an image classifier on DATASET/train/<class>/* and validate it on DATASET/val/<class>/*.
+
+    python train.py --dataset DATASET --epochs 5
+
+Each epoch prints loss, accuracy and images/s, and saves RESULT_DIR/<script name>.pt for --resume.
+After the last epoch it writes a record, RESULT_DIR/<script name>.json.
+"""
+
+import argparse
+import io
+import json
+import os
+import statistics
+import sys
+import time
+import warnings
+import zipfile
+from pathlib import Path
+
+import torch
+from PIL import Image, ImageOps
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler
+from torchvision import datasets, models
+from torchvision.transforms import v2 as transforms
+from tqdm import tqdm
+
+warnings.filterwarnings("ignore", module="PIL")  # its warnings name no file and are harmless
+
+
+def fail(message):
+    """Print one line on stderr and exit with status 2, which means wrong usage."""
+    print(f"{Path(__file__).name}: error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def count(text):
+    """Return an option's whole number, which is 1 or more. Raises ArgumentTypeError."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 up")
+    return int(text)
+
+
+def build_parser():
+    """Return the parser of the options. They have the same defaults in every script."""
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.error = fail
+    add = parser.add_argument
+    places = [folder / "data" / "digits" for folder in Path(__file__).resolve().parents]
+    digits = next(filter(Path.is_dir, places), places[1])
+    add("--dataset", type=Path, default=digits, help="folder with train/<class>/*, val/<class>/*")
+    add("--image_size", type=count, default=32, help="height and width in training, pixels")
+    add("--val_size", type=count, help="height and width in validation; None: IMAGE_SIZE")
+    # new #
+    # fewer pixels are less work
+    add("--small", type=float, default=0.5, help="part of IMAGE_SIZE in the first epochs")
+
+    add("--augment", choices=["none", "resized", "crop"], default="none",
+        help="random flips and crops: resized as for ImageNet, or padded by 4 pixels")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    add("--workers", type=int, default=min(16, cores), help="loading processes in all")
+    add("--width", type=count, default=16, help="channels of conv11's first layer")
+    add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
+    add("--batch_size", type=count, default=120, help="images in a step, all processes together")
+    add("--lr", type=float, default=0.1, help="highest learning rate")
+    add("--epochs", type=count, default=5, help="passes over the training images")
+    add("--steps", type=count, help="end each epoch after this many steps; None: all")
+    add("--seed", type=int, default=0, help="sets weights, image order and augmentation")
+    add("--result_dir", type=Path, default=Path("runs"), help="folder of record and checkpoint")
+    add("--resume", help="a checkpoint, or auto: the one in RESULT_DIR if there is one")
+    return parser
+
+
+def load_image(path):
+    """Return the image at `path` in RGB, turned by its EXIF. Raises OSError with the path."""
+    try:
+        with Image.open(path) as image:
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except Exception as error:
+        raise OSError(f"cannot read {path}: {error}") from None
+
+
+def open_folder(dataset, names, transform):
+    """Return an ImageFolder over the first of DATASET/<names> that is there."""
+    root = next((dataset / name for name in names if (dataset / name).is_dir()), dataset / names[0])
+    try:
+        return datasets.ImageFolder(root, transform, loader=load_image, is_valid_file=lambda path: (
+            datasets.folder.is_image_file(path) and not os.path.basename(path).startswith("._")))
+    except OSError as error:
+        fail(f"--dataset {dataset}: {error} (it needs {' or '.join(names)}/<class>/*; "
+             "`python make_dataset.py digits` makes the default)")
+
+
+def write(path, content):
+    """Write bytes beside `path`, then move them there: `path` is never half a file."""
+    Path(f"{path}.part").write_bytes(content)
+    os.replace(f"{path}.part", path)
+
+
+def conv11(width, classes):
+    """Return eleven 3x3 convolutions: (N, 3, H, W) floats to (N, classes) scores."""
+    layers, channels = [], 3
+    for i in range(11):
+        wider = width * 2 ** ((i + 1) // 3)
+        layers += [nn.Conv2d(channels, wider, 3, 2 if i % 3 == 2 else 1, 1, bias=False),
+                   nn.BatchNorm2d(wider), nn.ReLU(inplace=True)]
+        channels = wider
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
+    return nn.Sequential(*layers)
+
+
+def main():
+    # --------------------------------------------------------------------------------- options
+    started = time.perf_counter()
+    script = Path(__file__).stem
+    args = build_parser().parse_args()
+
+    # the number of this process, how many there are, and the device of this one
+    rank = 0
+    world_size = 1
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    # every process starts from the same weights
+    torch.manual_seed(args.seed)
+    on_gpu = device.type == "cuda"
+    if args.batch_size % world_size:
+        fail(f"--batch_size {args.batch_size} is not a multiple of {world_size} processes")
+    if not 0 < args.lr < 3e38 or not 0 <= args.seed < 2 ** 31 or args.workers < 0:
+        fail("--lr has to be above 0 and below 3e38, --seed 0 to 2147483647, --workers 0 or more")
+    saved = args.result_dir / f"{script}.pt"
+    try:
+        args.result_dir.mkdir(parents=True, exist_ok=True)
+        open(f"{saved}.part", "ab").close()
+    except OSError as error:
+        fail(f"--result_dir: {error}")
+
+    # new #
+    # sizes of the images: small for half of the epochs, medium for three tenths, then full
+    if not 0 < args.small <= 1:
+        fail(f"--small {args.small} has to be above 0 and at most 1")
+    unit = 32 if args.image_size >= 128 else 8  # models halve sizes several times
+    train_sizes = [min(args.image_size, unit * max(1, round(part * args.image_size / unit)))
+                   for part in (args.small, (1 + args.small) / 2)] + [args.image_size]
+
+    # ------------------------------------------------------------------------------------ data
+    val_size = args.val_size or args.image_size
+    val_transform = transforms.Compose([
+        transforms.Resize(val_size), transforms.CenterCrop(val_size), transforms.PILToTensor()])
+    center = [transforms.Resize(args.image_size), transforms.CenterCrop(args.image_size)]
+    flip = transforms.RandomHorizontalFlip()
+    crop = dict(none=center, resized=[transforms.RandomResizedCrop(args.image_size), flip],
+                crop=[*center, transforms.RandomCrop(args.image_size, 4), flip])[args.augment]
+    train_transform = transforms.Compose([*crop, transforms.PILToTensor()])
+
+    # uint8 images (3, height, width) with the number of their class
+    train_set = open_folder(args.dataset, ("train", "training"), train_transform)
+    val_set = open_folder(args.dataset, ("val", "test", "testing"), val_transform)
+    if odd := set(train_set.classes) ^ set(val_set.classes):
+        fail(f"--dataset {args.dataset}: classes in only one of train and val: {sorted(odd)}")
+    if len(train_set) < args.batch_size:
+        fail(f"--batch_size {args.batch_size}: there are only {len(train_set)} training images")
+
+    # epoch e (from 0) takes the images in the order of torch.randperm, seeded with --seed + e
+    sampler = RandomSampler(train_set, generator=torch.Generator())
+
+    # each process has its share of the validation images, the batch and the workers
+    val_sampler = range(rank, len(val_set), world_size)
+    workers = -(-args.workers // world_size)
+    stay = workers > 0 and args.augment == "none"  # workers that augment start anew, reseeded
+    loading = dict(batch_size=args.batch_size // world_size, num_workers=workers,
+                   pin_memory=on_gpu, generator=torch.Generator())
+
+    train_loader = DataLoader(
+        train_set, sampler=sampler, drop_last=True, persistent_workers=stay, **loading)
+
+    # every validation image, in order
+    val_loader = DataLoader(val_set, sampler=val_sampler, persistent_workers=workers > 0, **loading)
+
+    # the device turns bytes into floats
+    normalize = transforms.Compose([
+        transforms.ToDtype(torch.float32, scale=True),
+        transforms.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])])
+    steps = min(len(train_loader), args.steps or len(train_loader))
+
+    # ----------------------------------------------------------------------------------- model
+    classes = len(train_set.classes)
+    try:
+        if args.model == "conv11":
+            model = conv11(args.width, classes)
+        else:
+            no_aux = {"aux_logits": False} if args.model in ("googlenet", "inception_v3") else {}
+            model = models.get_model(args.model, num_classes=classes, **no_aux)
+        [model.eval()(torch.zeros(1, 3, side, side)) for side in {args.image_size, val_size}]
+    except Exception as error:  # some models take one size only
+        fail(f"--model {args.model}, image sizes {args.image_size} and {val_size}: {error}")
+
+    # never wrap model itself, wrap net below: optimizer, checkpoint and validation use model
+    model = model.to(device)
+
+    # ------------------------------------------------------------------------------- optimizer
+    loss_function = nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True)
+
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{script}: {parameters:,} parameters, {len(train_set):,} images, {device}", flush=True)
+
+    # a checkpoint holds the states of these
+    parts = {"model": model, "optimizer": optimizer}
+
+    # each step calls net on uint8 images; techniques wrap net, so that model stays as it is
+    net = nn.Sequential(normalize, model)
+
+    # -------------------------------------------------------------------------------- training
+    resume = (saved if saved.exists() else None) if args.resume == "auto" else args.resume
+    if saved.exists() and Path(resume or "") != saved:
+        print(f"{script}: replaces {saved}; --resume auto would continue it", flush=True)
+    content = Path(resume).read_bytes() if resume and rank == 0 else None
+
+    # go on with the states of the checkpoint and the options of this run
+    epochs = []
+    if content is not None:
+        try:
+            if damaged := zipfile.ZipFile(io.BytesIO(content)).testzip():
+                raise ValueError(f"{damaged} is damaged")  # torch.load would not notice
+            checkpoint = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            states = checkpoint["parts"]
+            states["optimizer"]["param_groups"] = optimizer.state_dict()["param_groups"]
+            for name in filter(states.get, parts):
+                parts[name].load_state_dict(states[name])
+            epochs = checkpoint["epochs"]
+        except Exception as error:
+            fail(f"--resume {resume}: no checkpoint of this model: {error!r:.150}")
+        changed = [f"--{name} {vars(args)[name]}, which was {old}" for name, old in
+                   checkpoint["options"].items() if str(vars(args).get(name, old)) != old]
+        print(f"{script}: {len(epochs)} of {args.epochs} epochs are done", *changed, sep="; ")
+
+    # the learning rate rises for a fifth of all steps, then falls to zero
+    done, total = len(epochs) * steps, args.epochs * steps
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
+        1, (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
+
+    # no step waits for the device; only the clock does, before the first step and after the last
+    synchronize = torch.cuda.synchronize if on_gpu else lambda: None
+    warmup_seconds = 0.0
+    resumed = len(epochs)
+    for epoch in range(resumed, args.epochs):
+        # one seed for each epoch and process: crops and dropout differ, and a resume repeats them
+        torch.manual_seed((args.seed + epoch) * world_size + rank)
+        loading["generator"].manual_seed(torch.initial_seed())
+
+        # the order of the images
+        sampler.generator.manual_seed(args.seed + epoch)
+
+        losses = torch.zeros(steps, device=device)
+        data_wait = 0.0
+        model.train()
+        synchronize()
+        start = tick = time.perf_counter()
+        for step, (images, labels) in tqdm(zip(range(steps), train_loader), f"epoch {epoch + 1}",
+                                           steps, leave=False, disable=None if rank == 0 else True):
+            data_wait += time.perf_counter() - tick
+            # new #
+            # the first steps try all sizes: compiling and lack of memory show at once
+            stage = sum(epoch + 1 > part * args.epochs for part in (0.5, 0.8))
+            train_size = train_sizes[step if epoch == 0 and step < 3 else stage]
+            if train_size < args.image_size:
+                images = transforms.Resize(train_size)(images.to(device, non_blocking=True))
+
+            labels = labels.to(device, non_blocking=True)
+            images = images.to(device, non_blocking=True)
+
+            output = net(images)
+            loss = loss_function(output, labels)
+
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+            # the loss stays on the device: to read it now would make each step wait
+            losses[step] = loss.detach()
+            scheduler.step()
+            tick = time.perf_counter()
+        synchronize()
+        seconds = time.perf_counter() - start
+        warmup_seconds = warmup_seconds or time.perf_counter() - started
+
+        # validation
+        model.eval()
+        correct = torch.zeros(2, device=device)
+        with torch.inference_mode():
+            for images, labels in val_loader:
+                output = model(normalize(images.to(device, non_blocking=True)))
+                labels = labels.to(device, non_blocking=True)
+                hits = output.topk(min(5, classes)).indices == labels[:, None]
+                correct += torch.stack([hits[:, 0].sum(), hits.sum()])
+
+        loss = losses.mean().item()  # read once an epoch
+        bad = (~losses.isfinite()).nonzero().flatten().tolist()
+        if bad or not output.isfinite().all():
+            sys.exit(f"{script}: error: the loss is no longer finite in epoch {epoch + 1}, step "
+                     f"{(bad or [steps - 1])[0] + 1}: try a lower --lr")
+
+        # the epoch's line and checkpoint
+        top1, top5 = (correct / len(val_set)).tolist()
+        speed, wait = steps * args.batch_size / seconds, data_wait / seconds
+        epochs.append(dict(loss=loss, val_top1=top1, val_top5=top5, seconds=seconds,
+                           images_per_second=speed, data_wait=wait))
+        print(f"epoch {epoch + 1}/{args.epochs}  loss {loss:.4f}  top-1 {top1:.2%}  "
+              f"top-5 {top5:.2%}  {speed:,.0f} images/s  data wait {wait:.0%}", flush=True)
+        if rank == 0:
+            states = {name: part.state_dict() for name, part in parts.items()}
+            options = {name: str(value) for name, value in vars(args).items() if name != "resume"}
+            torch.save(dict(parts=states, epochs=epochs, options=options), content := io.BytesIO())
+            write(saved, content.getvalue())
+
+    # the record; its speed leaves out the first epoch of this run, which is the warm-up
+    steady = epochs[resumed + 1:] or epochs[1:] or epochs
+    name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
+    record = dict(
+        script=script, options=vars(args), environment=dict(torch=torch.__version__, device=name),
+        parameters=parameters, epochs=epochs, val_top1=epochs[-1]["val_top1"],
+        images_per_second=statistics.median(each["images_per_second"] for each in steady),
+        train_seconds=sum(each["seconds"] for each in steady), warmup_seconds=warmup_seconds,
+        peak_memory_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else None)
+    if rank == 0:
+        write(saved.with_suffix(".json"), json.dumps(record, indent=1, default=str).encode())
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except OSError as error:  # an unreadable image, a full disk
+        sys.exit(f"{Path(__file__).name}: error: {str(error).splitlines()[-1]}")
