@@ -62,7 +62,8 @@ const DATA = {
 "    add(\"--dataset\", type=Path, default=digits, help=\"folder with train/<class>/*, val/<class>/*\")",
 "    add(\"--image_size\", type=count, default=32, help=\"height and width in training, pixels\")",
 "    add(\"--val_size\", type=count, help=\"height and width in validation; None: IMAGE_SIZE\")",
-"    add(\"--augment\", action=\"store_true\", help=\"random resized crop and flip\")",
+"    add(\"--augment\", choices=[\"none\", \"resized\", \"crop\"], default=\"none\",",
+"        help=\"random flips and crops: resized as for ImageNet, or padded by 4 pixels\")",
 "    cores = len(os.sched_getaffinity(0)) if hasattr(os, \"sched_getaffinity\") else os.cpu_count()",
 "    add(\"--workers\", type=int, default=min(16, cores), help=\"loading processes in all\")",
 "    add(\"--width\", type=count, default=16, help=\"channels of conv11's first layer\")",
@@ -144,9 +145,10 @@ const DATA = {
 "    val_size = args.val_size or args.image_size",
 "    val_transform = transforms.Compose([",
 "        transforms.Resize(val_size), transforms.CenterCrop(val_size), transforms.PILToTensor()])",
-"    crop = [transforms.Resize(args.image_size), transforms.CenterCrop(args.image_size)]",
-"    if args.augment:",
-"        crop = [transforms.RandomResizedCrop(args.image_size), transforms.RandomHorizontalFlip()]",
+"    center = [transforms.Resize(args.image_size), transforms.CenterCrop(args.image_size)]",
+"    flip = transforms.RandomHorizontalFlip()",
+"    crop = dict(none=center, resized=[transforms.RandomResizedCrop(args.image_size), flip],",
+"                crop=[*center, transforms.RandomCrop(args.image_size, 4), flip])[args.augment]",
 "    train_transform = transforms.Compose([*crop, transforms.PILToTensor()])",
 "",
 "    # uint8 images (3, height, width) with the number of their class",
@@ -163,7 +165,7 @@ const DATA = {
 "    # each process has its share of the validation images, the batch and the workers",
 "    val_sampler = range(rank, len(val_set), world_size)",
 "    workers = -(-args.workers // world_size)",
-"    stay = workers > 0 and not args.augment  # workers that augment start anew, reseeded",
+"    stay = workers > 0 and args.augment == \"none\"  # workers that augment start anew, reseeded",
 "    loading = dict(batch_size=args.batch_size // world_size, num_workers=workers,",
 "                   pin_memory=on_gpu, generator=torch.Generator())",
 "",
@@ -208,10 +210,9 @@ const DATA = {
 "    net = nn.Sequential(normalize, model)",
 "",
 "    # -------------------------------------------------------------------------------- training",
-"    there = saved if saved.exists() else None",
-"    resume = there if args.resume == \"auto\" else args.resume",
-"    if there and Path(resume or \"\") != there:",
-"        print(f\"{script}: replaces {there}; --resume auto would continue it\", flush=True)",
+"    resume = (saved if saved.exists() else None) if args.resume == \"auto\" else args.resume",
+"    if saved.exists() and Path(resume or \"\") != saved:",
+"        print(f\"{script}: replaces {saved}; --resume auto would continue it\", flush=True)",
 "    content = Path(resume).read_bytes() if resume and rank == 0 else None",
 "",
 "    # go on with the states of the checkpoint and the options of this run",
@@ -293,12 +294,11 @@ const DATA = {
 "",
 "        # the epoch's line and checkpoint",
 "        top1, top5 = (correct / len(val_set)).tolist()",
-"        speed = steps * args.batch_size / seconds",
+"        speed, wait = steps * args.batch_size / seconds, data_wait / seconds",
 "        epochs.append(dict(loss=loss, val_top1=top1, val_top5=top5, seconds=seconds,",
-"                           images_per_second=speed, data_wait=data_wait / seconds))",
+"                           images_per_second=speed, data_wait=wait))",
 "        print(f\"epoch {epoch + 1}/{args.epochs}  loss {loss:.4f}  top-1 {top1:.2%}  \"",
-"              f\"top-5 {top5:.2%}  {speed:,.0f} images/s  data wait {data_wait / seconds:.0%}\",",
-"              flush=True)",
+"              f\"top-5 {top5:.2%}  {speed:,.0f} images/s  data wait {wait:.0%}\", flush=True)",
 "        if rank == 0:",
 "            states = {name: part.state_dict() for name, part in parts.items()}",
 "            options = {name: str(value) for name, value in vars(args).items() if name != \"resume\"}",
@@ -331,7 +331,7 @@ const DATA = {
 "title": "decoding on the GPU or in C++ threads",
 "guide": "techniques.md#train_dalipy-decoding-on-the-gpu-or-in-c-threads",
 "launcher": "python ",
-"added": 88,
+"added": 94,
 "hunks": [
 [
 3,
@@ -358,8 +358,8 @@ const DATA = {
 ]
 ],
 [
-62,
-62,
+63,
+63,
 [
 "    # new #",
 "    # without a GPU the CPU decodes; --workers is the number of threads",
@@ -368,8 +368,8 @@ const DATA = {
 ]
 ],
 [
-93,
-93,
+94,
+94,
 [
 "",
 "# new #",
@@ -384,7 +384,7 @@ const DATA = {
 "    shape = fn.peek_image_shape(encoded, dtype=types.INT32)[:2]",
 "    encoded = fn.reinterpret(encoded, shape=0 * shape[:1] - 1)",
 "    images = fn.decoders.image(encoded, **engine)",
-"    if augment:",
+"    if augment == \"resized\":",
 "        images = fn.random_resized_crop(images, **resize)",
 "        return fn.flip(images, horizontal=fn.random.coin_flip())",
 "    # as in torchvision: Resize rounds down, CenterCrop rounds a half to the even pixel",
@@ -392,7 +392,13 @@ const DATA = {
 "    margin = resized - size",
 "    corner = (margin + (margin // 2 & 1)) // 2",
 "    scale = shape / fn.cast(resized, dtype=types.FLOAT)",
-"    return fn.resize(images, roi_start=corner * scale, roi_end=(corner + size) * scale, **resize)",
+"    images = fn.resize(images, roi_start=corner * scale, roi_end=(corner + size) * scale, **resize)",
+"    if augment == \"crop\":  # the whole image, moved by up to 4 pixels over black",
+"        corner = fn.random.uniform(values=[*range(-4, 5)], shape=2, dtype=types.INT32)",
+"        images = fn.slice(images, start=corner, shape=[size, size], axes=[0, 1],",
+"                          out_of_bounds_policy=\"pad\")",
+"        images = fn.flip(images, horizontal=fn.random.coin_flip())",
+"    return images",
 "",
 "# new #",
 "# DALI gives whole batches, so it takes the place of DataLoader",
@@ -442,8 +448,8 @@ const DATA = {
 ]
 ],
 [
-164,
 166,
+168,
 [
 "    # new #",
 "    # DALI reads the same images in the same order",
@@ -453,12 +459,12 @@ const DATA = {
 ]
 ],
 [
-168,
-169,
+170,
+171,
 [
 "    # new #",
 "    # DALI reads the images for validation too",
-"    val_loader = DALILoader(val_set, val_sampler, val_size, False, dali_gpu, **loading)"
+"    val_loader = DALILoader(val_set, val_sampler, val_size, \"none\", dali_gpu, **loading)"
 ]
 ]
 ]
@@ -471,8 +477,8 @@ const DATA = {
 "added": 47,
 "hunks": [
 [
-69,
-69,
+70,
+70,
 [
 "    # new #",
 "    # sync_bn halves the speed of ResNet-50 on 4 H200s",
@@ -483,8 +489,8 @@ const DATA = {
 ]
 ],
 [
-119,
-122,
+120,
+123,
 [
 "    # new #",
 "    # torchrun starts one process for each GPU and gives each process its number",
@@ -503,8 +509,8 @@ const DATA = {
 ]
 ],
 [
-155,
-156,
+157,
+158,
 [
 "    # new #",
 "    # each process takes every world_size-th image of that order",
@@ -513,8 +519,8 @@ const DATA = {
 ]
 ],
 [
-204,
-204,
+206,
+206,
 [
 "    # new #",
 "    # averages the gradients of all processes while the backward pass still runs",
@@ -526,8 +532,8 @@ const DATA = {
 ]
 ],
 [
-210,
-210,
+211,
+211,
 [
 "",
 "    # new #",
@@ -537,8 +543,8 @@ const DATA = {
 ]
 ],
 [
-244,
 245,
+246,
 [
 "        # new #",
 "        # without this line every epoch has the order of the first",
@@ -546,8 +552,8 @@ const DATA = {
 ]
 ],
 [
-272,
-272,
+273,
+273,
 [
 "        # new #",
 "        # average the loss over the processes; send process 0's batch norm statistics to all",
@@ -558,8 +564,8 @@ const DATA = {
 ]
 ],
 [
-287,
-287,
+288,
+288,
 [
 "",
 "        # new #",
@@ -587,8 +593,8 @@ const DATA = {
 "added": 5,
 "hunks": [
 [
-204,
-204,
+206,
+206,
 [
 "    # new #",
 "    # each step copies the weights to every GPU and gives each an equal piece of the batch",
@@ -630,8 +636,8 @@ const DATA = {
 ]
 ],
 [
-62,
-62,
+63,
+63,
 [
 "    # new #",
 "    # loader_LMDB.py makes and reads the same files",
@@ -640,8 +646,8 @@ const DATA = {
 ]
 ],
 [
-93,
-93,
+94,
+94,
 [
 "",
 "# new #",
@@ -707,8 +713,8 @@ const DATA = {
 ]
 ],
 [
-153,
-153,
+155,
+155,
 [
 "",
 "    # new #",
@@ -728,8 +734,8 @@ const DATA = {
 "added": 17,
 "hunks": [
 [
-68,
-68,
+69,
+69,
 [
 "    # new #",
 "    # float16 needs its loss scaled; bfloat16 has the range of float32 and is what CPUs have",
@@ -738,8 +744,8 @@ const DATA = {
 ]
 ],
 [
-201,
-201,
+203,
+203,
 [
 "    # new #",
 "    # the scaler multiplies the loss, since small gradients become zero in float16",
@@ -749,8 +755,8 @@ const DATA = {
 ]
 ],
 [
-257,
-259,
+258,
+260,
 [
 "            # new #",
 "            # convolutions and matrix products in half precision, the loss in float32",
@@ -760,8 +766,8 @@ const DATA = {
 ]
 ],
 [
-261,
-263,
+262,
+264,
 [
 "            # new #",
 "            # the step uses unscaled gradients; the scaler skips it when they overflow",
@@ -777,11 +783,11 @@ const DATA = {
 "title": "the decoded images in memory",
 "guide": "techniques.md#train_cachepy-the-decoded-images-in-memory",
 "launcher": "python ",
-"added": 83,
+"added": 85,
 "hunks": [
 [
-62,
-62,
+63,
+63,
 [
 "    # new #",
 "    # auto: in GPU memory if the images take at most half of what is free",
@@ -790,13 +796,13 @@ const DATA = {
 ]
 ],
 [
-93,
-93,
+94,
+94,
 [
 "",
 "# new #",
-"# RandomResizedCrop and RandomHorizontalFlip for a whole batch at once",
-"def random_crops(images, size):",
+"# RandomResizedCrop or RandomCrop, then RandomHorizontalFlip, for a whole batch at once",
+"def random_crops(images, size, augment):",
 "    \"\"\"Return a random crop of each image: uint8 (N, 3, side, side) to (N, 3, size, size).\"\"\"",
 "    count = len(images)",
 "    area = torch.empty(count, 10).uniform_(0.08, 1)  # a share of the image's area",
@@ -805,6 +811,8 @@ const DATA = {
 "    first = (edges <= 1).all(2).int().argmax(1)  # of ten draws, the first that fits",
 "    edges = edges[torch.arange(count), first].clamp(max=1)",
 "    centers = (1 - edges) * torch.empty(count, 2).uniform_(-1, 1)  # coordinates from -1 to 1",
+"    if augment == \"crop\":  # the whole image, moved by up to 4 pixels over black",
+"        edges, centers = torch.ones(count, 2), torch.randint(-4, 5, (count, 2)) * 2 / size",
 "    edges[:, 0] *= torch.randint(2, (count,)) * 2 - 1  # a negative width flips",
 "    crops = torch.stack([edges, centers])",
 "    crops = crops.pin_memory() if images.is_cuda else crops  # so that the host does not wait",
@@ -812,15 +820,15 @@ const DATA = {
 "    pixels = (2 * torch.arange(size, device=images.device) + 1) / size - 1  # from -1 to 1",
 "    across, down = (edges * pixels + centers).unbind(1)",
 "    grid = torch.stack(torch.broadcast_tensors(across[:, None], down[:, :, None]), 3)",
-"    return nn.functional.grid_sample(images.float(), grid, padding_mode=\"border\",",
-"                                     align_corners=False).round().byte()",
+"    return nn.functional.grid_sample(images.float(), grid, align_corners=False, padding_mode=(",
+"        \"zeros\" if augment == \"crop\" else \"border\")).round().byte()",
 "",
 "# new #",
 "# batches come from one tensor, so no DataLoader has to collect them",
 "class CachedLoader:",
 "    \"\"\"Yield uint8 images (N, 3, size, size) and labels (N,) from memory.",
 "    With several processes each decodes its share of `dataset` and gets the others' shares. `place`",
-"    holds the images; `crop`, if not 0, is the size of random crops, which `device` makes.",
+"    holds the images; `crop` is None or (size, augment) of the random crops, which `device` makes.",
 "    \"\"\"",
 "    def __init__(self, dataset, sampler, side, crop, place, device, rank, world_size, batch_size,",
 "                 num_workers, pin_memory, drop_last=False, **others):",
@@ -849,19 +857,20 @@ const DATA = {
 "                                           pin_memory=self.pinned)",
 "            torch.index_select(self.images, 0, numbers, out=images)",
 "            images = images.to(self.device, non_blocking=True)",
-"            yield random_crops(images, self.crop) if self.crop else images, self.labels[numbers]"
+"            yield random_crops(images, *self.crop) if self.crop else images, self.labels[numbers]"
 ]
 ],
 [
-154,
-154,
+156,
+156,
 [
 "    # new #",
-"    # the cache holds squares; random crops are cut from squares that are a seventh larger",
-"    side = -(-args.image_size * 8 // 7) if args.augment else args.image_size",
-"    if args.augment:",
+"    # the cache holds squares; resized crops are cut from squares that are a seventh larger",
+"    side = -(-args.image_size * 8 // 7) if args.augment == \"resized\" else args.image_size",
+"    cut = None if args.augment == \"none\" else (args.image_size, args.augment)",
+"    if cut:",
 "        train_set.transform = transforms.Compose([transforms.Resize(side), transforms.CenterCrop(",
-"            side), *train_transform.transforms[2:]])",
+"            side), *train_transform.transforms[len(crop):]])",
 "    needed = 3 * (len(train_set) * side ** 2 + len(val_set) * val_size ** 2)",
 "    place, free = device, torch.cuda.mem_get_info()[0] if on_gpu else 0",
 "    is_large = needed > free / 2 and args.cache_device == \"auto\"",
@@ -877,23 +886,22 @@ const DATA = {
 ]
 ],
 [
-164,
 166,
+168,
 [
 "    # new #",
 "    # decodes all images now; a batch is then a look-up in memory",
 "    where = dict(place=place, device=device, rank=rank, world_size=world_size)",
-"    train_loader = CachedLoader(train_set, sampler, side, args.augment and args.image_size,",
-"                                drop_last=True, **where, **loading)"
+"    train_loader = CachedLoader(train_set, sampler, side, cut, drop_last=True, **where, **loading)"
 ]
 ],
 [
-168,
-169,
+170,
+171,
 [
 "    # new #",
 "    # validation looks its images up as well",
-"    val_loader = CachedLoader(val_set, val_sampler, val_size, 0, **where, **loading)"
+"    val_loader = CachedLoader(val_set, val_sampler, val_size, None, **where, **loading)"
 ]
 ]
 ]
@@ -906,8 +914,8 @@ const DATA = {
 "added": 6,
 "hunks": [
 [
-191,
-191,
+193,
+193,
 [
 "    # new #",
 "    # tensor cores work on channels last; in other layouts each layer converts its input",
@@ -916,8 +924,8 @@ const DATA = {
 ]
 ],
 [
-255,
 256,
+257,
 [
 "            # new #",
 "            # the same layout as the weights",
@@ -934,8 +942,8 @@ const DATA = {
 "added": 6,
 "hunks": [
 [
-60,
-60,
+61,
+61,
 [
 "    # new #",
 "    # reduce-overhead replays each step's kernels as one CUDA graph; max-autotune tries more kernels",
@@ -944,12 +952,12 @@ const DATA = {
 ]
 ],
 [
-202,
-203,
+204,
+205,
 [
 "    # new #",
-"    # the first step compiles: layers fuse into fewer kernels; validation stays as it is",
-"    net = torch.compile(nn.Sequential(normalize, model), mode=args.compile_mode)"
+"    # layers fuse into fewer kernels; the first step of each image size compiles for that size",
+"    net = torch.compile(nn.Sequential(normalize, model), mode=args.compile_mode, dynamic=False)"
 ]
 ]
 ]
@@ -962,8 +970,8 @@ const DATA = {
 "added": 3,
 "hunks": [
 [
-122,
-122,
+123,
+123,
 [
 "",
 "    # new #",
@@ -981,8 +989,8 @@ const DATA = {
 "added": 8,
 "hunks": [
 [
-195,
-195,
+197,
+197,
 [
 "    # new #",
 "    # one kernel updates all weights; told of a GradScaler, it also unscales and skips overflows",
@@ -1005,8 +1013,8 @@ const DATA = {
 "added": 32,
 "hunks": [
 [
-73,
-73,
+74,
+74,
 [
 "",
 "# new #",
@@ -1030,8 +1038,8 @@ const DATA = {
 ]
 ],
 [
-234,
-234,
+235,
+235,
 [
 "    # new #",
 "    # profiles the end of this run's first epoch, whose speed counts only if there is no other",
@@ -1047,14 +1055,60 @@ const DATA = {
 ]
 ],
 [
-263,
-263,
+264,
+264,
 [
 "",
 "            # new #",
 "            # the profiler counts steps",
 "            marks.append((time.perf_counter(), data_wait))",
 "            profiler.step()"
+]
+]
+]
+},
+"progressive": {
+"group": "Computing",
+"title": "small images first",
+"guide": "techniques.md#train_progressivepy-small-images-first",
+"launcher": "python ",
+"added": 16,
+"hunks": [
+[
+59,
+59,
+[
+"    # new #",
+"    # fewer pixels are less work",
+"    add(\"--small\", type=float, default=0.5, help=\"part of IMAGE_SIZE in the first epochs\")",
+""
+]
+],
+[
+137,
+137,
+[
+"",
+"    # new #",
+"    # sizes of the images: small for half of the epochs, medium for three tenths, then full",
+"    if not 0 < args.small <= 1:",
+"        fail(f\"--small {args.small} has to be above 0 and at most 1\")",
+"    unit = 32 if args.image_size >= 128 else 8  # models halve sizes several times",
+"    train_sizes = [min(args.image_size, unit * max(1, round(part * args.image_size / unit)))",
+"                   for part in (args.small, (1 + args.small) / 2)] + [args.image_size]"
+]
+],
+[
+255,
+255,
+[
+"            # new #",
+"            # the first steps try all sizes: compiling and lack of memory show at once",
+"            stage = sum(epoch + 1 > part * args.epochs for part in (0.5, 0.8))",
+"            train_size = train_sizes[step if epoch == 0 and step < 3 else stage]",
+"            if train_size < args.image_size:",
+"                images = transforms.Resize(train_size)(images.to(device, non_blocking=True))",
+""
 ]
 ]
 ]
@@ -1067,8 +1121,8 @@ const DATA = {
 "added": 25,
 "hunks": [
 [
-112,
-112,
+113,
+113,
 [
 "# new #",
 "# tensor cores want 8 channels or more; 2x2 blocks of an image have 12, padded to 16",
@@ -1089,8 +1143,8 @@ const DATA = {
 ]
 ],
 [
-187,
-187,
+189,
+189,
 [
 "",
 "    # new #",
@@ -1123,6 +1177,9 @@ const DATA = {
 ],
 [
 "fused"
+],
+[
+"progressive"
 ],
 [
 "stem"
@@ -2068,7 +2125,7 @@ const DATA = {
 "folder": "h200-2gpu-resnet50",
 "family": "train",
 "file": "running.json",
-"problem": "Ratios to the baseline are not usable: it trained 1,045 images/s at the start and 1,193 at the end, more than 10% apart. Something else used the machine, or loading varied. Other rows may be wrong too; run it again.",
+"problem": "Ratios to the baseline are not usable: it trained 1,045 images/s and then 1,193, more than 10% apart. Something else used the machine, or loading varied. Ratios with \u00b1 are of runs by turns: their spread tells how far they can be used. Or run it again.",
 "limits": [],
 "title": "resnet50, 224 px, imagenet_copies, batch 512; 2x NVIDIA H200",
 "setting": "2x NVIDIA H200, driver 580.159.04, CUDA 13.0, cuDNN 92400; 32 cores of Intel(R) Xeon(R) Processor; lmdb 3.0.0, nvidia-dali-cuda120 2.4.0, torch 2.14.1, torchvision 0.29.2, Python 3.12.3; 2026-11-23; `./running.sh 3 data/imagenet_copies --part staircase --without LMDB --without cache --without stem --without cudnn --minutes 6.5 --result_dir results/h200-2gpu-resnet50 -- --model resnet50 --image_size 224 --augment --batch_size 512 --workers 32 --steps 24 --compile_mode reduce-overhead`",
