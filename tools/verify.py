@@ -239,7 +239,7 @@ def distance(one, other, scale=None):
         return math.inf
     if one.nan_to_num().equal(other.nan_to_num()):
         return 0.0
-    return ((one - other).norm() / (one if scale is None else scale).norm().clamp(min=1e-10)).item()
+    return ((one - other).norm() / (one if scale is None else scale).norm().clamp(min=1e-8)).item()
 
 
 def whole(parts):
