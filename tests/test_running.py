@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers import change, processes_of, run, run_forked, start
+from helpers import TECHNIQUES, change, processes_of, run, run_forked, start
 
 import compose
 import running
@@ -230,8 +230,8 @@ def test_all_rows_from_another_folder_through_a_link(stand_ins, tmp_path):
 
 
 def test_the_real_scripts(project, digits, tmp_path):
-    left_out = ["LMDB", "DALI", "compile", "fused", "stem", "channels_last", "amp"]
-    words = [word for name in left_out for word in ("--without", name)]
+    words = [word for name in TECHNIQUES if name not in ("DP", "DDP", "cache", "profile")
+             for word in ("--without", name)]
     done = run(project / "running.sh", "2", digits, "--runs", "1", "--result_dir",
                tmp_path / "r", *words, *QUICK)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -245,6 +245,30 @@ def test_the_real_scripts(project, digits, tmp_path):
         assert row["machine"]["cores"] and row["machine"]["packages"]["torch"] == version("torch")
     assert "There is no GPU here" in done.stdout and "Left out: DP, because" in done.stdout
     assert "epoch 2/2" in (tmp_path / "r" / "running" / "train_DDP.log").read_text()
+
+
+def test_sets_run_by_turns_until_the_verdict_holds(stand_ins, data):
+    change(stand_ins / "src" / "train_cudnn.py", "cudnn = 1.25", "cudnn = 1")
+    for path in (stand_ins / "src").glob("train_*.py"):
+        path.unlink() if path.stem.split("_")[1] not in ("amp", "cudnn", "fused") else None
+    done = drive(stand_ins, "2", data, "--with", "amp", "--with", "cudnn", "--part", "staircase")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = rows_of(stand_ins / "results")
+    assert [(row["column"], row.get("n"), row.get("verdict")) for row in rows] == [
+        ("plain", None, None), ("+amp", 2, "faster"), ("+cudnn", 3, "no difference"),
+        ("+fused", 1, "slower"), ("baseline", None, None)]
+    assert [row.get("kept") for row in rows[1:4]] == [True, False, False]
+    base, amp, cudnn, fused, again = (row["runs"] for row in rows)
+    assert len(amp) == 2 + 2 + 2 and len(cudnn) == 3 and len(fused) == 1  # two runs at the end
+    assert base[-1] == again[0] and len(base) == 6  # along the way, and at the end
+    numbers = [run["number"] for runs in (base, amp, cudnn, fused) for run in runs]
+    assert sorted(numbers) == [*range(1, 17)]
+    assert all(run["rates"] == [1500] and run["wall_seconds"] > 0 for run in amp)
+    table = (stand_ins / "results" / "running.md").read_text()
+    assert "| +cudnn | 1,500 | 1.50x | 1.00x ±0.01 | 3 | the first epoch | 90.00% | no difference |" \
+        in table
+    assert "| train_amp | 6 | 1,500 (1,500 to 1,500) |" in table
+    assert done.stdout.count("        again amp: 0.67 s  1,500 images/s") == 5  # of six runs
 
 
 def test_the_order_of_the_staircase(stand_ins, monkeypatch):
@@ -311,7 +335,7 @@ def test_bfloat16_of_a_cpu(flags, limit, expected, monkeypatch):
 def test_failing_variants_leave_rows_and_the_others_run(stand_ins, data):
     change(stand_ins / "src" / "train_amp.py", "amp = 1.5", "amp = no_such_name")
     words = "train_cudnn.py: error: the loss stops being finite at epoch 1, step 1"
-    change(stand_ins / "src" / "train_cudnn.py", "cudnn = 1.1", f"sys.exit({words!r})")
+    change(stand_ins / "src" / "train_cudnn.py", "cudnn = 1.25", f"sys.exit({words!r})")
     done = drive(stand_ins, "1", data, "--part", "cells", *ALL, "--without", "DP")
     assert done.returncode == 1, done.stdout + done.stderr
     rows = rows_of(stand_ins / "results")

@@ -5,19 +5,22 @@ It writes results/<folder>/README.md and its chart, results/README.md, and what 
 """
 
 import difflib
+import itertools
 import json
 import re
 import statistics
 from pathlib import Path
 
+from verdict import PAYS, compare
+
 ROOT = Path(__file__).resolve().parent.parent
-MOVED = 1.1  # ratios are not usable if the baseline's two runs differ by more than so many times
+MOVED = 1.1  # ratios are not usable if the baseline's speed moves so many times between two runs
 
 # the grid of running.sh: the name of a row or column, and the techniques it stands for
 ROWS = {"single": [], "DP": ["DP"], "DDP": ["DDP"]}
 COLUMNS = {"plain": [], "+cudnn": ["cudnn"], "+amp": ["amp"], "+cudnn +amp": ["cudnn", "amp"]}
-VERDICTS = {True: "kept", False: "left out", None: ""}  # "kept" of a row; the baseline has none
 COLORS = {"baseline": "tab:blue", "kept": "tab:green", "left out": "lightgrey",
+          "no difference": "lightgrey", "slower": "silver", "gains less": "palegreen",
           "single": "tab:blue", "DP": "tab:orange", "DDP": "tab:purple"}
 
 
@@ -27,15 +30,65 @@ def images_per_second(row):
     return row["images_per_second"] if row["status"] == "ok" else 0
 
 
-def ratio(row, base):
-    """Return '1.67x', the ratio of two medians of images/s; '' where a run did not end well."""
-    times = images_per_second(row) / (images_per_second(base) or float("inf"))
-    return f"{times:.2f}x" if times else ""
-
-
 def speeds(row, key="images_per_second"):
-    """Return images/s of each epoch that counts: those after the first, which warms up."""
+    """Return images/s of each epoch that counts: those after the first, which warms up.
+
+    They are of all runs of the row; other keys are of the first run.
+    """
+    if "runs" in row and key == "images_per_second":
+        return [rate for run in row["runs"] for rate in run["rates"]]
     return [epoch[key] for epoch in row["epochs"][1:] or row["epochs"]]
+
+
+def runs(row):
+    """Return the runs of a row; those of old records were made once."""
+    return row.get("runs") or [dict(number=0, images_per_second=row["images_per_second"],
+                                    rates=speeds(row))]
+
+
+def ratio(row, base):
+    """Return '1.67x': how many times as fast a row is; '' where a run did not end well."""
+    if row["status"] != "ok" or base["status"] != "ok":
+        return ""
+    return f"{compare(runs(row), runs(base))[0]:.2f}x"
+
+
+def gain(row):
+    """Return '1.67x ±0.05', the ratio that the verdict on a row is about."""
+    return f"{row['ratio']:.2f}x ±{row['spread']:.2f}" if "ratio" in row else ""
+
+
+def verdict(row):
+    """Return the verdict on a row of the staircase; '' for the baseline."""
+    old = "" if row.get("kept") is None else "left out"
+    return "kept" if row.get("kept") else row.get("verdict", old).replace("faster", "gains less")
+
+
+def warmup(row):
+    """Return the seconds from the start to the end of the first epoch.
+
+    They are of the first run, which may compile; of the baseline, the median.
+    """
+    return row["warmup_seconds"] if row["techniques"] else statistics.median(
+        run.get("warmup_seconds", row["warmup_seconds"]) for run in runs(row))
+
+
+def whole(row):
+    """Return the seconds of a row's run, with warm-up and without validation."""
+    first = row["epochs"][0]
+    images = first["seconds"] * first["images_per_second"]
+    return warmup(row) + (len(row["epochs"]) - 1) * images / row["images_per_second"]
+
+
+def pays_back(row, base):
+    """Return after how many steps a set has made up for its longer warm-up, in words."""
+    if row["images_per_second"] < PAYS * base["images_per_second"]:
+        return "never"
+    batch, first = row["options"]["batch_size"], row["epochs"][0]
+    extra = (warmup(row) - warmup(base)) / (
+        batch / base["images_per_second"] - batch / row["images_per_second"])
+    steps = first["seconds"] * first["images_per_second"] / batch  # the first epoch's
+    return f"{steps + extra:,.0f} steps" if extra > 0 else "the first epoch"
 
 
 def spread(row):
@@ -132,38 +185,63 @@ def not_usable(rows):
     if again["status"] != "ok":
         return ("**Ratios to the baseline are not usable:** it did not end well when it was "
                 f"measured again ({again['error']}). Was the machine busy?")
-    one, other = images_per_second(first), images_per_second(again)
-    if max(one, other) <= MOVED * min(one, other):
-        return ""
-    return (f"**Ratios to the baseline are not usable:** it trained {one:,.0f} images/s at the "
-            f"start and {other:,.0f} at the end, more than {MOVED - 1:.0%} apart. Something else "
-            "used the machine, or loading varied. Other rows may be wrong too; run it again.")
+    measured = runs(first) if "runs" in first else [*runs(first), *runs(again)]
+    for one, other in itertools.pairwise(run["images_per_second"] for run in measured):
+        if max(one, other) > MOVED * min(one, other):
+            return (f"**Ratios to the baseline are not usable:** it trained {one:,.0f} images/s "
+                    f"and then {other:,.0f}, more than {MOVED - 1:.0%} apart. Something else used "
+                    "the machine, or loading varied. Ratios with ± are of runs by turns: their "
+                    "spread tells how far they can be used. Or run it again.")
+    return ""
 
 
 def gains(rows):
     """Return [(row, its ratio to the set that it was added to)] of the staircase."""
     sets = {tuple(row["techniques"]): row for row in rows if row["row"] != "again"}
-    return [(row, ratio(row, sets[tuple(row["on"])])) for row in rows if "on" in row]
+    return [(row, gain(row).split(" ")[0] or ratio(row, sets[tuple(row["on"])]))
+            for row in rows if "on" in row]
+
+
+def fastest(rows):
+    """Return the row of the staircase's last set; without one, that with most images/s."""
+    if any("on" in row for row in rows):
+        return [rows[0], *(row for row in rows if row.get("kept"))][-1]
+    return max((row for row in rows if row["row"] != "again"), key=images_per_second)
 
 
 def staircase(rows):
-    """Return the table of techniques, each on top of those kept before it, and the fastest set."""
+    """Return the table of techniques, each on top of those kept before it, and the fastest sets."""
     cells = []
-    for row, gain in [(rows[0], ""), *gains(rows)]:
+    for row, times in [(rows[0], ""), *gains(rows)]:
         name = row["column"] if "on" in row else "baseline"
         cells.append([name, problem(row)] if row["status"] != "ok" else
-                     [name, f"{row['images_per_second']:,.0f}", ratio(row, rows[0]), gain,
-                      f"{row['val_top1']:.2%}", VERDICTS[row.get("kept")]])
+                     [name, f"{row['images_per_second']:,.0f}", ratio(row, rows[0]),
+                      gain(row) or times, str(row.get("n", len(runs(row)))),
+                      pays_back(row, rows[0]) if row["techniques"] and rows[0]["status"] == "ok"
+                      else "", f"{row['val_top1']:.2%}", verdict(row)])
     if len(cells) == 1:
         return []
-    lines = table("| staircase | images/s | to the baseline | to the step before | top-1 | |",
-                  cells)
-    if kept := [row["techniques"] for row in rows if row.get("kept")]:
-        lines += ["", "Each technique is added to those kept before it, and kept if training is "
-                  "at least 1 % faster with it.", "One that was left out is tried again after "
-                  "others have been kept. The fastest set:",
-                  f"`./compose.sh {' '.join(kept[-1])} > my_train.py`"]
+    lines = table("| staircase | images/s | to the baseline | to the step before | runs | "
+                  "pays back after | top-1 | |", cells)
+    lines += ["", "Each technique is added to those kept before it, and kept if it gains. One that "
+              "was left out is tried again", "after others have been kept."]
+    sets = [row for row in rows if row["status"] == "ok" and (
+        row is rows[0] or row.get("kept") or row.get("verdict") == "faster")]
+    if sets:
+        best, quick = fastest(rows), min(sets, key=whole)
+        others = {"the fastest per step": best, "the baseline": rows[0]}
+        lines += ["", f"- Fastest per step: {command(best)}", "- Fastest over the whole of "
+                  f"{len(quick['epochs'])} epochs, with warm-up, without validation: "
+                  f"{command(quick)}, {whole(quick):.1f} s" + "".join(
+                      f"; {name} takes {whole(row):.1f} s" for name, row in others.items()
+                      if row is not quick and row["status"] == "ok")]
     return lines
+
+
+def command(row):
+    """Return the command that makes the script of a row, as code."""
+    names = " ".join(row["techniques"])
+    return f"`./compose.sh {names} > my_train.py`" if names else "`src/train.py`, the baseline"
 
 
 def grid(rows):
@@ -187,19 +265,22 @@ def markdown(rows):
             problems.setdefault(problem(row), []).append(name)
             continue
         memory = row["peak_memory_bytes"]
-        cells.append([name, spread(row), f"{row['val_top1']:.2%}",
+        later = [run["warmup_seconds"] for run in runs(row)[1:]]
+        cells.append([name, str(len(later) + 1), spread(row), f"{row['val_top1']:.2%}",
                       "" if memory is None else f"{memory / 2 ** 20:,.0f} MB",
-                      f"{data_wait(row):.0%}", f"{row['warmup_seconds']:.1f} s"])
+                      f"{data_wait(row):.0%}", f"{row['warmup_seconds']:.1f} s" + (
+                          f", then {statistics.median(later):.1f} s" if later else "")])
     parts = [not_usable(rows), staircase(rows), grid(rows),
-             table("| run | images/s: median (least to most) | top-1 | peak memory, first GPU | "
-                   "data wait | warm-up |", cells),
+             table("| run | runs | images/s: median (least to most) | top-1 | "
+                   "peak memory, first GPU | data wait | warm-up |", cells),
              [f"- {', '.join(names)}: {why}" for why, names in problems.items()]]
     if good := first_good(rows):
         steps = good["options"].get("steps")
         length = f"{len(good['epochs'])} epochs" + (f" of {steps} steps" if steps else "")
         parts += [f"{workload(good)}, {length}. Seconds and images/s are of {which_epochs(good)}; "
-                  "the warm-up is start and first epoch. Ratios are of the medians of images/s. "
-                  "Each run was made once.", setting(good)]
+                  "the warm-up is start and first epoch. Ratios compare a run's median with that "
+                  "of the nearest run of the other set; ± is the uncertainty of 95 %.",
+                  setting(good)]
         reasons = [f"{name}, because {why}" for name, why in good["left_out"].items()]
         parts += [f"Left out: {'; '.join(reasons)}."] * bool(reasons)
         parts += [f"There is no GPU here: DDP is {good['processes']} processes on the same cores, "
@@ -213,8 +294,7 @@ def chart(rows, path):
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
     done = [row for row in rows if row["status"] == "ok"]
-    steps = [(row["column"], VERDICTS[row.get("kept")] or "left out", row)
-             for row in done if "on" in row]
+    steps = [(row["column"], verdict(row) or "left out", row) for row in done if "on" in row]
     cells = [(f"{row['row']} {row['column']}" if row["techniques"] else "baseline", row["row"], row)
              for row in done if row["row"] in ROWS]
     panels = [("Technique after technique, each added to those kept above it",
@@ -315,7 +395,7 @@ def shows(kind, rows):
                 + (f", limited by {last['bottleneck']}" if "bottleneck" in last else ""))
     if not_usable(rows):
         return "the baseline moved: ratios to it are not usable"
-    best = max((row for row in rows if row["row"] != "again"), key=images_per_second)
+    best = fastest(rows)
     return f"{' '.join(best['techniques']) or 'the baseline'}: {ratio(best, rows[0])}"
 
 

@@ -17,14 +17,18 @@ import compose
 import report
 from runs import (ROOT, GiveUp, Stopped, check_options, conclude, cores, failure, follow,
                   folder_of_its_own, guarded, machine, say, show, stop_on_signals)
+from verdict import compare, is_settled, verdict
 
-PAYS = 1.01  # a technique is kept if training is so many times as fast with it
+SECONDS = 5  # of training to compare in a run of the baseline ...
+LONGEST = 20  # ... if the run takes no longer than so many seconds
+EVERY = 5  # after so many runs the baseline runs again ...
+TURNS = 2  # ... and so often at the end, by turns with the last set
 WAITS = 0.2  # from this share of its time on, a step's wait for data hides what else may pay
 SLOW = 3  # a run so many times slower than the baseline is given up ...
 SLOW_STEPS, SLOW_SECONDS = 3, 5  # ... after so many steps and seconds beyond the first step
 FIRST = ("channels_last", "amp", "compile", "cache", "DALI")  # these usually pay most
 MINUTES = 5  # of the whole without a DATASET
-RUNS = 15  # with a limit of time, a run of the baseline takes at most this part of it
+SHARE = 30  # with a limit of time, a run of the baseline takes at most this part of it
 LEAST_STEPS = 5  # an epoch is not made shorter than this
 CLOSING_SECONDS = 15  # for the table and the chart at the end
 
@@ -174,21 +178,27 @@ def run(techniques, options, folder, processes, judge):
 class Session:
     """The rows of one table, and the time left for more."""
 
-    def __init__(self, options, epochs, minutes, deadline, folder, common):
+    def __init__(self, options, epochs, runs, minutes, deadline, folder, common):
         self.options, self.epochs, self.folder, self.common = options, epochs, folder, common
-        self.minutes, self.deadline = minutes, deadline
+        self.runs, self.minutes, self.deadline = runs, minutes, deadline
         self.rows, self.results = [], {}
         self.took = [0.0]  # seconds of the runs that ended well, start included
         self.count = 0  # of all rows, those of the staircase that are to come included
+        self.reserved = 0  # runs to come that are worth more than a second try or run
+        self.number = 0  # of the last run
         self.steps = None  # of each epoch, if epochs were cut short
 
     def time_left(self):
         """Return the seconds left, less those kept for the baseline's last run."""
         return self.deadline - time.monotonic() - 1.5 * statistics.median(self.took)
 
+    def has_time(self, runs):
+        """Return whether there is time for so many runs besides those that are reserved."""
+        return self.time_left() > (self.reserved + runs) * statistics.median(self.took)
+
     def shorten(self, progress):
         """Give up a baseline that would take too long, and add --steps for all runs."""
-        most = 60 * self.minutes / RUNS
+        most = 60 * self.minutes / SHARE
         whole, start = progress.estimate(self.epochs) or (0, 0)
         if whole <= most or self.steps:
             return
@@ -198,8 +208,21 @@ class Session:
             raise GiveUp(f"a run would take {whole:.0f} s of the {self.minutes:g} minutes, so all "
                          f"epochs end after {steps} steps (--steps)")
 
+    def lengthen(self, record):
+        """Take more epochs for all runs if the baseline's are short; return the line about it."""
+        if self.steps or 1 in (self.epochs, self.runs):
+            return ""
+        start, seconds = record["warmup_seconds"], report.speeds(record, "seconds")
+        each = (self.took[0] - start) / self.epochs  # an epoch with validation
+        epochs = int(min(1 + math.ceil(SECONDS / statistics.median(seconds)),
+                         (min(60 * self.minutes / SHARE, LONGEST) - start) / each))
+        if epochs <= self.epochs:
+            return ""
+        self.epochs = epochs
+        return f"epochs are short, so all runs have {epochs}: more to compare (not with --runs 1)"
+
     def measure(self, techniques):
-        """Run a set of techniques if the time allows; return what `run` returns."""
+        """Run a set of techniques if the time allows; return what `run` returns, with "runs"."""
         begin, first = time.monotonic(), self.rows[0] if self.rows else None
         limit = self.deadline - begin if first and not techniques else self.time_left()
         why = f"the whole may take {self.minutes:g} minutes (--minutes)"
@@ -221,56 +244,106 @@ class Session:
                 emulated = "amp" in techniques and not here["gpus"] and here["bfloat16"] is False
                 raise GiveUp(f"{times:.0f} times slower" + (
                     " on this CPU, which has no bfloat16" if emulated else " than the baseline"))
-        result = run(techniques, options_of(techniques, self.options), self.folder,
-                     self.common["processes"], judge)
-        if result[0] == "ok" or not first:
-            self.took = [*(self.took if first else []), time.monotonic() - begin]
-        return result
+        options = ["--epochs", str(self.epochs), *options_of(techniques, self.options)]
+        status, code, details = run(techniques, options, self.folder, self.common["processes"],
+                                    judge)
+        seconds = time.monotonic() - begin
+        if status == "ok" or not first:
+            self.took = [*(self.took if first else []), seconds]
+        if status == "ok":
+            self.number += 1
+            kept = {key: details[key] for key in ("images_per_second", "warmup_seconds")}
+            details["runs"] = [dict(number=self.number, rates=report.speeds(details),
+                                    wall_seconds=seconds, **kept)]
+        return status, code, details
+
+    def add(self, runs, row):
+        """Add runs to those of a row, and to the other rows of the same set."""
+        row["runs"] += runs
+        speed = statistics.median(each["images_per_second"] for each in row["runs"])
+        for each in (*self.rows, *self.results.values()):
+            if each.get("runs") is row["runs"]:
+                each["images_per_second"] = speed
+
+    def repeat(self, row):
+        """Measure the set of a row once more; return whether that ended well."""
+        status, _, details = self.measure(row["techniques"])
+        if status == "ok":
+            self.add(details["runs"], row)
+        say(f"        again {' '.join(row['techniques']) or 'the baseline'}: "
+            + report.summary({**row, **details, "status": status}, self.rows[0]))
+        return status == "ok"
 
     def attempt(self, row, column, techniques):
         """Measure a set of techniques, unless it has been measured before, and add its row."""
+        base = self.rows[0] if self.rows else None
+        if base and base["status"] == "ok" and self.runs > 1 and self.has_time(2) and (
+                self.number >= base["runs"][-1]["number"] + EVERY):
+            self.repeat(base)
         say(f"[{len(self.rows) + 1:>2}/{self.count}] {row} {column}")
         key = frozenset(techniques), row == "again"
         if key not in self.results:
             status, code, details = self.measure(techniques)
-            if self.steps and not self.rows:
-                say(f"        {details['error']}")
+            if not base and (changed := details["error"] if self.steps else
+                             status == "ok" and self.lengthen(details)):
+                say(f"        {changed}")
                 status, code, details = self.measure(techniques)
-            if not self.rows and code == 2:  # wrong use is the same for every script
+            if not base and code == 2:  # wrong use is the same for every script
                 print(details["error"], file=sys.stderr)
                 sys.exit(2)
             self.results[key] = {"techniques": techniques, "status": status, **self.common,
                                  **details}
         self.rows.append({"row": row, "column": column, **self.results[key]})
+        if row == "again" and {base["status"], self.rows[-1]["status"]} == {"ok"}:
+            self.add(self.rows[-1]["runs"], base)
         say(f"        {report.summary(self.rows[-1], self.rows[0])}")
         return self.rows[-1]
 
+    def settle(self, row, best):
+        """Measure a row and the set that it was added to by turns until the verdict holds."""
+        while row["status"] == best["status"] == "ok":
+            ratio, spread = compare(row["runs"], best["runs"])
+            row |= dict(ratio=ratio, spread=spread, n=len(row["runs"]),
+                        verdict=verdict(ratio, spread))
+            if is_settled(ratio, spread, row["n"]) or row["n"] >= self.runs or not (
+                    self.has_time(2) and self.repeat(best) and self.repeat(row)):
+                say(f"        {report.gain(row)} of the set before, {row['verdict']}")
+                break
+
     def climb(self, stairs, after):
-        """Add technique after technique to the baseline; `after` rows follow the staircase."""
+        """Add technique after technique to the baseline; `after` rows follow the staircase.
+
+        Return the row of the last set.
+        """
         best, tries = self.rows[0], {}
         while left := due(stairs, tries, best):
             names = left[0]
-            if names[0] in tries and self.time_left() < statistics.median(self.took):
+            if names[0] in tries and not self.has_time(1):
                 break  # only techniques that were tried before are left
             tried, on = [], best["techniques"]
             for name in names:
                 tried.append(self.attempt("staircase", f"+{name}", sorted([*on, name])))
                 tried[-1]["on"] = on
+                self.reserved -= name not in tries
                 tries[name] = on, tried[-1]["status"] == "ok"
-            top = max(tried, key=report.images_per_second)
+                self.settle(tried[-1], best)
+            gains = [row for row in tried if row["status"] == "ok" and (
+                best["status"] != "ok" or row["verdict"] == "faster")]
+            top = max(gains, default=None,
+                      key=lambda row: row.get("ratio", row["images_per_second"]))
             for row in tried:
-                row["kept"] = row is top and row["status"] == "ok" and (
-                    report.images_per_second(row) >= PAYS * report.images_per_second(best))
-            best = top if top["kept"] else best
+                row["kept"] = row is top
+            best = top or best
             self.count = len(self.rows) + sum(map(len, due(stairs, tries, best))) + after
+        return best
 
 
 def parse(arguments):
     """Return (options of the driver, options for the scripts); the latter come behind a --."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser("running.sh", allow_abbrev=False, usage=(
-        "./running.sh EPOCHS [DATASET] [--minutes N] [--part cells|staircase|all] [--with TECHNIQUE"
-        "] ... [--without TECHNIQUE] ... [--result_dir DIR] [-- OPTION ...]"))
+        "./running.sh EPOCHS [DATASET] [--minutes N] [--runs N] [--part cells|staircase|all] [--wi"
+        "th TECHNIQUE] ... [--without TECHNIQUE] ... [--result_dir DIR] [-- OPTION ...]"))
     parser.error = lambda message: parser.exit(2, f"{parser.usage}: {message}\n")
 
     def number(kind, pattern, meaning):
@@ -283,6 +356,7 @@ def parse(arguments):
     parser.add_argument("EPOCHS", type=number(int, r"\d+", "a whole number from 1 up"))
     parser.add_argument("DATASET", type=Path, nargs="?")
     parser.add_argument("--minutes", type=number(float, r"\d+(\.\d+)?", "a number above 0"))
+    parser.add_argument("--runs", type=number(int, r"\d+", "a whole number from 1 up"), default=4)
     parser.add_argument("--part", choices=["cells", "staircase", "all"], default="all")
     parser.add_argument("--with", dest="wanted", action="append", default=[], choices=names)
     parser.add_argument("--without", action="append", default=[], choices=names)
@@ -334,17 +408,23 @@ def main():
     if minutes < math.inf:
         say(f"This takes at most {minutes:g} minutes.")
     session = Session(
-        ["--dataset", str(dataset.resolve()), "--epochs", str(args.EPOCHS), *options], args.EPOCHS,
-        minutes, started + 60 * minutes - CLOSING_SECONDS, folder,
+        ["--dataset", str(dataset.resolve()), *options], args.EPOCHS, args.runs, minutes,
+        started + 60 * minutes - CLOSING_SECONDS, folder,
         {"date": datetime.date.today().isoformat(), "machine": here, "processes": here["gpus"] or 2,
          "command": shlex.join(["./running.sh", *sys.argv[1:]]), "left_out": left_out})
     others = len(cells) + sum(len(names) for _, names in stairs)
     session.count, interrupted = 1 + others + bool(others), ""
     try:
         session.attempt(*baseline)
-        session.climb(stairs, len(cells) + 1)
+        session.reserved = others + 2 * TURNS
+        best = session.climb(stairs, len(cells) + 1)
         for cell in cells:
             session.attempt(*cell)
+        session.reserved = 0
+        for _ in range(min(TURNS, args.runs - 1)):  # the last set beside the baseline
+            if "ratio" in best and session.has_time(2):
+                session.repeat(session.rows[0])
+                session.repeat(best)
         if others:
             session.attempt("again", "baseline", [])
     except Stopped as reason:

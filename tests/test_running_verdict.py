@@ -1,0 +1,174 @@
+"""How running.sh decides whether a technique gains, on made-up speeds."""
+
+import math
+import random
+
+import pytest
+
+import report
+import running
+import verdict
+
+MACHINE = dict(gpus=1, gpu="X1", cores=2, cpu="A CPU", packages={}, bfloat16=True, driver="1",
+               cuda="13", cudnn="9", python="3.12")
+OPTIONS = dict(model="conv11", width=16, image_size=32, batch_size=100, dataset="digits")
+
+
+def runs_of(*speeds, start=0, step=2, noise=0.01):
+    """Return runs at every `step` of time; their five epochs scatter by `noise`."""
+    return [dict(number=start + step * i, images_per_second=speed, rates=[
+        speed * (1 + part * noise) for part in (-1, -0.5, 0, 0.5, 1)])
+        for i, speed in enumerate(speeds)]
+
+
+@pytest.mark.parametrize("speeds, others, settled, told", [
+    ((150,), (100,), False, "faster"),  # once is not enough to be kept ...
+    ((50,), (100,), True, "slower"),  # ... but to be left out
+    ((110,), (100,), False, "no difference"), ((90,), (100,), False, "no difference"),
+    ((110, 111), (100, 101), True, "faster"), ((90, 91), (100, 101), True, "slower"),
+    ((105, 95), (100, 100), False, "no difference"),
+    ((104, 108, 99, 102), (100, 100, 100, 100), False, "no difference"),
+    ((103, 103, 103, 103), (100, 100, 100, 100), True, "faster"),
+    ((100.2, 99.9, 100), (100, 100, 100), True, "no difference"),
+    ((101.5, 101.5, 101.5, 101.5), (100, 100, 100, 100), True, "no difference")])
+def test_verdicts(speeds, others, settled, told):
+    ratio, spread = verdict.compare(runs_of(*speeds, start=1), runs_of(*others))
+    assert verdict.verdict(ratio, spread) == told
+    assert verdict.is_settled(ratio, spread, len(speeds)) == settled
+
+
+def test_each_run_is_compared_with_the_nearest():
+    drifting = runs_of(100, 80, 60)
+    ratio, spread = verdict.compare(runs_of(150, 120, 90, start=0.5), drifting)
+    assert ratio == 1.5 and spread < 0.05
+    assert verdict.compare(runs_of(90, start=3.5), drifting)[0] == 1.5
+
+
+def test_epochs_that_scatter_make_a_ratio_uncertain():
+    steady, loose = (verdict.compare(runs_of(110, 110, noise=noise), runs_of(100, 100))[1]
+                     for noise in (0.01, 0.2))
+    assert steady < 0.1 < 0.5 < loose
+    assert verdict.scatter([5]) == 0 and verdict.scatter([5, 5, 5]) == 0
+
+
+def test_a_technique_that_does_nothing_is_rarely_called_a_gain():
+    random.seed(1)
+    told = []
+    for _ in range(400):
+        one, other = (runs_of(*(random.gauss(100, 3) for _ in range(4))) for _ in range(2))
+        for n in (2, 3, 4):
+            ratio, spread = verdict.compare(one[:n], other[:n])
+            if verdict.is_settled(ratio, spread, n):
+                break
+        told.append(verdict.verdict(ratio, spread))
+    assert told.count("faster") < 0.08 * len(told)
+
+
+# ------------------------------------------------------------------------------ a staircase
+def session_of(speed_of, monkeypatch, runs=4, minutes=math.inf, epochs=5, seconds=10, **details):
+    """Return (a Session whose runs are made up, the list of sets it has run).
+
+    `speed_of(techniques, number)` gives images/s of a run, which takes so many `seconds`.
+    """
+    ran, clock = [], [0]
+
+    def made_up(techniques, options, folder, processes, judge):
+        speed = speed_of(techniques, len(ran))
+        ran.append(" ".join(techniques))
+        clock[0] += seconds
+        epoch = dict(images_per_second=speed, seconds=1000 / speed, data_wait=0.01)
+        number = int(options[options.index("--epochs") + 1])
+        return "ok", 0, dict(epochs=[epoch] * number, options=OPTIONS, images_per_second=speed,
+                             train_seconds=1, val_top1=0.9, warmup_seconds=1,
+                             peak_memory_bytes=None) | details
+    monkeypatch.setattr(running, "run", made_up)
+    monkeypatch.setattr(running, "options_of", lambda techniques, options: options)
+    monkeypatch.setattr(running.time, "monotonic", lambda: clock[0])
+    common = dict(machine=MACHINE, processes=1, left_out={}, date="", command="")
+    session = running.Session([], epochs, runs, minutes, 60 * minutes, None, common)
+    session.attempt("single", "plain", [])
+    return session, ran
+
+
+def climb(session, *names):
+    session.reserved = len(names)
+    best = session.climb([("compute", [name]) for name in names], 1)
+    return best, {row["column"]: row for row in session.rows}
+
+
+def test_by_turns_until_it_is_settled(monkeypatch):
+    gains = dict(good=1.5, little=1.04, nothing=1, bad=0.6)
+    session, ran = session_of(lambda names, _: 100 * math.prod(gains[name] for name in names),
+                              monkeypatch)
+    best, rows = climb(session, *gains)
+    assert best["techniques"] == ["good", "little"]
+    assert ran[:9] == ["", "good", "", "good", *["good little", "good"] * 2, "good little"]
+    assert "" in ran[9:]  # the baseline runs along the way
+    assert [(name, row["n"], row["verdict"], row["kept"]) for name, row in rows.items()
+            if "n" in row] == [("+good", 2, "faster", True), ("+little", 3, "faster", True),
+                               ("+nothing", 3, "no difference", False),
+                               ("+bad", 1, "slower", False)]
+    assert [run["number"] for run in rows["plain"]["runs"]][:2] == [1, 3]
+    assert report.not_usable(session.rows) == ""
+    table = report.markdown(session.rows)
+    assert "| +nothing | 156 | 1.56x | 1.00x ±" in table and " | no difference |" in table
+
+
+def test_a_baseline_that_was_disturbed(monkeypatch):
+    """Its first run is slow: what does nothing is not kept, and the table tells that it moved."""
+    session, ran = session_of(lambda _, number: 20 if number == 0 else 100, monkeypatch)
+    best, rows = climb(session, "nothing", "either")
+    assert best is session.rows[0] and rows["+nothing"]["verdict"] == "no difference"
+    assert rows["+nothing"]["n"] == 4 and session.rows[0]["images_per_second"] == 100
+    assert "it trained 20 images/s and then 100" in report.not_usable(session.rows)
+    # a machine that gets slower bit by bit spoils nothing
+    session, ran = session_of(lambda names, number: (150 if names else 100) * 0.98 ** number,
+                              monkeypatch)
+    best, rows = climb(session, "good")
+    assert best["techniques"] == ["good"] and abs(rows["+good"]["ratio"] - 1.5) < 0.05
+    assert report.not_usable(session.rows) == ""
+
+
+def test_first_tries_come_before_second_runs(monkeypatch):
+    names = ["a", "b", "c", "d"]
+    session, ran = session_of(lambda techniques, _: 100 + len(techniques), monkeypatch, minutes=2)
+    climb(session, *names)
+    assert ran == ["", "a", "", "a", "", "a", "b", "c", "d"]
+    session, ran = session_of(lambda *_: 100, monkeypatch, runs=1)
+    climb(session, *names)
+    assert ran == ["", *names]
+
+
+def test_short_epochs_become_more(monkeypatch, capsys):
+    session, ran = session_of(lambda *_: 2000, monkeypatch, epochs=2, seconds=3)
+    assert session.epochs == len(session.rows[0]["epochs"]) == 11 and ran == ["", ""]
+    assert "all runs have 11" in capsys.readouterr().out
+    for details in (dict(runs=1), dict(epochs=11), dict(epochs=1), dict(minutes=0.1)):
+        session, ran = session_of(lambda *_: 2000, monkeypatch, seconds=3,
+                                  **{"epochs": 2, **details})
+        assert session.epochs == details.get("epochs", 2) and ran == [""]
+
+
+# ------------------------------------------------------------------------------ pay-back
+def test_when_a_warm_up_pays_back():
+    def row(speed, warmup, *techniques, **details):
+        epoch = dict(images_per_second=speed, seconds=1000 / speed, data_wait=0)
+        return dict(row="staircase", status="ok", techniques=techniques, epochs=[epoch] * 5,
+                    options=OPTIONS, images_per_second=speed, warmup_seconds=warmup, val_top1=0.9,
+                    column="".join(f"+{name}" for name in techniques)) | details
+    base, compiled = row(100, 10), row(200, 30, "compile", on=[], kept=True)
+    # 10 steps are an epoch; then each step saves half a second of 20
+    assert report.pays_back(compiled, base) == "50 steps"
+    assert report.pays_back(row(200, 9, "amp"), base) == "the first epoch"
+    assert report.pays_back(row(101, 9, "amp"), base) == "never"
+    assert (report.whole(base), report.whole(compiled)) == (50, 50)
+    slow = row(300, 60, "amp", "compile", on=["compile"], kept=True)
+    text = "\n".join(report.staircase([base, compiled, slow]))
+    assert "- Fastest per step: `./compose.sh amp compile > my_train.py`" in text
+    assert ("- Fastest over the whole of 5 epochs, with warm-up, without validation: `src/train.py`"
+            ", the baseline, 50.0 s; the fastest per step takes 73.3 s") in text
+    # of the baseline the median warm-up counts, of others the first, which may compile
+    seconds = [dict(number=i, images_per_second=100, rates=[100], warmup_seconds=each)
+               for i, each in enumerate((30, 4, 5))]
+    assert report.warmup(row(100, 30, runs=seconds)) == 5
+    assert report.warmup(row(100, 30, "compile", runs=seconds)) == 30

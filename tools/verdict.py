@@ -1,0 +1,49 @@
+"""Is one set of techniques faster than another? The verdict on runs that were made by turns.
+
+A run is {"number": its place in time, "images_per_second": its median, "rates": of each epoch}.
+"""
+
+import math
+import statistics
+
+PAYS = 1.02  # a smaller gain makes no difference
+ONE_RUN = 0.2  # a single run may be so far from the next one
+STEADY = 0.005  # no ratio of two runs is taken to be more certain
+STUDENT = 12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36  # Student's t of 95 % for 2, 3, ... runs
+
+
+def scatter(rates):
+    """Return the standard error of the median of `rates`, as a part of it; 0 for a single one."""
+    error = 1.25 * statistics.stdev(rates) / len(rates) ** 0.5 if len(rates) > 1 else 0
+    return error / statistics.median(rates)
+
+
+def compare(runs, others):
+    """Return (how many times as fast `runs` are as `others`, the uncertainty of 95 %).
+
+    Each run is compared with the nearest one of `others`, since a machine's speed drifts. The
+    ratios are taken to scatter at least as much as the epochs within a run let expect.
+    """
+    ratios, scatters = [], []
+    for run in runs:
+        other = min(others, key=lambda each: abs(each["number"] - run["number"]))
+        ratios.append(run["images_per_second"] / other["images_per_second"])
+        scatters.append(math.hypot(scatter(run["rates"]), scatter(other["rates"])))
+    ratio, n, least = statistics.median(ratios), len(runs), max(STEADY, statistics.fmean(scatters))
+    if n == 1:
+        return ratio, ratio * max(2 * least, ONE_RUN)
+    deviation = max(ratio * least, statistics.stdev(ratios))
+    return ratio, STUDENT[min(n, 8) - 2] * deviation / n ** 0.5
+
+
+def is_settled(ratio, spread, n):
+    """Return whether more runs would hardly change the verdict; to be faster takes two."""
+    return ratio + spread < 1 or n > 1 and (
+        ratio - spread > 1 or abs(ratio - 1) + spread < PAYS - 1)
+
+
+def verdict(ratio, spread):
+    """Return "faster", "slower" or, within the spread or below 2 %, "no difference"."""
+    if abs(ratio - 1) < max(spread, PAYS - 1):
+        return "no difference"
+    return "faster" if ratio > 1 else "slower"
