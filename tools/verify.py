@@ -98,6 +98,7 @@ class Bench:
     def __init__(self, path, words, folder, jobs=None):
         self.path, self.words, self.folder = Path(os.path.abspath(path)), words, Path(folder)
         self.places, self.done, self.stores, self.longest = {}, {}, [], 0.0
+        self.options = {}  # for the scripts that have them
         self.folder.mkdir(parents=True, exist_ok=True)
         self.sample = self.folder / "sample"  # a part of the dataset; None: the whole
         self.cores = len(os.sched_getaffinity(0)) if hasattr(
@@ -155,7 +156,7 @@ class Bench:
             path=self.path, text=run.text.encode("utf-8", "surrogateescape"), words=self.words,
             folder=place, threads=max(1, self.cores // self.jobs), sample=self.sample,
             exact=run.exact, calm=run.calm, halves=not run.ranks,
-            options={"--result_dir": place / "files" / "runs", "--lmdb": self.folder}
+            options={"--result_dir": place / "files" / "runs", "--lmdb": self.folder} | self.options
             | ({"--resume": "auto"} if run.resumed else {})
             | ({"--batch_size": 32} if run.calm and self.gpus == 1 else {}))
         processes = []
@@ -372,6 +373,10 @@ class Verifier:
     def __init__(self, bench, versions, techniques):
         self.bench, self.versions, self.techniques = bench, versions, techniques
         self.notes, self.noise, self.one_process = [], {}, False
+        bench.options = {"--small": 1} if "progressive" in techniques else {}
+        if bench.options:
+            self.notes.append("progressive changes the sizes of images; it was compared with "
+                              "--small 1, which keeps them")
 
     def rows(self, view, version):
         """Return (the error of a version in a view, or "", the Rows of its comparison)."""
@@ -469,9 +474,9 @@ class Verifier:
 def verify(path, versions, techniques, words):
     """Compare versions of the copy at `path` and print the result. Return whether they agree."""
     torch.set_num_threads(1)  # threads of OpenMP would hang in forked processes
-    if "--augment" in words and {"DALI", "cache"} & {*techniques}:
-        words = [word for word in words if word != "--augment"]
-        print("without --augment: DALI and cache draw random crops of their own")
+    if {"DALI", "cache"} & {*techniques} and any(word.startswith("--augment") for word in words):
+        words = [*words, "--augment=none"]
+        print("with --augment none: DALI and cache draw random crops of their own")
     with tempfile.TemporaryDirectory(prefix="verify-") as folder:
         verifier = Verifier(Bench(path, words, folder), versions, techniques)
         wrong, table = verifier.run()
