@@ -8,6 +8,7 @@ import pytest
 from helpers import ROOT, SRC, change, edited, processes_of, run, start, wait_until
 
 import compose
+from verify import Bench, numbers_of
 
 SMALL = ["--width", 4, "--image_size", 16, "--batch_size", 20, "--steps", 2, "--workers", 0]
 KILLS = int(os.environ.get("KILLS", 3))  # more of them take longer: KILLS=20 pytest -k killed
@@ -24,20 +25,32 @@ def test_a_harmless_technique_is_the_same(digits, tmp_path):
     mine = edited("train", tmp_path, ("nn.CrossEntropyLoss()",
                                       "nn.CrossEntropyLoss(label_smoothing=0.1)"))
     mine = mine.rename(tmp_path / "my train.py")
-    done = verify(mine, "fused", "channels_last", options=["--", "--dataset", digits, *SMALL])
+    done = verify(mine, "fused", "channels_last", "progressive",
+                  options=["--", "--dataset", digits, *SMALL])
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "with --small 1" in done.stdout  # so that all images keep their size
     assert done.stdout.splitlines()[-1] == "the same"
     for view in ("exact", "resumed", "as it is"):
         assert any(line.startswith(view) for line in done.stdout.splitlines())
     assert "different" not in done.stdout
-    assert mine.read_text().count("# new #") == 3 and "label_smoothing=0.1" in mine.read_text()
+    assert mine.read_text().count("# new #") == 6 and "label_smoothing=0.1" in mine.read_text()
     added = [line for line in done.stderr.splitlines() if "added" in line]
     lines = mine.read_text().splitlines()
     for line in added:
         for number in line.split(" at lines ")[1].split(", "):
             assert lines[int(number) - 1].strip() == "# new #"
-    assert len(added) == 2
+    assert len(added) == 3
     assert os.listdir(tmp_path) == [mine.name]  # the runs were elsewhere
+
+
+def test_a_device_and_the_line_of_a_warning_are_no_figures(tmp_path):
+    bench, path = Bench("my_train.py", [], tmp_path / "runs"), tmp_path / "out"
+    path.write_text(f"7 images, cuda\n{tmp_path}/runs/3/x.py:5: UserWarning: step 2\n")
+    before = numbers_of(bench.read(path))
+    path.write_text(f"7 images, cuda:1\n{tmp_path}/runs/12/x.py:8: UserWarning: step 2\n")
+    assert numbers_of(bench.read(path)) == before
+    path.write_text(f"8 images, cuda\n{tmp_path}/runs/3/x.py:5: UserWarning: step 2\n")
+    assert numbers_of(bench.read(path)) != before
 
 
 @pytest.mark.fault(76)
