@@ -209,8 +209,8 @@ MODELS = [
     Edit("images of 24 x 40 pixels", "model", [
          ("        transforms.Resize(val_size), transforms.CenterCrop(val_size), ",
           "        transforms.Resize((24, 40)), "),
-         ("    crop = [transforms.Resize(args.image_size), "
-          "transforms.CenterCrop(args.image_size)]\n", "    crop = [transforms.Resize((24, 40))]\n"),
+         ("    center = [transforms.Resize(args.image_size), "
+          "transforms.CenterCrop(args.image_size)]\n", "    center = [transforms.Resize((24, 40))]\n"),
          ("torch.zeros(1, 3, side, side)", "torch.zeros(1, 3, 24, 40)")], said="DALI cache"),
     Edit("scores in a dict", "model", [before(CONV11, OWN_MODEL.replace(
          "return self.head(self.body(self.stem(images)).mean((2, 3)))",
@@ -276,7 +276,7 @@ DATA = [
           '            images = batch["image"].to(device, non_blocking=True)\n'),
          ("            for images, labels in val_loader:\n", "            for batch in val_loader:\n"
           '                images, labels = batch["image"], batch["label"]\n')],
-         refused="channels_last", said="cache DALI LMDB"),
+         refused="channels_last progressive", said="cache DALI LMDB"),
     Edit("dict samples, unpacked in the step", "data", [before(CONV11, CSV_SET.replace(
          'return self.transform(Image.open(path).convert("RGB")), int(label)',
          'return {"image": self.transform(Image.open(path).convert("RGB")), "label": int(label)}')),
@@ -287,7 +287,7 @@ DATA = [
           '            images, labels = batch["image"], batch["label"]\n'),
          ("            for images, labels in val_loader:\n", "            for batch in val_loader:\n"
           '                images, labels = batch["image"], batch["label"]\n')],
-         said="cache DALI LMDB"),
+         refused="progressive", said="cache DALI LMDB"),
     Edit("own loader=", "data", [before(CONV11, '''\
 def invert(path):
     """Return the negative."""
@@ -713,7 +713,7 @@ LOOPS = [
 
 """)], either="DDP"),
     Edit("train_one_epoch()", "loop", [lambda text: split_loop(text)],
-         refused="amp channels_last profile stem"),
+         refused="amp channels_last profile progressive stem"),
     Edit("deterministic algorithms", "loop", [after(SEED, """\
     torch.use_deterministic_algorithms(True)
 """)]),
@@ -855,7 +855,8 @@ class Writer:
 RENAMINGS = [
     Edit("images renamed", "renaming", [rename("images", "x")],
          refused="amp channels_last"),
-    Edit("labels renamed", "renaming", [rename("labels", "y")], refused="amp channels_last"),
+    Edit("labels renamed", "renaming", [rename("labels", "y")],
+         refused="amp channels_last progressive"),
     Edit("output renamed", "renaming", [rename("output", "logits")], refused="amp"),
     Edit("net renamed", "renaming", [rename("net", "ddp_model")], refused="amp compile",
          said="DDP DP"),
@@ -878,7 +879,7 @@ OPTIONS = [
         dataset={DIGITS}, image_size=32, val_size=None, augment="none", workers=0, width=4,
         model="conv11", batch_size=40, lr=0.05, epochs=2, steps=4, seed=0, result_dir=Path("runs"),
         resume=None)
-""")], differs="DDP LMDB cache compile",
+""")], differs="DDP LMDB cache compile progressive",
          either="amp DALI"),
     Edit("other defaults", "options", [
          ('default=0.1, help="highest', 'default=0.02, help="highest'),
@@ -888,7 +889,7 @@ OPTIONS = [
          lambda text: re.sub(r'    add\("--augment"(.|\n)*?\)\n', "", text),
          lambda text: re.sub(r"    flip = (.|\n)*?\[args.augment\]\n", "", text),
          ("[*crop, ", "[*center, "), (' and args.augment == "none"', "")],
-         refused="compile", differs="DALI cache"),
+         refused="compile progressive", differs="DALI cache"),
     Edit("option steps removed", "options", [
          lambda text: re.sub(r'    add\("--steps".*\n', "", text),
          ("min(len(train_loader), args.steps or len(train_loader))", "len(train_loader)")],
