@@ -1,0 +1,315 @@
+"""Compare this project with its peers: the same training or reading by each, on this machine.
+
+    python benchmarks/peers.py train DATASET [--best "SET"] ... [--examples DIR] [-- OPTION ...]
+    python benchmarks/peers.py load DATASET [-- OPTION ...]
+
+Every row is run --runs times, by turns. SET is what stands behind compose.sh, with options that
+only its techniques have; DIR is a clone of pytorch/examples. OPTIONs go to every row: those of
+train.py or loader.py. Writes RESULT_DIR/peers.json and .md; a row that fails says why.
+"""
+
+import argparse
+import collections
+import contextlib
+import datetime
+import fnmatch
+import importlib.metadata
+import json
+import os
+import re
+import runpy
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+sys.path.append(str(ROOT / "tools"))
+import report
+import runs
+
+PACKAGES = "lightning", "pytorch-lightning", "accelerate", "spdl"
+EXAMPLE = "imagenet/main.py"  # of pytorch/examples
+SWITCHES = "Lightning + 16-mixed benchmark compile"
+REFERENCES = {"train": SWITCHES, "load": "loader.py"}  # the rows that ratios are to
+# what a reader has to know of the rows with these names
+NOTES = {
+    "train": [
+        ("*", "All rows have the same images, batch, crops, model, first weights, SGD, learning "
+              "rates, loading processes and pinned memory; bytes go to the GPU and become floats "
+              "there."),
+        ("*cache*", "Rows with cache decode each image once, the others in every epoch."),
+        ("Lightning*", "Lightning has no progress bar and no logger."),
+        (EXAMPLE, "imagenet/main.py is unmodified: 1,000 classes, its own weight decay and "
+                  "learning rates, whole epochs, floats from the loading processes, a wait for "
+                  "the GPU in each step, and validation of the center of a larger image.")],
+    "load": [
+        ("*", "All rows read every picture once an epoch and bring it to the GPU, if there is one; "
+              "--num_workers counts processes or threads. They resize, crop at random and flip."),
+        ("DALI + image_random_crop", "DALI's own example decodes a random part of each picture "
+                                     "and gives floats."),
+        ("SPDL", "SPDL crops the center and does not flip.")]}
+
+# A row is one contestant. `command` lacks the options that all rows get; `why_not` skips the row.
+Row = collections.namedtuple("Row", "name precision command why_not", defaults=[""])
+
+
+# ------------------------------------------------------------------------------ the rows
+def joined(words, folder):
+    """Return the command of the script that compose.sh makes of techniques, with their options."""
+    own = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
+    techniques = words[:own]
+    script = folder / f"train_{'_'.join(techniques)}.py"
+    with open(script, "w") as file:
+        done = subprocess.run([ROOT / "compose.sh", *techniques], stdout=file,
+                              env={**os.environ, "PYTHON": sys.executable})
+    if done.returncode:
+        sys.exit(2)
+    return [script, *words[own:]]
+
+
+def training_rows(args, options, folder, gpus):
+    """Return the rows of `train`."""
+    half = "float16" if gpus else "bfloat16"
+    lightning = [HERE / "lightning_train.py"]
+    switches = [*lightning, "--precision", "16-mixed" if gpus else "bf16-mixed", "--benchmark",
+                "--compile"]
+    graphs = [*switches, "--compile_mode", "reduce-overhead"]
+    short = "fp16" if gpus else "bf16"
+    sets = [re.split(r"[\s,]+", each.strip()) for each in ["amp channels_last", *args.best]]
+    rows = [Row("train.py", "float32", [ROOT / "src" / "train.py"])]
+    rows += [Row(f"train.py + {' '.join(each)}", half if "amp" in each else "float32",
+                 joined(each, folder)) for each in sets]
+    rows += [Row("Lightning", "float32", lightning), Row(SWITCHES, half, switches),
+             Row(f"{SWITCHES}=reduce-overhead", half, graphs),
+             Row(f"accelerate + {short}", half,
+                 [HERE / "accelerate_train.py", "--mixed_precision", short])]
+    return [*rows, examples_row(args, options, folder, gpus)] if args.examples else rows
+
+
+def examples_row(args, options, folder, gpus):
+    """Return the row of pytorch/examples' imagenet/main.py, with train/ and val/ in links."""
+    script, why_not = args.examples.resolve() / "imagenet" / "main.py", ""
+    if options["model"] == "conv11":
+        why_not = "it trains models of torchvision only"
+    elif (options["image_size"], options["augment"]) != (224, "resized"):
+        why_not = "it does only what --image_size 224 --augment resized asks for"
+    data = folder / "imagenet"
+    shutil.rmtree(data, ignore_errors=True)
+    data.mkdir()
+    for link, names in (("train", ("train", "training")), ("val", ("val", "test", "testing"))):
+        found = [args.DATASET / name for name in names if (args.DATASET / name).is_dir()]
+        (data / link).symlink_to((found or [args.DATASET / link])[0].resolve())
+    words = [script, "--arch", options["model"], "--batch-size", options["batch_size"],
+             "--workers", options["workers"], "--epochs", options["epochs"],
+             "--lr", options["lr"], "--print-freq", 1, *(["--gpu", 0] if gpus else []), data]
+    return Row(EXAMPLE, "float32", words, why_not)
+
+
+def loading_rows(args, options, folder, gpus):
+    """Return the rows of `load`."""
+    return [Row("loader.py", "", [ROOT / "src" / "loader.py"]),
+            Row("loader_DALI.py", "", [ROOT / "src" / "loader_DALI.py"]),
+            Row("DALI + resize crop flip", "", [HERE / "dali_plain.py"]),
+            Row("DALI + image_random_crop", "", [HERE / "dali_plain.py", "--random_crop"]),
+            Row("SPDL", "", [HERE / "spdl_load.py"])]
+
+
+# ------------------------------------------------------------------------------ one run
+def examples_record(log, batch_size):
+    """Return the record of a run of imagenet/main.py, by the seconds that it prints for each step.
+
+    The last step of an epoch is left out, since its batch may be smaller.
+    """
+    text, seconds = log.read_text(), {}
+    for epoch, took in re.findall(r"^Epoch: \[(\d+)\].*?\tTime +([\d.]+)", text, re.MULTILINE):
+        seconds.setdefault(epoch, []).append(float(took))
+    top1 = re.findall(r"^ \* +Acc@1 ([\d.]+)", text, re.MULTILINE)
+    epochs = []
+    for steps, percent in zip(seconds.values(), top1):
+        steps = steps[:-1] or steps
+        epochs.append(dict(seconds=sum(steps), val_top1=float(percent) / 100,
+                           images_per_second=batch_size * len(steps) / sum(steps)))
+    speeds = [each["images_per_second"] for each in epochs[1:] or epochs]
+    return dict(epochs=epochs, images_per_second=statistics.median(speeds),
+                val_top1=epochs[-1]["val_top1"])
+
+
+def run(row, options, batch_size, folder, limit):
+    """Run a row once. Return (status, its record or {"error"}, with "log" if it failed)."""
+    if row.why_not:
+        return "skip", {"error": row.why_not}
+    place, log = folder / "run", folder / f"{re.sub('[^A-Za-z0-9.]+', '_', row.name)}.log"
+    shutil.rmtree(place, ignore_errors=True)  # of the run before this one
+    place.mkdir()
+    is_example = row.name == EXAMPLE
+    common = [] if is_example else [*options, "--result_dir", place]
+    command = [str(word) for word in [sys.executable, "-u", *row.command, *common]]
+    begin = time.monotonic()
+    with open(log, "w") as output:
+        print("$", shlex.join(command), file=output, flush=True)
+        process = subprocess.Popen(command, cwd=place, stdin=subprocess.DEVNULL, stdout=output,
+                                   stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            runs.stop(process)
+            return "fail", {"error": f"cut off after {limit:.0f} s (--seconds)", "log": str(log)}
+        except BaseException:
+            runs.stop(process)
+            raise
+    wall = {"wall_seconds": time.monotonic() - begin}
+    if code:
+        status, _, details = runs.failure(code, log)
+        return status, details
+    if is_example:
+        return "ok", examples_record(log, batch_size) | wall
+    return "ok", json.loads((place / f"{row.command[0].stem}.json").read_text()) | wall
+
+
+# ------------------------------------------------------------------------------ the table
+def spread(values, form="{:,.0f}"):
+    """Return 'median (least to most)'."""
+    return f"{form} ({form} to {form})".format(statistics.median(values), min(values), max(values))
+
+
+def cells(of_it, reference):
+    """Return the cells of a row; `of_it` has its runs, `reference` the images/s of REFERENCES."""
+    first, trains = of_it[0], of_it[0]["work"] == "train"
+    start = [first["name"], *([first["precision"]] if trains else [])]
+    if bad := [row for row in of_it if row["status"] != "ok"]:
+        return [*start, report.problem(bad[0])]
+    speeds = [row["images_per_second"] for row in of_it]
+    ratio = statistics.median(speeds) / statistics.median(reference) if reference else 0
+    top1 = [spread([100 * row["val_top1"] for row in of_it], "{:.2f}%")] if trains else []
+    wall = statistics.median(row["wall_seconds"] for row in of_it)
+    return [*start, spread(speeds), f"{ratio:.2f}x" if ratio else "", *top1, f"{wall:.1f} s",
+            str(len(of_it))]
+
+
+def work_parts(rows):
+    """Return the paragraphs of the runs of one work with the same options."""
+    first, names = rows[0], {}
+    for row in rows:
+        names.setdefault(row["name"], []).append(row)
+    reference = REFERENCES[first["work"]]
+    speeds = [row["images_per_second"] for row in names.get(reference, []) if row["status"] == "ok"]
+    heads = {"train": ["training", "precision", "images/s: median (least to most)",
+                       f"to {reference}", "top-1", "whole run", "runs"],
+             "load": ["loading", "images/s: median (least to most)", f"to {reference}",
+                      "whole run", "runs"]}[first["work"]]
+    epochs, steps = first["options"]["epochs"], first["options"].get("steps")
+    length = f"{epochs} epochs" + (f" of {steps} steps" if steps else "")
+    parts = [report.table(f"| {' | '.join(heads)} |",
+                          [cells(of_it, speeds) for of_it in names.values()]),
+             f"{report.workload(first)}, {length}. Images/s of a run is the median of its epochs "
+             "after the first, timed from edge to edge with the GPU synchronised. The rows took "
+             "turns. The whole run is a process from its start to its end: imports, compiling "
+             "and validation included.",
+             " ".join(note for name, note in NOTES[first["work"]] if fnmatch.filter(names, name))]
+    if first["machine"]["gpus"] and first["work"] == "train":
+        parts.append("TF32 in all rows, as PyTorch sets it: convolutions {}, matrix products {}."
+                     .format(*first["tf32"]))
+    return [*parts, report.setting(first)]
+
+
+def markdown(rows):
+    """Return the tables of a record, one for each work and its options."""
+    works = {}
+    for row in rows:
+        works.setdefault((row["work"], json.dumps(row["options"])), []).append(row)
+    return report.text_of([part for each in works.values() for part in work_parts(each)], rows)
+
+
+def write(rows, stem):
+    """Write rows to <stem>.json and their tables to <stem>.md."""
+    report.save(rows, stem, markdown(rows))
+
+
+# ------------------------------------------------------------------------------ the driver
+def machine():
+    """Return what figures depend on, with the versions of the peers."""
+    here = runs.machine()
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            here["packages"][name] = importlib.metadata.version(name)
+    return here
+
+
+def parse(arguments):
+    """Return (options of this script, those behind the --)."""
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = argparse.ArgumentParser("peers.py", allow_abbrev=False, description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("WORK", choices=["train", "load"])
+    add("DATASET", type=Path)
+    add("--best", action="append", default=[], metavar="SET", help="a row of these techniques")
+    add("--examples", type=Path, help="folder that holds imagenet/main.py of pytorch/examples")
+    add("--only", nargs="+", default=["*"], metavar="NAME", help="rows of these names; * is any")
+    add("--runs", type=int, default=3, help="runs of each row")
+    add("--seconds", type=float, default=300, help="most seconds of one run")
+    add("--minutes", type=float, default=float("inf"), help="no run starts after these")
+    add("--add", action="store_true", help="add to the record that is there")
+    add("--result_dir", type=Path, default=Path("runs"), help="folder of the record")
+    return parser.parse_args(arguments[:split]), arguments[split + 1:]
+
+
+def main():
+    started = time.monotonic()
+    args, options = parse(sys.argv[1:])
+    runs.stop_on_signals()
+    baseline, name = {"train": ("train.py", "--dataset"),
+                      "load": ("loader.py", "--data_source")}[args.WORK]
+    options += [name, str(args.DATASET.resolve())]
+    parser = runpy.run_path(str(ROOT / "src" / baseline))["build_parser"]()
+    parser.prog = "peers.py"
+    values = {key: str(value) if isinstance(value, Path) else value
+              for key, value in vars(parser.parse_args(options)).items() if key != "result_dir"}
+    folder = args.result_dir.resolve() / "peers"
+    lock = runs.folder_of_its_own(folder, "peers.py")  # held until the process ends
+    stem = args.result_dir / "peers"
+
+    import torch
+    here = machine()
+    common = dict(
+        work=args.WORK, options=values, machine=here, date=datetime.date.today().isoformat(),
+        command=shlex.join(["python", "benchmarks/peers.py", *sys.argv[1:]]),
+        tf32=["on" if on else "off" for on in (torch.backends.cudnn.allow_tf32,
+                                               torch.backends.cuda.matmul.allow_tf32)])
+    rows = {"train": training_rows, "load": loading_rows}[args.WORK](
+        args, values, folder, here["gpus"])
+    rows = [row for row in rows if any(fnmatch.fnmatchcase(row.name, name) for name in args.only)]
+    done, bad, interrupted = [], set(), ""
+    if args.add and stem.with_suffix(".json").exists():
+        done = json.loads(stem.with_suffix(".json").read_text())
+        if done[0]["machine"] != here:
+            sys.exit(f"peers.py: error: --add: {stem}.json is of another machine or other versions")
+        done[-1].pop("stopped", None)
+    try:
+        for turn, row in [(turn, row) for turn in range(1, args.runs + 1) for row in rows]:
+            if row.name in bad:
+                continue
+            if done and time.monotonic() - started > 60 * args.minutes:
+                done[-1]["stopped"] = f"Ended in turn {turn} of {args.runs} (--minutes)."
+                break
+            runs.say(f"[{turn}/{args.runs}] {row.name}")
+            status, details = run(row, options, values["batch_size"], folder, args.seconds)
+            done.append({**details, **common, "name": row.name, "precision": row.precision,
+                         "status": status})
+            bad |= {row.name} if status != "ok" else set()
+            runs.say("        " + (report.problem(done[-1]) if status != "ok" else
+                                   f"{details['images_per_second']:,.0f} images/s"))
+            write(done, stem)
+    except runs.Stopped as reason:
+        interrupted = f"Stopped by {reason} in turn {turn} of {args.runs}."
+    shutil.rmtree(folder / "run", ignore_errors=True)
+    runs.conclude(done, write, stem, interrupted)
+
+
+if __name__ == "__main__":
+    runs.guarded(main, "peers.py")

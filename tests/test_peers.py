@@ -1,0 +1,123 @@
+"""benchmarks/: the peers do the same training as train.py, and the table is of what was run."""
+
+import json
+import sys
+
+import pytest
+from helpers import ROOT, SRC, TINY, assert_one_line, run_forked
+
+sys.path.append(str(ROOT / "benchmarks"))
+import peers
+
+PEERS = ROOT / "benchmarks"
+
+# the lines of pytorch/examples' imagenet/main.py for two epochs of three steps
+EXAMPLE = r"""
+import os, sys
+assert {*os.listdir(sys.argv[-1])} == {"train", "val"}
+for epoch in range(2):
+    for step in range(3):
+        print(f"Epoch: [{epoch}][{step + 1}/3]\tTime  {0.1 * epoch + 0.1:.3f} ( 0.100)\tData 0.0")
+        print(f"Test: [1/1]\tTime  9.000 ( 9.000)")
+    print(f" *   Acc@1 12.500 Acc@5 {60 + epoch}.000")
+"""
+
+
+def record_of(script, data, folder, *options):
+    """Run a training script, which must succeed, with one step an epoch; return its record."""
+    done = run_forked(script, "--dataset", data, "--result_dir", folder, *TINY, "--batch_size", 240,
+                      *options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads((folder / f"{script.stem}.json").read_text())
+
+
+@pytest.mark.parametrize("name, package", [("lightning_train", "lightning"),
+                                           ("accelerate_train", "accelerate")])
+def test_a_peer_trains_as_train_py_does(digits, tmp_path, name, package):
+    """With all images in one batch their order does not matter, so the losses are equal."""
+    pytest.importorskip(package)
+    ours = record_of(SRC / "train.py", digits, tmp_path)
+    peer = record_of(PEERS / f"{name}.py", digits, tmp_path)
+    assert len(peer["epochs"]) == 2
+    for one, other in zip(ours["epochs"], peer["epochs"]):
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-4)
+        assert other["val_top1"] == pytest.approx(one["val_top1"], abs=0.03)
+
+
+def test_dali_reads_every_picture(photos, tmp_path):
+    pytest.importorskip("nvidia.dali")
+    done = run_forked(PEERS / "dali_plain.py", "--data_source", photos, "--resize", 32, "--crop",
+                      24, "--batch_size", 8, "--epochs", 2, "--result_dir", tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    record = json.loads((tmp_path / "dali_plain.json").read_text())
+    epoch = record["epochs"][1]
+    assert epoch["seconds"] * epoch["images_per_second"] == pytest.approx(26)
+
+
+def test_a_library_that_leaves_out_pictures_is_an_error(photos, tmp_path):
+    """Some drop what they cannot read, which would look like speed."""
+    script = tmp_path / "lossy.py"
+    script.write_text(f"import sys\nsys.path.append({str(PEERS)!r})\n" """
+import common, loader, torch
+args = loader.build_parser().parse_args()
+common.time_reading(args, iter([[(torch.zeros(25, 3, 8, 8), torch.zeros(25))]]), 26)
+""")
+    done = run_forked(script, "--result_dir", tmp_path)
+    assert_one_line(done, 1, "lossy.py: error: 25 of 26 pictures were read")
+
+
+def compare(folder, *options, example=EXAMPLE):
+    """Run peers.py on digits with this imagenet/main.py; return (process, rows, table)."""
+    (folder / "imagenet").mkdir()
+    (folder / "imagenet" / "main.py").write_text(example)
+    done = run_forked(PEERS / "peers.py", "train", *options[:1], "--examples", folder,
+                      "--result_dir", folder, *options[1:])
+    files = [folder / f"peers.{kind}" for kind in ("json", "md")]
+    assert all(file.exists() for file in files), done.stderr
+    return done, json.loads(files[0].read_text()), files[1].read_text()
+
+
+def test_the_table_has_what_ran_and_why_the_rest_did_not(digits, tmp_path):
+    done, rows, text = compare(tmp_path, digits, "--runs", 1, "--only", "train.py", "imagenet*",
+                               "--", *TINY)
+    assert done.returncode == 0, done.stderr
+    assert [row["status"] for row in rows] == ["ok", "skip"]
+    assert rows[0]["images_per_second"] == rows[0]["epochs"][1]["images_per_second"]
+    assert rows[0]["options"]["width"] == 4 and rows[0]["wall_seconds"] > 0
+    speed = f"{rows[0]['images_per_second']:,.0f}"
+    assert f"| train.py | float32 | {speed} ({speed} to {speed}) |  | " in text
+    assert "| imagenet/main.py | float32 | SKIP: it trains models of torchvision only |" in text
+    assert "conv11 4 wide, 16 px, digits, batch 40, 2 epochs of 3 steps." in text
+
+
+IMAGENET = ["--", "--model", "resnet18", "--image_size", 224, "--augment", "resized",
+            "--batch_size", 30]
+
+
+def test_the_examples_speed_is_read_from_its_lines(digits, tmp_path):
+    """Seconds of validation and of the last step do not count, and the first epoch does not."""
+    done, rows, text = compare(tmp_path, digits, "--runs", 2, "--only", "imagenet*", *IMAGENET)
+    assert done.returncode == 0, done.stderr
+    assert len(rows) == 2 and rows[0]["images_per_second"] == pytest.approx(30 / 0.2)
+    assert rows[0]["val_top1"] == 0.125
+    assert "| imagenet/main.py | float32 | 150 (150 to 150) |  | 12.50% (12.50% to" in text
+
+
+@pytest.mark.parametrize("example, error", [
+    ("raise ValueError('no such luck')", "ValueError: no such luck"),
+    ("import time; time.sleep(1e6)", "cut off after 1 s (--seconds)")])
+def test_a_row_that_fails_says_why_and_runs_once(digits, tmp_path, example, error):
+    done, rows, text = compare(tmp_path, digits, "--seconds", 1, "--only", "imagenet*", *IMAGENET,
+                               example=example)
+    assert done.returncode == 1 and len(rows) == 1
+    assert f"FAIL: {error} (log: " in text
+
+
+def test_ratios_are_to_the_median_of_the_reference(digits, tmp_path):
+    _, rows, _ = compare(tmp_path, digits, "--runs", 1, "--only", "imagenet*", *IMAGENET)
+    made = [rows[0] | {"name": name, "images_per_second": speed}
+            for speeds in [(100, 300), (90, 330), (110, 310)]
+            for name, speed in zip((peers.SWITCHES, "train.py"), speeds)]
+    text = peers.markdown(made)
+    assert "| train.py | float32 | 310 (300 to 330) | 3.10x |" in text
+    assert f"| {peers.SWITCHES} | float32 | 100 (90 to 110) | 1.00x |" in text
