@@ -31,10 +31,7 @@ def images_per_second(row):
 
 
 def speeds(row, key="images_per_second"):
-    """Return images/s of each epoch that counts: those after the first, which warms up.
-
-    They are of all runs of the row; other keys are of the first run.
-    """
+    """Return images/s of the epochs after the first, of all runs; other keys of the first run."""
     if "runs" in row and key == "images_per_second":
         return [rate for run in row["runs"] for rate in run["rates"]]
     return [epoch[key] for epoch in row["epochs"][1:] or row["epochs"]]
@@ -60,15 +57,12 @@ def gain(row):
 
 def verdict(row):
     """Return the verdict on a row of the staircase; '' for the baseline."""
-    old = "" if row.get("kept") is None else "left out"
-    return "kept" if row.get("kept") else row.get("verdict", old).replace("faster", "gains less")
+    told = row.get("verdict", "left out" if "on" in row else "")
+    return "kept" if row.get("kept") else told.replace("faster", "gains less")
 
 
 def warmup(row):
-    """Return the seconds from the start to the end of the first epoch.
-
-    They are of the first run, which may compile; of the baseline, the median.
-    """
+    """Return the warm-up of the first run, which may compile; of the baseline, the median."""
     return row["warmup_seconds"] if row["techniques"] else statistics.median(
         run.get("warmup_seconds", row["warmup_seconds"]) for run in runs(row))
 
@@ -82,6 +76,8 @@ def whole(row):
 
 def pays_back(row, base):
     """Return after how many steps a set has made up for its longer warm-up, in words."""
+    if row is base or base["status"] != "ok":
+        return ""
     if row["images_per_second"] < PAYS * base["images_per_second"]:
         return "never"
     batch, first = row["options"]["batch_size"], row["epochs"][0]
@@ -217,8 +213,7 @@ def staircase(rows):
         cells.append([name, problem(row)] if row["status"] != "ok" else
                      [name, f"{row['images_per_second']:,.0f}", ratio(row, rows[0]),
                       gain(row) or times, str(row.get("n", len(runs(row)))),
-                      pays_back(row, rows[0]) if row["techniques"] and rows[0]["status"] == "ok"
-                      else "", f"{row['val_top1']:.2%}", verdict(row)])
+                      pays_back(row, rows[0]), f"{row['val_top1']:.2%}", verdict(row)])
     if len(cells) == 1:
         return []
     lines = table("| staircase | images/s | to the baseline | to the step before | runs | "
@@ -230,11 +225,11 @@ def staircase(rows):
     if sets:
         best, quick = fastest(rows), min(sets, key=whole)
         others = {"the fastest per step": best, "the baseline": rows[0]}
-        lines += ["", f"- Fastest per step: {command(best)}", "- Fastest over the whole of "
-                  f"{len(quick['epochs'])} epochs, with warm-up, without validation: "
-                  f"{command(quick)}, {whole(quick):.1f} s" + "".join(
-                      f"; {name} takes {whole(row):.1f} s" for name, row in others.items()
-                      if row is not quick and row["status"] == "ok")]
+        seconds = [f"{name} takes {whole(row):.1f} s" for name, row in others.items()
+                   if row is not quick and row["status"] == "ok"]
+        lines += ["", f"- Fastest per step: {command(best)}", "; ".join([
+            f"- Fastest over the whole of {len(quick['epochs'])} epochs, with warm-up, without "
+            f"validation: {command(quick)}, {whole(quick):.1f} s", *seconds])]
     return lines
 
 
@@ -294,7 +289,7 @@ def chart(rows, path):
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
     done = [row for row in rows if row["status"] == "ok"]
-    steps = [(row["column"], verdict(row) or "left out", row) for row in done if "on" in row]
+    steps = [(row["column"], verdict(row), row) for row in done if "on" in row]
     cells = [(f"{row['row']} {row['column']}" if row["techniques"] else "baseline", row["row"], row)
              for row in done if row["row"] in ROWS]
     panels = [("Technique after technique, each added to those kept above it",
