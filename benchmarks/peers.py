@@ -36,6 +36,7 @@ PACKAGES = "lightning", "pytorch-lightning", "accelerate", "spdl"
 EXAMPLE = "imagenet/main.py"  # of pytorch/examples
 SWITCHES = "Lightning + 16-mixed benchmark compile"
 REFERENCES = {"train": SWITCHES, "load": "loader.py"}  # the rows that ratios are to
+
 # what a reader has to know of the rows with these names
 NOTES = {
     "train": [
@@ -265,7 +266,7 @@ def main():
     runs.stop_on_signals()
     baseline, name = {"train": ("train.py", "--dataset"),
                       "load": ("loader.py", "--data_source")}[args.WORK]
-    options += [name, str(args.DATASET.resolve())]
+    options += [name, str(args.DATASET.absolute())]  # a link keeps its name in the table
     parser = runpy.run_path(str(ROOT / "src" / baseline))["build_parser"]()
     parser.prog = "peers.py"
     values = {key: str(value) if isinstance(value, Path) else value
@@ -283,7 +284,11 @@ def main():
                                                torch.backends.cuda.matmul.allow_tf32)])
     rows = {"train": training_rows, "load": loading_rows}[args.WORK](
         args, values, folder, here["gpus"])
+    names = [row.name for row in rows]
     rows = [row for row in rows if any(fnmatch.fnmatchcase(row.name, name) for name in args.only)]
+    if not rows:
+        print(f"peers.py: error: --only: the rows are: {'; '.join(names)}", file=sys.stderr)
+        sys.exit(2)
     done, bad, interrupted = [], set(), ""
     if args.add and stem.with_suffix(".json").exists():
         done = json.loads(stem.with_suffix(".json").read_text())
