@@ -137,6 +137,11 @@ def test_first_tries_come_before_second_runs(monkeypatch):
     session, ran = session_of(lambda *_: 100, monkeypatch, runs=1)
     climb(session, *names)
     assert ran == ["", *names]
+    # only what seems to gain runs again before that: once may be chance
+    session, ran = session_of(lambda techniques, _: 100 + 50 * ("a" in techniques), monkeypatch,
+                              minutes=1.2)
+    climb(session, *names)
+    assert ran[:5] == ["", "a", "", "a", "a b"]
 
 
 def test_short_epochs_become_more(monkeypatch, capsys):
