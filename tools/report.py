@@ -76,7 +76,7 @@ def whole(row):
 
 def pays_back(row, base):
     """Return after how many steps a set has made up for its longer warm-up, in words."""
-    if row is base or base["status"] != "ok":
+    if row is base or base["status"] != "ok" or row.get("verdict", "faster") != "faster":
         return ""
     if row["images_per_second"] < PAYS * base["images_per_second"]:
         return "never"
