@@ -144,7 +144,7 @@ def main():
     # sizes of the images: small for half of the epochs, medium for three tenths, then full
     if not 0 < args.small <= 1:
         fail(f"--small {args.small} has to be above 0 and at most 1")
-    unit = 32 if args.image_size >= 128 else 8  # models halve sizes several times
+    unit = 1 if args.small == 1 else 32 if args.image_size >= 128 else 8  # models halve sizes
     train_sizes = [min(args.image_size, unit * max(1, round(part * args.image_size / unit)))
                    for part in (args.small, (1 + args.small) / 2)] + [args.image_size]
 
