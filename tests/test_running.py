@@ -256,11 +256,11 @@ def test_sets_run_by_turns_until_the_verdict_holds(stand_ins, data):
     rows = rows_of(stand_ins / "results")
     assert [(row["column"], row.get("n"), row.get("verdict")) for row in rows] == [
         ("plain", None, None), ("+amp", 2, "faster"), ("+cudnn", 3, "no difference"),
-        ("+fused", 1, "slower"), ("baseline", None, None)]
+        ("+fused", 2, "slower"), ("baseline", None, None)]
     assert [row.get("kept") for row in rows[1:4]] == [True, False, False]
     base, amp, cudnn, fused, again = (row["runs"] for row in rows)
-    assert len(amp) == 2 + 2 + 2 and len(cudnn) == 3 and len(fused) == 1  # two runs at the end
-    assert base[-1] == again[0] and len(base) == 6  # along the way, and at the end
+    assert len(amp) == 2 + 2 + 1 + 1 and len(cudnn) == 3 and len(fused) == 2
+    assert base[-1] == again[0] and len(base) == 5  # along the way, and at the end
     numbers = [run["number"] for runs in (base, amp, cudnn, fused) for run in runs]
     assert sorted(numbers) == [*range(1, 17)]
     assert all(run["rates"] == [1500] and run["wall_seconds"] > 0 for run in amp)

@@ -21,8 +21,7 @@ from verdict import compare, is_settled, verdict
 
 SECONDS = 5  # of training to compare in a run of the baseline ...
 LONGEST = 20  # ... if the run takes no longer than so many seconds
-EVERY = 5  # after so many runs the baseline runs again ...
-TURNS = 2  # ... and so often at the end, by turns with the last set
+EVERY = 5  # after so many runs the baseline runs again
 WAITS = 0.2  # from this share of its time on, a step's wait for data hides what else may pay
 SLOW = 3  # a run so many times slower than the baseline is given up ...
 SLOW_STEPS, SLOW_SECONDS = 3, 5  # ... after so many steps and seconds beyond the first step
@@ -192,9 +191,9 @@ class Session:
         """Return the seconds left, less those kept for the baseline's last run."""
         return self.deadline - time.monotonic() - 1.5 * statistics.median(self.took)
 
-    def has_time(self, runs, reserved=True):
+    def has_time(self, runs):
         """Return whether there is time for so many runs besides those that are reserved."""
-        return self.time_left() > (runs + self.reserved * reserved) * statistics.median(self.took)
+        return self.time_left() > (self.reserved + runs) * statistics.median(self.took)
 
     def shorten(self, progress):
         """Give up a baseline that would take too long, and add --steps for all runs."""
@@ -305,10 +304,11 @@ class Session:
             ratio, spread = compare(row["runs"], best["runs"])
             row |= dict(ratio=ratio, spread=spread, n=len(row["runs"]),
                         verdict=verdict(ratio, spread))
-            chance = row["n"] == 1 and row["verdict"] == "faster"  # it may be, so it goes first
             if is_settled(ratio, spread, row["n"]) or row["n"] >= self.runs or not (
-                    self.has_time(2, not chance) and self.repeat(best) and self.repeat(row)):
-                say(f"        {report.gain(row)} of the set before, {row['verdict']}")
+                    self.has_time(2) and self.repeat(best) and self.repeat(row)):
+                if row["n"] == 1 < self.runs and row["verdict"] != "no difference":
+                    row["verdict"] = "ran once"  # that may be chance
+                say(f"        {report.gain(row)} of the set before: {row['verdict']}")
                 break
 
     def climb(self, stairs, after):
@@ -319,15 +319,16 @@ class Session:
         best, tries = self.rows[0], {}
         while left := due(stairs, tries, best):
             names = left[0]
-            if names[0] in tries and not self.has_time(1):
+            if names[0] in tries and not self.has_time(2):
                 break  # only techniques that were tried before are left
             tried, on = [], best["techniques"]
             for name in names:
                 tried.append(self.attempt("staircase", f"+{name}", sorted([*on, name])))
-                tried[-1]["on"] = on
                 self.reserved -= name not in tries
-                tries[name] = on, tried[-1]["status"] == "ok"
+                tried[-1]["on"] = on
                 self.settle(tried[-1], best)
+                undecided = tried[-1].get("verdict") == "ran once" and name not in tries
+                tries[name] = None if undecided else on, tried[-1]["status"] == "ok"
             gains = [row for row in tried if row["status"] == "ok" and (
                 best["status"] != "ok" or row["verdict"] == "faster")]
             top = max(gains, default=None,
@@ -417,15 +418,14 @@ def main():
     session.count, interrupted = 1 + others + bool(others), ""
     try:
         session.attempt(*baseline)
-        session.reserved = others + 2 * TURNS
+        session.reserved = others + 2
         best = session.climb(stairs, len(cells) + 1)
         for cell in cells:
             session.attempt(*cell)
         session.reserved = 0
-        for _ in range(min(TURNS, args.runs - 1)):  # the last set beside the baseline
-            if "ratio" in best and session.has_time(2):
-                session.repeat(session.rows[0])
-                session.repeat(best)
+        if "ratio" in best and args.runs > 1 and session.has_time(2):  # beside the baseline
+            session.repeat(session.rows[0])
+            session.repeat(best)
         if others:
             session.attempt("again", "baseline", [])
     except Stopped as reason:

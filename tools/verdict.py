@@ -37,9 +37,8 @@ def compare(runs, others):
 
 
 def is_settled(ratio, spread, n):
-    """Return whether more runs would hardly change the verdict; to be faster takes two."""
-    return ratio + spread < 1 or n > 1 and (
-        ratio - spread > 1 or abs(ratio - 1) + spread < PAYS - 1)
+    """Return whether more runs would hardly change the verdict; one run alone settles nothing."""
+    return n > 1 and (abs(ratio - 1) > spread or abs(ratio - 1) + spread < PAYS - 1)
 
 
 def verdict(ratio, spread):
