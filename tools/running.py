@@ -27,7 +27,7 @@ SLOW = 3  # a run so many times slower than the baseline is given up ...
 SLOW_STEPS, SLOW_SECONDS = 3, 5  # ... after so many steps and seconds beyond the first step
 FIRST = ("channels_last", "amp", "compile", "cache", "DALI")  # these usually pay most
 MINUTES = 5  # of the whole without a DATASET
-SHARE = 20  # with a limit of time, a run of the baseline takes at most this part of it
+SHARE = 30  # with a limit of time, a run of the baseline takes at most this part of it
 LEAST_STEPS = 5  # an epoch is not made shorter than this
 CLOSING_SECONDS = 15  # for the table and the chart at the end
 
@@ -183,7 +183,7 @@ class Session:
         self.rows, self.results = [], {}
         self.took = [0.0]  # seconds of the runs that ended well, start included
         self.count = 0  # of all rows, those of the staircase that are to come included
-        self.reserved = 0  # runs to come that are worth more than a second try or run
+        self.reserved = 0  # runs that are to come before a second try or run of a technique
         self.number = 0  # of the last run
         self.steps = None  # of each epoch, if epochs were cut short
 
@@ -311,11 +311,8 @@ class Session:
                 say(f"        {report.gain(row)} of the set before: {row['verdict']}")
                 break
 
-    def climb(self, stairs, after):
-        """Add technique after technique to the baseline; `after` rows follow the staircase.
-
-        Return the row of the last set.
-        """
+    def climb(self, stairs, cells):
+        """Add technique after technique to the baseline; return the row of the last set."""
         best, tries = self.rows[0], {}
         while left := due(stairs, tries, best):
             names = left[0]
@@ -324,11 +321,14 @@ class Session:
             tried, on = [], best["techniques"]
             for name in names:
                 tried.append(self.attempt("staircase", f"+{name}", sorted([*on, name])))
-                self.reserved -= name not in tries
-                tried[-1]["on"] = on
+                tried[-1]["on"], again = on, name in tries
+                tries[name] = on, tried[-1]["status"] == "ok"
+                self.reserved = 2 * bool(on) + sum(
+                    each not in tries for names in left for each in names) + sum(
+                    (frozenset(cell[2]), False) not in self.results for cell in cells)
                 self.settle(tried[-1], best)
-                undecided = tried[-1].get("verdict") == "ran once" and name not in tries
-                tries[name] = None if undecided else on, tried[-1]["status"] == "ok"
+                if tried[-1].get("verdict") == "ran once" and not again:
+                    tries[name] = None, True  # due again after all others
             gains = [row for row in tried if row["status"] == "ok" and (
                 best["status"] != "ok" or row["verdict"] == "faster")]
             top = max(gains, default=None,
@@ -336,7 +336,7 @@ class Session:
             for row in tried:
                 row["kept"] = row is top
             best = top or best
-            self.count = len(self.rows) + sum(map(len, due(stairs, tries, best))) + after
+            self.count = 1 + len(self.rows + cells) + sum(map(len, due(stairs, tries, best)))
         return best
 
 
@@ -418,8 +418,7 @@ def main():
     session.count, interrupted = 1 + others + bool(others), ""
     try:
         session.attempt(*baseline)
-        session.reserved = others + 2
-        best = session.climb(stairs, len(cells) + 1)
+        best = session.climb(stairs, cells)
         for cell in cells:
             session.attempt(*cell)
         session.reserved = 0

@@ -22,7 +22,7 @@ def compare(runs, others):
     """Return (how many times as fast `runs` are as `others`, the uncertainty of 95 %).
 
     Each run is compared with the nearest one of `others`, since a machine's speed drifts. The
-    ratios are taken to scatter at least as much as the epochs within a run let expect.
+    uncertainty is that of the ratios or that of the epochs in the runs, whichever is larger.
     """
     ratios, scatters = [], []
     for run in runs:
@@ -32,8 +32,8 @@ def compare(runs, others):
     ratio, n, least = statistics.median(ratios), len(runs), max(STEADY, statistics.fmean(scatters))
     if n == 1:
         return ratio, ratio * max(2 * least, ONE_RUN)
-    deviation = max(ratio * least, statistics.stdev(ratios))
-    return ratio, STUDENT[min(n, 8) - 2] * deviation / n ** 0.5
+    error = max(2 * ratio * least, STUDENT[min(n, 8) - 2] * statistics.stdev(ratios))
+    return ratio, error / n ** 0.5
 
 
 def is_settled(ratio, spread, n):
