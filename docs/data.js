@@ -1809,19 +1809,23 @@ const DATA = {
 "techniques": [],
 "note": "cold",
 "speed": 1903.7838162800663,
+"value": "189.6 MB/s",
 "least": 1900.629301668842,
 "most": 1906.938330891291,
 "epochs": 2,
-"value": "189.6 MB/s"
+"runs": 1,
+"ratio": null
 },
 {
 "techniques": [],
 "note": "warm",
 "speed": 2290.534248372772,
+"value": "228.1 MB/s",
 "least": 2227.866040607215,
 "most": 2353.202456138328,
 "epochs": 2,
-"value": "228.1 MB/s"
+"runs": 1,
+"ratio": null
 },
 {
 "techniques": [
@@ -1829,10 +1833,12 @@ const DATA = {
 ],
 "note": "cold",
 "speed": 20021.547811602977,
+"value": "1,994.0 MB/s",
 "least": 19068.376119125493,
 "most": 20974.719504080458,
 "epochs": 2,
-"value": "1,994.0 MB/s"
+"runs": 1,
+"ratio": null
 },
 {
 "techniques": [
@@ -1840,10 +1846,12 @@ const DATA = {
 ],
 "note": "warm",
 "speed": 23953.317475399628,
+"value": "2,385.6 MB/s",
 "least": 22320.45394482062,
 "most": 25586.181005978633,
 "epochs": 2,
-"value": "2,385.6 MB/s"
+"runs": 1,
+"ratio": null
 }
 ]
 },
@@ -1860,10 +1868,12 @@ const DATA = {
 "techniques": [],
 "note": "",
 "speed": 36904.02983570576,
+"value": "top-1 99.63%",
 "least": 36336.17726781483,
 "most": 38254.86472159721,
 "epochs": 4,
-"value": "top-1 99.63%"
+"runs": 1,
+"ratio": "1.00x"
 },
 {
 "techniques": [
@@ -1871,10 +1881,12 @@ const DATA = {
 ],
 "note": "",
 "speed": 44169.72572325811,
+"value": "top-1 99.70%",
 "least": 42004.3928584476,
 "most": 51064.88950383175,
 "epochs": 4,
-"value": "top-1 99.70%"
+"runs": 1,
+"ratio": "1.20x"
 },
 {
 "techniques": [
@@ -1883,10 +1895,12 @@ const DATA = {
 ],
 "note": "",
 "speed": 65220.7576283861,
+"value": "top-1 99.70%",
 "least": 62413.801316829326,
 "most": 68880.40385993622,
 "epochs": 4,
-"value": "top-1 99.70%"
+"runs": 1,
+"ratio": "1.77x"
 },
 {
 "techniques": [
@@ -1895,10 +1909,12 @@ const DATA = {
 ],
 "note": "",
 "speed": 20936.088804857365,
+"value": "top-1 99.62%",
 "least": 19749.970503459725,
 "most": 21080.23853919923,
 "epochs": 4,
-"value": "top-1 99.62%"
+"runs": 1,
+"ratio": "0.57x"
 },
 {
 "techniques": [
@@ -1908,10 +1924,12 @@ const DATA = {
 ],
 "note": "",
 "speed": 80478.37649581369,
+"value": "top-1 99.71%",
 "least": 66212.89120403847,
 "most": 83974.03251075867,
 "epochs": 4,
-"value": "top-1 99.71%"
+"runs": 1,
+"ratio": "2.18x"
 },
 {
 "techniques": [
@@ -1922,10 +1940,12 @@ const DATA = {
 ],
 "note": "",
 "speed": 103085.73108997289,
+"value": "top-1 99.65%",
 "least": 100454.10423375793,
 "most": 112490.96827320119,
 "epochs": 4,
-"value": "top-1 99.65%"
+"runs": 1,
+"ratio": "2.79x"
 },
 {
 "techniques": [
@@ -1937,10 +1957,12 @@ const DATA = {
 ],
 "note": "",
 "speed": 103295.36870058684,
+"value": "top-1 99.73%",
 "least": 99890.0848885631,
 "most": 111035.86014539094,
 "epochs": 4,
-"value": "top-1 99.73%"
+"runs": 1,
+"ratio": "2.80x"
 },
 {
 "techniques": [
@@ -1952,10 +1974,12 @@ const DATA = {
 ],
 "note": "",
 "speed": 144048.07186569524,
+"value": "top-1 99.70%",
 "least": 141714.62110773672,
 "most": 145726.32696508238,
 "epochs": 4,
-"value": "top-1 99.70%"
+"runs": 1,
+"ratio": "3.90x"
 },
 {
 "techniques": [
@@ -1980,19 +2004,23 @@ const DATA = {
 ],
 "note": "",
 "speed": 149521.70141161367,
+"value": "top-1 99.70%",
 "least": 148930.87427072047,
 "most": 150149.24389687783,
 "epochs": 4,
-"value": "top-1 99.70%"
+"runs": 1,
+"ratio": "4.05x"
 },
 {
 "techniques": [],
 "note": "again",
 "speed": 38737.297507647214,
+"value": "top-1 99.63%",
 "least": 38295.41899117542,
 "most": 39071.83445795815,
 "epochs": 4,
-"value": "top-1 99.63%"
+"runs": 1,
+"ratio": "1.05x"
 }
 ]
 },
@@ -2009,10 +2037,12 @@ const DATA = {
 "techniques": [],
 "note": "",
 "speed": 1444.0121160278352,
+"value": "top-1 10.00%",
 "least": 1350.2976641202604,
 "most": 1525.2922860893532,
 "epochs": 3,
-"value": "top-1 10.00%"
+"runs": 1,
+"ratio": "1.00x"
 },
 {
 "techniques": [
@@ -2020,10 +2050,12 @@ const DATA = {
 ],
 "note": "",
 "speed": 2025.6401695016602,
+"value": "top-1 13.33%",
 "least": 2015.1838395244172,
 "most": 2034.9954713301577,
 "epochs": 3,
-"value": "top-1 13.33%"
+"runs": 1,
+"ratio": "1.40x"
 },
 {
 "techniques": [
@@ -2032,10 +2064,12 @@ const DATA = {
 ],
 "note": "",
 "speed": 2779.3929468242304,
+"value": "top-1 23.33%",
 "least": 2762.900550630528,
 "most": 2810.605983251009,
 "epochs": 3,
-"value": "top-1 23.33%"
+"runs": 1,
+"ratio": "1.92x"
 },
 {
 "techniques": [
@@ -2045,10 +2079,12 @@ const DATA = {
 ],
 "note": "",
 "speed": 4380.740785577112,
+"value": "top-1 20.00%",
 "least": 4338.533108809608,
 "most": 4408.831125546676,
 "epochs": 3,
-"value": "top-1 20.00%"
+"runs": 1,
+"ratio": "3.03x"
 },
 {
 "techniques": [
@@ -2059,10 +2095,12 @@ const DATA = {
 ],
 "note": "",
 "speed": 4915.380803435139,
+"value": "top-1 13.33%",
 "least": 4790.005074373039,
 "most": 4952.90957536361,
 "epochs": 3,
-"value": "top-1 13.33%"
+"runs": 1,
+"ratio": "3.40x"
 },
 {
 "techniques": [
@@ -2074,10 +2112,12 @@ const DATA = {
 ],
 "note": "",
 "speed": 4824.299260423219,
+"value": "top-1 20.00%",
 "least": 4704.093349057063,
 "most": 4905.253844383085,
 "epochs": 3,
-"value": "top-1 20.00%"
+"runs": 1,
+"ratio": "3.34x"
 },
 {
 "techniques": [
@@ -2089,10 +2129,12 @@ const DATA = {
 ],
 "note": "",
 "speed": 5146.864807156407,
+"value": "top-1 6.67%",
 "least": 5122.141456362648,
 "most": 5180.552909956106,
 "epochs": 3,
-"value": "top-1 6.67%"
+"runs": 1,
+"ratio": "3.56x"
 },
 {
 "techniques": [
@@ -2105,19 +2147,23 @@ const DATA = {
 ],
 "note": "",
 "speed": 5200.906405232266,
+"value": "top-1 6.67%",
 "least": 5092.93419961606,
 "most": 5204.489901578909,
 "epochs": 3,
-"value": "top-1 6.67%"
+"runs": 1,
+"ratio": "3.60x"
 },
 {
 "techniques": [],
 "note": "again",
 "speed": 1494.2296905949263,
+"value": "top-1 10.00%",
 "least": 1449.3276516301985,
 "most": 1530.747338094433,
 "epochs": 3,
-"value": "top-1 10.00%"
+"runs": 1,
+"ratio": "1.03x"
 }
 ]
 },
@@ -2134,10 +2180,12 @@ const DATA = {
 "techniques": [],
 "note": "",
 "speed": 1044.7914043720202,
+"value": "top-1 6.67%",
 "least": 1044.488700444649,
 "most": 1045.0941082993913,
 "epochs": 2,
-"value": "top-1 6.67%"
+"runs": 1,
+"ratio": "1.00x"
 },
 {
 "techniques": [
@@ -2145,10 +2193,12 @@ const DATA = {
 ],
 "note": "",
 "speed": 2088.0287182822767,
+"value": "top-1 16.67%",
 "least": 2080.3429062440064,
 "most": 2095.7145303205475,
 "epochs": 2,
-"value": "top-1 16.67%"
+"runs": 1,
+"ratio": "2.00x"
 },
 {
 "techniques": [
@@ -2157,10 +2207,12 @@ const DATA = {
 ],
 "note": "",
 "speed": 3818.7828513471973,
+"value": "top-1 6.67%",
 "least": 3783.792843572568,
 "most": 3853.7728591218265,
 "epochs": 2,
-"value": "top-1 6.67%"
+"runs": 1,
+"ratio": "3.66x"
 },
 {
 "techniques": [
@@ -2169,10 +2221,12 @@ const DATA = {
 ],
 "note": "",
 "speed": 3603.0438968392746,
+"value": "top-1 13.33%",
 "least": 3567.814748726395,
 "most": 3638.2730449521537,
 "epochs": 2,
-"value": "top-1 13.33%"
+"runs": 1,
+"ratio": "3.45x"
 },
 {
 "techniques": [
@@ -2182,10 +2236,12 @@ const DATA = {
 ],
 "note": "",
 "speed": 5104.104081067313,
+"value": "top-1 6.67%",
 "least": 5066.110465786687,
 "most": 5142.09769634794,
 "epochs": 2,
-"value": "top-1 6.67%"
+"runs": 1,
+"ratio": "4.89x"
 },
 {
 "techniques": [
@@ -2196,10 +2252,12 @@ const DATA = {
 ],
 "note": "",
 "speed": 6735.1553421411,
+"value": "top-1 10.00%",
 "least": 6656.474335183933,
 "most": 6813.8363490982665,
 "epochs": 2,
-"value": "top-1 10.00%"
+"runs": 1,
+"ratio": "6.45x"
 },
 {
 "techniques": [
@@ -2211,10 +2269,12 @@ const DATA = {
 ],
 "note": "",
 "speed": 8238.837133954248,
+"value": "top-1 10.00%",
 "least": 8188.200914962289,
 "most": 8289.473352946208,
 "epochs": 2,
-"value": "top-1 10.00%"
+"runs": 1,
+"ratio": "7.89x"
 },
 {
 "techniques": [
@@ -2232,10 +2292,12 @@ const DATA = {
 "techniques": [],
 "note": "again",
 "speed": 1193.1503988689053,
+"value": "top-1 6.67%",
 "least": 1183.1146882273306,
 "most": 1203.18610951048,
 "epochs": 2,
-"value": "top-1 6.67%"
+"runs": 1,
+"ratio": "1.14x"
 }
 ]
 }

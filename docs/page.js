@@ -273,11 +273,13 @@ function bar(row, reasons) {
   const track = make("div", { className: "track", ariaHidden: "true" }, fill, range);
   const base = rows.find((each) => each.speed && !each.techniques.length
     && [row.note, row.note === "again" ? "" : row.note].includes(each.note));
-  const ratio = base && !problem ? `${(row.speed / base.speed).toFixed(2)}x` : "";
+  const ratio = problem ? "" : row.ratio ?? (
+    base ? `${(row.speed / base.speed).toFixed(2)}x` : "");
+  const many = (count, name) => `${count} ${name}${count > 1 ? "s" : ""}`;
   item.append(track, make("p", { className: "figures" },
     make("b", {}, `${figure(row.speed)} images/s`), ` ${ratio} `, make("b", {}, row.value),
-    make("small", {}, ` ${figure(row.least)} to ${figure(row.most)}; 1 run, ${row.epochs} epoch`
-      + (row.epochs > 1 ? "s" : ""))));
+    make("small", {}, ` ${figure(row.least)} to ${figure(row.most)}; ${many(row.runs, "run")}, `
+      + many(row.epochs, "epoch"))));
   return item;
 }
 

@@ -250,10 +250,11 @@ def test_the_figures_are_those_of_the_record(visit):
     page = visit(f"#train={','.join(row['techniques'])}&at={folder}")
     assert page.inner_text("#found") == "Your choice was measured with this workload."
     (mine,) = [bar for bar in shown_bars(page) if "your choice" in bar]
-    speeds = [epoch["images_per_second"] for epoch in row["epochs"][1:]]
+    speeds, runs = SITE.report.speeds(row), len(row.get("runs", [row]))
     for figure in (f"{row['images_per_second']:,.0f} images/s", f"top-1 {row['val_top1']:.2%}",
-                   f"{row['images_per_second'] / record[0]['images_per_second']:.2f}x",
-                   f"{min(speeds):,.0f} to {max(speeds):,.0f}; 1 run, {len(speeds)} epochs"):
+                   SITE.report.ratio(row, record[0]),
+                   f"{min(speeds):,.0f} to {max(speeds):,.0f}; {runs} run"
+                   f"{'s' * (runs > 1)}, {len(speeds)} epochs"):
         assert figure in mine
     assert page.locator("#gain a").first.get_attribute("href").endswith(f"{folder}/running.json")
     assert row["command"] in page.locator("#gain details").text_content()

@@ -70,8 +70,11 @@ def family_of(family):
     return dict(base=base, variants=variants, choices=choices(family, order))
 
 
-def measured(family, row):
-    """Return a row of a record as the page shows it; speeds are in images/s."""
+def measured(family, row, first):
+    """Return a row of a record as the page shows it; speeds are in images/s.
+
+    The ratio of a training row is the table's, to the record's `first` row.
+    """
     if family == "train":
         techniques, note = row["techniques"], "again" if row["row"] == "again" else ""
     else:
@@ -81,8 +84,10 @@ def measured(family, row):
     speeds = report.speeds(row)
     value = (f"top-1 {row['val_top1']:.2%}" if family == "train" else
              f"{row['megabytes_per_second']:,.1f} MB/s")
-    return dict(techniques=techniques, note=note, speed=row["images_per_second"],
-                least=min(speeds), most=max(speeds), epochs=len(speeds), value=value)
+    return dict(techniques=techniques, note=note, speed=row["images_per_second"], value=value,
+                least=min(speeds), most=max(speeds), epochs=len(speeds),
+                runs=len(row.get("runs", [row])),
+                ratio=report.ratio(row, first) if family == "train" else None)
 
 
 def records():
@@ -97,7 +102,7 @@ def records():
             folder=folder, family=family, file=f"{kind}.json", problem=problem, limits=limits,
             title=f"{report.workload(rows[0])}; {report.place(rows[0])}",
             setting=report.setting(report.first_good(rows) or rows[0]),
-            rows=[measured(family, row) for row in rows]))
+            rows=[measured(family, row, rows[0]) for row in rows]))
     return sorted(found, key=lambda record: bool(record["problem"]))
 
 
