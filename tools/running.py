@@ -17,7 +17,7 @@ import compose
 import report
 from runs import (ROOT, GiveUp, Stopped, check_options, conclude, cores, failure, follow,
                   folder_of_its_own, guarded, machine, say, show, stop_on_signals)
-from verdict import compare, is_settled, verdict
+from verdict import ONE_RUN, compare, is_settled, verdict
 
 SECONDS = 5  # of training to compare in a run of the baseline ...
 LONGEST = 20  # ... if the run takes no longer than so many seconds
@@ -306,7 +306,7 @@ class Session:
                         verdict=verdict(ratio, spread))
             if is_settled(ratio, spread, row["n"]) or row["n"] >= self.runs or not (
                     self.has_time(2) and self.repeat(best) and self.repeat(row)):
-                if row["n"] == 1 < self.runs and row["verdict"] != "no difference":
+                if row["n"] == 1 < self.runs and abs(ratio - 1) > ONE_RUN:
                     row["verdict"] = "ran once"  # that may be chance
                 say(f"        {report.gain(row)} of the set before: {row['verdict']}")
                 break
