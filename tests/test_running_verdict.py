@@ -183,8 +183,8 @@ def test_when_a_warm_up_pays_back():
     slow = row(300, 60, "amp", "compile", on=["compile"], kept=True)
     text = "\n".join(report.staircase([base, compiled, slow]))
     assert "- Fastest per step: `./compose.sh amp compile > my_train.py`" in text
-    assert ("- Fastest over the whole of 5 epochs, with warm-up, without validation: `src/train.py`"
-            ", the baseline, 50.0 s; the fastest per step takes 73.3 s") in text
+    assert ("- Fastest over the whole of 5 epochs, with warm-up:\n  `src/train.py`, the baseline,\n"
+            "  50.0 s without validation; the fastest per step takes 73.3 s") in text
     # of the baseline the median warm-up counts, of others the first, which may compile
     seconds = [dict(number=i, images_per_second=100, rates=[100], warmup_seconds=each)
                for i, each in enumerate((30, 4, 5))]

@@ -226,11 +226,12 @@ def staircase(rows):
     if sets:
         best, quick = fastest(rows), min(sets, key=whole)
         others = {"the fastest per step": best, "the baseline": rows[0]}
-        seconds = [f"{name} takes {whole(row):.1f} s" for name, row in others.items()
+        seconds = [f"; {name} takes {whole(row):.1f} s" for name, row in others.items()
                    if row is not quick and row["status"] == "ok"]
-        lines += ["", f"- Fastest per step: {command(best)}", "; ".join([
-            f"- Fastest over the whole of {len(quick['epochs'])} epochs, with warm-up, without "
-            f"validation: {command(quick)}, {whole(quick):.1f} s", *seconds])]
+        lines += ["", f"- Fastest per step: {command(best)}",
+                  f"- Fastest over the whole of {len(quick['epochs'])} epochs, with warm-up:",
+                  f"  {command(quick)},",
+                  "".join([f"  {whole(quick):.1f} s without validation", *seconds])]
     return lines
 
 
