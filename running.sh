@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs every training script on this machine, alone and one on top of another, and prints what each gains.
-#   ./running.sh EPOCHS [DATASET] [--minutes N] [--part cells|staircase|all] [--with TECHNIQUE] ...
+#   ./running.sh EPOCHS [DATASET] [--minutes N] [--runs N] [--part cells|staircase|all] [--with TECHNIQUE] ...
 #                [--without TECHNIQUE] ... [--result_dir DIR] [-- OPTION ...]
 # Without DATASET it draws digits and takes at most 5 minutes. With one it is only limited by --minutes.
 # What cannot gain on this machine is left out; --with tries it. OPTIONs go to every script: ./running.sh 5 -- --lr 0.2

@@ -221,6 +221,8 @@ def staircase(rows):
                   "pays back after | top-1 | |", cells)
     lines += ["", "Each technique is added to those kept before it, and kept if it gains. One that "
               "was left out is tried again", "after others have been kept."]
+    if any(row.get("verdict") == "ran once" for row in rows):
+        lines += ["One that ran once seems to gain, but may not: more --minutes give a verdict."]
     sets = [row for row in rows if row["status"] == "ok" and (
         row is rows[0] or row.get("kept") or row.get("verdict") == "faster")]
     if sets:

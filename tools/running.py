@@ -56,13 +56,13 @@ def groups():
 
 def reasons_to_leave_out(here):
     """Return {technique: why the default leaves it out} on the machine `here`."""
-    reasons = {}
+    reasons = {"progressive": "it trains differently: compare accuracy and training seconds"}
     if not here["gpus"]:
-        reasons = {"DP": "it does nothing without GPUs", "cudnn": "it does nothing without a GPU"}
+        reasons |= {"DP": "it does nothing without GPUs", "cudnn": "it does nothing without a GPU"}
         if here["bfloat16"] is False:
             reasons["amp"] = "this CPU has no bfloat16, so PyTorch would emulate it"
     elif here["gpus"] == 1:
-        reasons = dict.fromkeys(("DP", "DDP"), "it does nothing on one GPU")
+        reasons |= dict.fromkeys(("DP", "DDP"), "it does nothing on one GPU")
     if not any(map(shutil.which, ("g++", "clang++", "c++"))):
         reasons["compile"] = "it needs a C++ compiler, such as g++"
     return reasons
