@@ -1079,7 +1079,7 @@ const DATA = {
 59,
 [
 "    # new #",
-"    # fewer pixels are less work",
+"    # smaller images cost less; this is the first size",
 "    add(\"--small\", type=float, default=0.5, help=\"part of IMAGE_SIZE in the first epochs\")",
 ""
 ]
@@ -1104,7 +1104,7 @@ const DATA = {
 [
 "            # new #",
 "            # the first steps try all sizes: compiling and lack of memory show at once",
-"            stage = sum(epoch + 1 > part * args.epochs for part in (0.5, 0.8))",
+"            stage = sum(epoch + 1 > share * args.epochs for share in (0.5, 0.8))",
 "            train_size = train_sizes[step if epoch == 0 and step < 3 else stage]",
 "            if train_size < args.image_size:",
 "                images = transforms.Resize(train_size)(images.to(device, non_blocking=True))",

@@ -58,7 +58,7 @@ def build_parser():
     add("--image_size", type=count, default=32, help="height and width in training, pixels")
     add("--val_size", type=count, help="height and width in validation; None: IMAGE_SIZE")
     # new #
-    # fewer pixels are less work
+    # smaller images cost less; this is the first size
     add("--small", type=float, default=0.5, help="part of IMAGE_SIZE in the first epochs")
 
     add("--augment", choices=["none", "resized", "crop"], default="none",
@@ -267,7 +267,7 @@ def main():
             data_wait += time.perf_counter() - tick
             # new #
             # the first steps try all sizes: compiling and lack of memory show at once
-            stage = sum(epoch + 1 > part * args.epochs for part in (0.5, 0.8))
+            stage = sum(epoch + 1 > share * args.epochs for share in (0.5, 0.8))
             train_size = train_sizes[step if epoch == 0 and step < 3 else stage]
             if train_size < args.image_size:
                 images = transforms.Resize(train_size)(images.to(device, non_blocking=True))

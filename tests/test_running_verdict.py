@@ -148,7 +148,7 @@ def test_what_ran_once_is_not_kept_but_tried_again(monkeypatch):
     best, rows = climb(session, "a", "b", "c")
     assert ran == ["", "a", "b", "c"] and best is session.rows[0]
     assert [rows[name]["verdict"] for name in ("+a", "+b", "+c")] == [
-        "ran once", "no difference", "ran once"]
+        "ran once", "ran once", "ran once"]
     more_time_at = 3
     session, ran = session_of(speed_of, monkeypatch, minutes=1.2)
     best, _ = climb(session, "a", "b", "c")
@@ -182,7 +182,7 @@ def test_when_a_warm_up_pays_back():
     assert (report.whole(base), report.whole(compiled)) == (50, 50)
     slow = row(300, 60, "amp", "compile", on=["compile"], kept=True)
     text = "\n".join(report.staircase([base, compiled, slow]))
-    assert "- Fastest per step: `./compose.sh amp compile > my_train.py`" in text
+    assert "- Fastest per step, with what was kept: `./compose.sh amp compile > my_train.py`" in text
     assert ("- Fastest over the whole of 5 epochs, with warm-up:\n  `src/train.py`, the baseline,\n"
             "  50.0 s without validation; the fastest per step takes 73.3 s") in text
     # of the baseline the median warm-up counts, of others the first, which may compile

@@ -220,9 +220,9 @@ def staircase(rows):
     lines = table("| staircase | images/s | to the baseline | to the step before | runs | "
                   "pays back after | top-1 | |", cells)
     lines += ["", "Each technique is added to those kept before it, and kept if it gains. One that "
-              "was left out is tried again", "after others have been kept."]
+              "was left out is tried again", "after others have been kept, if time is left."]
     if any(row.get("verdict") == "ran once" for row in rows):
-        lines += ["One that ran once seems to gain, but may not: more --minutes give a verdict."]
+        lines += ["One that ran once has no verdict: more --minutes give one."]
     sets = [row for row in rows if row["status"] == "ok" and (
         row is rows[0] or row.get("kept") or row.get("verdict") == "faster")]
     if sets:
@@ -230,7 +230,7 @@ def staircase(rows):
         others = {"the fastest per step": best, "the baseline": rows[0]}
         seconds = [f"; {name} takes {whole(row):.1f} s" for name, row in others.items()
                    if row is not quick and row["status"] == "ok"]
-        lines += ["", f"- Fastest per step: {command(best)}",
+        lines += ["", f"- Fastest per step, with what was kept: {command(best)}",
                   f"- Fastest over the whole of {len(quick['epochs'])} epochs, with warm-up:",
                   f"  {command(quick)},",
                   "".join([f"  {whole(quick):.1f} s without validation", *seconds])]
@@ -278,12 +278,12 @@ def markdown(rows):
         length = f"{len(good['epochs'])} epochs" + (f" of {steps} steps" if steps else "")
         parts += [f"{workload(good)}, {length}. Seconds and images/s are of {which_epochs(good)}; "
                   "the warm-up is start and first epoch. Ratios compare a run's median with that "
-                  "of the nearest run of the other set; ± is the uncertainty of 95 %.",
+                  "of the nearest run of the other set; ± is the 95 % uncertainty.",
                   setting(good)]
         reasons = [f"{name}, because {why}" for name, why in good["left_out"].items()]
         parts += [f"Left out: {'; '.join(reasons)}."] * bool(reasons)
         parts += [f"There is no GPU here: DDP is {good['processes']} processes on the same cores, "
-                  "and amp is bfloat16. What a GPU gains is not to be seen here."
+                  "and amp is bfloat16. This does not show what a GPU gains."
                   ] * (not good["machine"]["gpus"])
     return text_of(parts, rows)
 

@@ -17,12 +17,12 @@ import compose
 import report
 from runs import (ROOT, GiveUp, Stopped, check_options, conclude, cores, failure, follow,
                   folder_of_its_own, guarded, machine, say, show, stop_on_signals)
-from verdict import ONE_RUN, compare, is_settled, verdict
+from verdict import compare, is_settled, verdict
 
 SECONDS = 5  # of training to compare in a run of the baseline ...
 LONGEST = 20  # ... if the run takes no longer than so many seconds
 EVERY = 5  # after so many runs the baseline runs again
-WAITS = 0.2  # from this share of its time on, a step's wait for data hides what else may pay
+WAITS = 0.2  # above this share of waiting for data, other techniques cannot show a gain
 SLOW = 3  # a run so many times slower than the baseline is given up ...
 SLOW_STEPS, SLOW_SECONDS = 3, 5  # ... after so many steps and seconds beyond the first step
 FIRST = ("channels_last", "amp", "compile", "cache", "DALI")  # these usually pay most
@@ -33,7 +33,9 @@ CLOSING_SECONDS = 15  # for the table and the chart at the end
 
 
 def groups():
-    """Return {"data": [[technique, ...], ...], "compute": ..., "parallel": ...}: choose one a list.
+    """Return {"data": [[technique, ...], ...], "compute": ..., "parallel": ...}.
+
+    A set has at most one technique of each list.
 
     Techniques that exclude each other are one list. If all of them change the data section, it is
     one of data, else a parallel one. A script that profiles is no technique.
@@ -69,7 +71,7 @@ def reasons_to_leave_out(here):
 
 
 def stairs_of(gpus, allowed):
-    """Return [(group, [technique, ...]), ...]: choose one a list; the most promising come first.
+    """Return [(group, [technique, ...]), ...] with the most promising lists first.
 
     With several GPUs that is DDP: it also shortens the runs after it.
     """
@@ -87,8 +89,8 @@ def stairs_of(gpus, allowed):
 def due(stairs, tries, best):
     """Return the lists of techniques to try on top of the row `best`, the next one first.
 
-    `tries` is {technique: (the techniques it was last tried on, whether it ran)}. A choice is due
-    until one of it is kept: once, and again after others have been kept, since it may pay then.
+    `tries` is {technique: (the techniques it was last tried on, whether it ran)}. A list is tried
+    once, and again whenever another technique was kept, until one of it is kept.
     While steps wait for data, nothing else can show what it gains: then data comes first.
     """
     found = []
@@ -103,7 +105,7 @@ def due(stairs, tries, best):
 
 
 def options_of(techniques, options):
-    """Return `options` without those that only other techniques than these have."""
+    """Return `options` without those that belong only to other techniques."""
     own = {name: {*report.own_options(ROOT / "src" / "train.py", ROOT / "src" / f"train_{name}.py")}
            for name in compose.TECHNIQUES}
     others = set().union(*own.values()) - set().union(*(own[name] for name in techniques))
@@ -306,8 +308,8 @@ class Session:
                         verdict=verdict(ratio, spread))
             if is_settled(ratio, spread, row["n"]) or row["n"] >= self.runs or not (
                     self.has_time(2) and self.repeat(best) and self.repeat(row)):
-                if row["n"] == 1 < self.runs and abs(ratio - 1) > ONE_RUN:
-                    row["verdict"] = "ran once"  # that may be chance
+                if row["n"] == 1 < self.runs:
+                    row["verdict"] = "ran once"  # what it shows may be chance
                 say(f"        {report.gain(row)} of the set before: {row['verdict']}")
                 break
 

@@ -1,19 +1,20 @@
 """Is one set of techniques faster than another? The verdict on runs that were made by turns.
 
-A run is {"number": its place in time, "images_per_second": its median, "rates": of each epoch}.
+A run is {"number": its place in time, "images_per_second": its median, "rates": images/s of each
+epoch}.
 """
 
 import math
 import statistics
 
 PAYS = 1.02  # a smaller gain makes no difference
-ONE_RUN = 0.2  # a single run may be so far from the next one
-STEADY = 0.005  # no ratio of two runs is taken to be more certain
+ONE_RUN = 0.2  # the least uncertainty of a single comparison
+STEADY = 0.005  # the least standard deviation of a ratio
 STUDENT = 12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36  # Student's t of 95 % for 2, 3, ... runs
 
 
 def scatter(rates):
-    """Return the standard error of the median of `rates`, as a part of it; 0 for a single one."""
+    """Return the standard error of the median of `rates`, divided by it; 0 for one rate."""
     error = 1.25 * statistics.stdev(rates) / len(rates) ** 0.5 if len(rates) > 1 else 0
     return error / statistics.median(rates)
 
