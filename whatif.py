@@ -47,7 +47,10 @@ WINDOWS = 5  # the measured seconds of a run are divided into so many
 LEAST_STEPS = 5  # of the warm-up
 LOSSES = 100  # so many losses of a run are compared with those of the plain run
 CACHED = 8  # batches that a run without loading repeats
-PAYS = 1.02  # a technique that gains less is not worth a line
+PAYS = 1.02  # a smaller gain makes no difference
+ONE_RUN = 0.2  # the least uncertainty of a single comparison
+STEADY = 0.005  # the least standard deviation of a ratio
+STUDENT = 12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36  # Student's t of 95 % for 2, 3, ... runs
 SELDOM = 0.02  # below this share of its time, a step's wait for data is no reason to load faster
 WAITS = 0.2  # from this share of its time on, a step's wait for data hides what else may pay
 TRIAL = "WHATIF_TRIAL"  # the variable that tells a process how to run the script
@@ -911,10 +914,9 @@ class Session:
 
 # ------------------------------------------------------------------------------------ the verdicts
 def scatter(rates):
-    """Return two standard errors of the median of `rates`, as a part of it."""
-    middle = statistics.median(rates)
-    deviation = 1.48 * statistics.median(abs(rate - middle) for rate in rates)
-    return 2 * 1.25 * deviation / len(rates) ** 0.5 / middle
+    """Return the standard error of the median of `rates`, divided by it; 0 for one rate."""
+    error = 1.25 * statistics.stdev(rates) / len(rates) ** 0.5 if len(rates) > 1 else 0
+    return error / statistics.median(rates)
 
 
 class Row:
@@ -935,31 +937,35 @@ class Row:
         return statistics.fmean(values) if values else None
 
     def ratio(self, base=None):
-        """Return (how many times as fast as `base` it is, the uncertainty).
+        """Return (how many times as fast as `base` it is, the uncertainty of 95 %).
 
-        Each run is compared with the run of `base` next to it, since a machine's speed drifts.
+        Each run is compared with the run of `base` next to it, since a machine's speed drifts. The
+        uncertainty is that of the ratios or that of the windows in the runs, whichever is larger.
         """
-        ratios, noises = [], []
+        ratios, scatters = [], []
         for run in self.runs:
             other = min((base or self.base).runs,
                         key=lambda one: abs(one["number"] - run["number"]))
             ratios.append(statistics.median(run["rates"]) / statistics.median(other["rates"]))
-            noises.append(math.hypot(scatter(run["rates"]), scatter(other["rates"])) * ratios[-1])
-        noise = max(statistics.fmean(noises), (max(ratios) - min(ratios)) / 2)
-        return statistics.fmean(ratios), noise / len(ratios) ** 0.5
+            scatters.append(math.hypot(scatter(run["rates"]), scatter(other["rates"])))
+        ratio, n = statistics.median(ratios), len(ratios)
+        least = max(STEADY, statistics.fmean(scatters))
+        if n == 1:
+            return ratio, ratio * max(2 * least, ONE_RUN)
+        error = max(2 * ratio * least, STUDENT[min(n, 8) - 2] * statistics.stdev(ratios))
+        return ratio, error / n ** 0.5
 
     def gains(self, least=PAYS):
-        ratio, noise = self.ratio()
-        return ratio >= least and ratio - 1 > noise
+        ratio, spread = self.ratio()
+        return ratio >= least and ratio - 1 > spread
 
     def pays(self):
         return bool(self.runs) and self.gains() and self.agrees() is not False
 
     def is_settled(self):
-        """Return whether more runs would not change the verdict."""
-        ratio, noise = self.ratio()
-        return (abs(ratio - 1) > max(noise, 0.1 if len(self.runs) < 2 else 0)
-                or ratio + noise < PAYS or self.agrees() is False)
+        """Return whether more runs would hardly change the verdict."""
+        gain, spread = abs(self.ratio()[0] - 1), self.ratio()[1]
+        return gain > spread or gain + spread < PAYS - 1 or self.agrees() is False
 
     def agrees(self):
         """Return whether its losses agree with its base's on average; None if there is none.
@@ -980,15 +986,16 @@ class Row:
     def verdict(self):
         if not self.runs or not self.base:
             return "" if self.runs else self.error
-        ratio, noise = self.ratio()
+        ratio, spread = self.ratio()
         on = f" ({ratio:.2f}x of {self.base.name()})" if self.base.techniques else ""
         if self.agrees() is False:
             return "other losses: this changes the training" + on
         if OTHER_DATA & {self.techniques[-1]}:
             return {"batch": "another training", "no_loading": "the most that a loader can gain"}[
                 self.techniques[-1]] + on
-        return ("pays" if self.pays() else "slower" if 1 - ratio > max(noise, PAYS - 1) else
-                "no gain" if ratio + noise < PAYS else "no gain beyond the spread") + on
+        if abs(ratio - 1) < max(spread, PAYS - 1):
+            return "no difference" + on
+        return ("pays" if ratio > 1 else "slower") + on
 
 
 def explore(session, wanted):

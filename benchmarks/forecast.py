@@ -1,0 +1,159 @@
+"""Is the forecast of whatif.py true? Change copies of a script as it says, and time them without it.
+
+    python benchmarks/forecast.py [--json FILE] EXAMPLES/imagenet/main.py FOUND ARGUMENT ...
+
+The script is imagenet/main.py or mnist/main.py of pytorch/examples, FOUND is what whatif.py --json
+wrote about it. Each set of techniques that whatif.py measured is written into a copy beside the
+script, by the replacements below, and the copy is run with ARGUMENTs. Its speed is that of the
+progress lines that it prints. The script itself is run first and last.
+"""
+
+import argparse
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+# of each script: what calls the model, backward and step, the loader, and what is timed
+SCRIPTS = {
+    "imagenet": dict(
+        model="model.module", forward="\n        output = model(images)\n",
+        backward="        loss.backward()\n        optimizer.step()",
+        images="images.to(device, non_blocking=True",
+        loader="num_workers=args.workers, pin_memory=True, sampler=train_sampler",
+        workers="num_workers={}, persistent_workers=True, pin_memory=True, sampler=train_sampler",
+        first=31, last=10),  # steps of the first epoch
+    "mnist": dict(
+        model="model", forward="\n        output = model(data)\n", backward="        loss.backward()\n        optimizer.step()",
+        images="data.to(device", loader="{'num_workers': 1,", workers="{{'num_workers': {},",
+        first=12800, last=700)}  # samples of the first epoch
+LINE = r"Epoch: \[?(\d+)\]?\s*\[\s*(\d+)/(\d+)"
+CACHED = """
+KEPT = []
+def cached(loader):
+    import itertools
+    KEPT.extend([] if KEPT else itertools.islice(loader, 8))
+    yield from itertools.islice(itertools.cycle(KEPT), len(loader))
+"""
+
+
+def replaced(text, old, new):
+    if old not in text:
+        sys.exit(f"forecast.py: the script does not hold {old!r}")
+    return text.replace(old, new)
+
+
+def above_optimizer(text, line):
+    return re.sub(r"\n( *)(optimizer = )", rf"\n\1{line}\n\1\2", text)
+
+
+def changed(text, technique, about):
+    """Return the script's text with one technique, as whatif.py says that it is to be written."""
+    model, kind = about["model"], technique.split()[0]
+    if kind == "amp":
+        text = replaced(text, about["forward"], (
+            f'\n        with torch.autocast("cuda", torch.{technique.split()[1]}):\n    '
+            f'{about["forward"][1:]}        output = output.float()\n'))
+        if technique == "amp float16":
+            text = above_optimizer(text, 'global scaler; scaler = torch.amp.GradScaler("cuda")')
+            text = replaced(text, about["backward"], "        scaler.scale(loss).backward(); "
+                            "scaler.step(optimizer); scaler.update()")
+        return text
+    if kind == "channels_last":
+        text = above_optimizer(text, f"{model}.to(memory_format=torch.channels_last)")
+        return replaced(text, about["images"],
+                        f"{about['images']}, memory_format=torch.channels_last")
+    if kind == "workers":
+        workers = max(1, min(16, len(os.sched_getaffinity(0))))
+        return replaced(text, about["loader"], about["workers"].format(workers))
+    if kind == "no_loading":
+        text = replaced(text, "\ndef main():", f"\n{CACHED}\n\ndef main():")
+        return replaced(text, "in enumerate(train_loader):", "in enumerate(cached(train_loader)):")
+    if kind == "fused":
+        return replaced(text, "weight_decay=args.weight_decay)",
+                        "weight_decay=args.weight_decay, fused=True)")
+    return above_optimizer(text, {
+        "compile": f"{model}.compile()",
+        "compile reduce-overhead": f'{model}.compile(mode="reduce-overhead")',
+        "cudnn": "torch.backends.cudnn.benchmark = True",
+        "tf32": 'torch.set_float32_matmul_precision("high")'}[technique])
+
+
+def measure(script, techniques, arguments, limit):
+    """Return what a changed copy trains a second, in samples or batches; None if it failed."""
+    about, text = SCRIPTS[script.parent.name], script.read_text()
+    for technique in techniques:
+        text = changed(text, technique, about)
+    copy = script.with_name("_".join(["hand", *techniques]).replace(" ", "_") + ".py")
+    copy.write_text(text)
+    process = subprocess.Popen([sys.executable, "-u", copy.name, *arguments], cwd=script.parent,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    start, marks, tail = time.monotonic(), [], []
+    try:
+        for line in process.stdout:
+            tail = [*tail[-5:], line]
+            found = re.search(LINE, line)
+            if time.monotonic() - start > limit or found and (
+                    int(found[2]) >= int(found[3]) - about["last"]):
+                break
+            if found and int(found[2]) >= about["first"]:
+                marks.append((int(found[2]), time.monotonic()))
+    finally:
+        process.kill()
+        process.wait()
+        copy.unlink()
+    if len(marks) < 3:
+        print(f"{copy.name}: no speed after {time.monotonic() - start:.0f} s\n{''.join(tail)}")
+        return None
+    (first, since), *_, (last, until) = marks
+    return (last - first) / (until - since)
+
+
+def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("script", type=Path, help="imagenet/main.py or mnist/main.py")
+    parser.add_argument("found", type=Path, help="what whatif.py --json wrote about it")
+    parser.add_argument("--seconds", type=float, default=600, help="for all runs together")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    args = parser.parse_args()
+    script, found = args.script.resolve(), json.loads(args.found.read_text())
+    rows = {row["name"]: row for row in found["rows"] if "ratio" in row}
+    deadline, batch = time.monotonic() + args.seconds, found["facts"]["loaders"][0]["batch"]
+    scale = batch if script.parent.name == "imagenet" else 1  # its lines count batches
+    # the best set first, then the single techniques that change most
+    names = sorted((name for name in rows if "batch" not in name and name != "as it is"),
+                   key=lambda name: (name != found["best"], name.count("+"),
+                                     -abs(rows[name]["ratio"] - 1)))
+    plain, measured = [measure(script, [], args.arguments, args.seconds)], []
+    for name in names:
+        if time.monotonic() > deadline - 30:
+            print("no time left for", name)
+            continue
+        rate = measure(script, name.split(" + "), args.arguments, deadline - time.monotonic())
+        if rate:
+            measured.append((name, rate))
+    plain = [scale * each for each in (*plain, measure(script, [], args.arguments, 120)) if each]
+    if not plain:
+        sys.exit("forecast.py: the script as it is gave no speed")
+    record = dict(script=found["script"], arguments=args.arguments, plain=plain, rows=[dict(
+        name=name, forecast=rows[name]["ratio"], spread=rows[name]["spread"],
+        n=len(rows[name]["runs"]), rate=scale * rate, by_hand=scale * rate / statistics.mean(plain))
+        for name, rate in measured])
+    print(f"as it is: {', '.join(f'{rate:,.0f}' for rate in plain)} samples/s by hand, "
+          f"{rows['as it is']['rate']:,.0f} under whatif.py")
+    for row in record["rows"]:
+        print(f"{row['name']:<50} {row['forecast']:.2f}x +- {row['spread']:.2f}, by hand "
+              f"{row['by_hand']:.2f}x, {row['by_hand'] / row['forecast'] - 1:+.0%}")
+    if args.json:
+        args.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
