@@ -295,6 +295,19 @@ class Child:
         Run.active.ended()
 
 
+class Forward:
+    """A model's forward, changed; a copy of the model, or a file of it, has the plain one."""
+
+    def __init__(self, plain, changed):
+        self.plain, self.changed = plain, changed
+
+    def __call__(self, *args, **kwargs):
+        return self.changed(*args, **kwargs)
+
+    def __reduce__(self):
+        return functools.partial, (self.plain,)
+
+
 class Run:
     """What is watched and changed in the process that runs the script, as `spec` says."""
 
@@ -494,10 +507,11 @@ class Run:
         if "channels_last" in names:
             inner.to(memory_format=last)
         for name in names & {"compile", "compile reduce-overhead"}:
-            inner.forward = torch.compile(inner.forward, mode=name[8:] or None)
+            inner.forward = Forward(
+                inner.forward, torch.compile(inner.forward, mode=name[8:] or None))
         dtype = next((getattr(torch, name[4:]) for name in names if name.startswith("amp ")), None)
         if dtype or "channels_last" in names:
-            module.forward = self.around(module.forward, dtype)
+            module.forward = Forward(module.forward, self.around(module.forward, dtype))
 
     def around(self, forward, dtype):
         """Return `forward` with channels_last images and under autocast; it returns float32."""
@@ -830,20 +844,20 @@ class Session:
         self.deadline = time.monotonic() + 60 * args.minutes
         self.seconds, self.facts, self.extra = args.seconds, None, dict(training=[])
         self.rows, self.left_out = [Row()], {}  # {a set of techniques: why it was not tried}
-        self.took = 0.0  # seconds of the plain run beyond the measured ones
+        self.took = [0.0]  # seconds of each run beyond the measured ones
 
     def left(self):
         return self.deadline - time.monotonic()
 
-    def is_late(self):
-        return self.left() < self.took + self.seconds
+    def has_time(self, runs=1):
+        return self.left() > runs * (self.seconds + statistics.fmean(self.took))
 
     def plan(self, wanted):
         """Set what the runs need to know of the first, and for how long each may measure."""
         self.extra = dict(training=self.facts["training"], workers=workers_wanted(self.facts),
                           times=batch_times(self.facts))
         share = self.left() / (2 * len(wanted) + 2)
-        self.seconds = max(min(3, self.seconds), min(self.seconds, share - self.took))
+        self.seconds = max(min(3, self.seconds), min(self.seconds, share - self.took[0]))
 
     def start(self, spec, number):
         """Start a run. Return (its process, the file of its records, the file of its output)."""
@@ -869,10 +883,10 @@ class Session:
     def measure(self, row):
         """Run the script once, and add that to the row. Return whether it gave a rate."""
         first, start, name = self.facts is None, time.monotonic(), row.name()
-        if not first and self.is_late():
+        if not first and not self.has_time():
             return False
         limit = self.left() / 2 if first else min(self.left(), 60 + 3 * (
-            self.took + self.seconds) + 240 * ("compile" in name))
+            self.took[0] + self.seconds) + 240 * ("compile" in name))
         spec = dict(techniques=row.techniques, first=first, seconds=self.seconds, **self.extra)
         result = self.team.run(self.start, spec, limit, lambda windows: progress(
             f"{name}: {time.monotonic() - start:.0f} s, {len(windows)} of {WINDOWS} windows"))
@@ -881,9 +895,10 @@ class Session:
             row.error, row.traceback = result["error"], result.get("traceback", "")
             return False
         seconds = sum(window["seconds"] for window in windows)
+        self.took = [] if first else self.took
+        self.took.append(time.monotonic() - start - seconds)
         if first:
-            self.facts, self.took = facts | dict(peak=result["memory"]), (
-                time.monotonic() - start - seconds)
+            self.facts = facts | dict(peak=result["memory"])
             counts = facts["training"] and all(window["samples"] for window in windows)
             self.unit = "samples" if counts else "steps"
         times = facts["processes"]
@@ -894,10 +909,13 @@ class Session:
             step_seconds=seconds / sum(window["steps"] for window in windows)))
         return True
 
-    def attempt(self, base, *names):
-        """Measure these techniques on top of those of a row. Return the new row."""
+    def attempt(self, base, *names, then=0):
+        """Measure techniques on top of a row's if there is time for `then` runs more.
+
+        Return the new row.
+        """
         row = Row((*base.techniques, *names), base)
-        if self.is_late():
+        if not self.has_time(1 + then):
             self.left_out[row.name()] = "no time left (--minutes)"
             return row
         self.rows.append(row)
@@ -905,9 +923,13 @@ class Session:
         say(line_of(row, self.rows[0]))
         return row
 
-    def settle(self, row):
-        """Run a row and its base by turns until the difference is beyond the spread."""
-        while row.runs and not row.is_settled() and len(row.runs) < self.args.runs:
+    def settle(self, row, then=0):
+        """Run a row and its base by turns until the difference is beyond the spread.
+
+        It stops earlier if there is no time for two runs and `then` more.
+        """
+        while row.runs and not row.is_settled() and len(row.runs) < self.args.runs and (
+                self.has_time(2 + then)):
             if not (self.measure(row.base) and self.measure(row)):
                 break
 
@@ -940,7 +962,8 @@ class Row:
         """Return (how many times as fast as `base` it is, the uncertainty of 95 %).
 
         Each run is compared with the run of `base` next to it, since a machine's speed drifts. The
-        uncertainty is that of the ratios or that of the windows in the runs, whichever is larger.
+        uncertainty is that of the ratios (Student's t) or of the windows in the runs, whichever is
+        larger; of few ratios, at most their range and what a single one may be off.
         """
         ratios, scatters = [], []
         for run in self.runs:
@@ -953,7 +976,8 @@ class Row:
         if n == 1:
             return ratio, ratio * max(2 * least, ONE_RUN)
         error = max(2 * ratio * least, STUDENT[min(n, 8) - 2] * statistics.stdev(ratios))
-        return ratio, error / n ** 0.5
+        most = max(max(ratios) - ratio, ratio - min(ratios)) + ratio * ONE_RUN / n ** 0.5
+        return ratio, min(error / n ** 0.5, most)
 
     def gains(self, least=PAYS):
         ratio, spread = self.ratio()
@@ -993,6 +1017,8 @@ class Row:
         if OTHER_DATA & {self.techniques[-1]}:
             return {"batch": "another training", "no_loading": "the most that a loader can gain"}[
                 self.techniques[-1]] + on
+        if len(self.runs) == 1 and not self.is_settled():
+            return "ran once" + on
         if abs(ratio - 1) < max(spread, PAYS - 1):
             return "no difference" + on
         return ("pays" if ratio > 1 else "slower") + on
@@ -1008,26 +1034,25 @@ def explore(session, wanted):
     if plain.mean("wait") < SELDOM:  # they gain little: they come last
         wanted, loads = [name for name in wanted if name not in loads] + loads, []
     found = {name: session.attempt(plain, name) for name in loads}
-    for row in found.values():
-        session.settle(row)
-    if "workers" in found and found["workers"].pays():
-        best = found["workers"]
+    if "workers" in found:
+        session.settle(found["workers"], then=len(wanted))
+        best = found["workers"] if found["workers"].pays() else plain
     base = best
     if best.mean("wait") > WAITS and "no_loading" in found and found["no_loading"].runs:
         base = found["no_loading"]  # while steps wait for data, nothing else can show what it gains
 
-    alone = [session.attempt(base, name) for name in wanted if name not in found]
-    for row in alone:
-        session.settle(row)
+    # two sums and a last look at both come after these
+    alone = [session.attempt(base, name, then=4) for name in wanted if name not in found]
+    alone = sorted((row for row in alone if row.runs), key=lambda row: -row.ratio()[0])
     top = base
-    for row in sorted((row for row in alone if row.runs), key=lambda row: -row.ratio()[0]):
+    for row in alone:
         name = row.techniques[-1]
-        if name in OTHER_DATA or row.agrees() is False or any(
+        if name in OTHER_DATA or row.verdict() == "slower" or row.agrees() is False or any(
                 {name, kept} <= group for group in INSTEAD for kept in top.techniques):
             continue
         if top is not base:
             row = session.attempt(top, name)
-            session.settle(row)
+        session.settle(row, then=2)
         top = row if row.pays() else top
     if base is not best:  # what that gives with real loading
         if top is not base:
@@ -1037,6 +1062,8 @@ def explore(session, wanted):
         top = best
     if top is not plain and session.args.runs > 1 and session.measure(plain):
         session.measure(top)  # the sum once more, beside the plain script
+    for row in [*found.values(), *alone]:
+        session.settle(row)
     return top
 
 

@@ -203,7 +203,8 @@ class Session:
         whole, start = progress.estimate(self.epochs) or (0, 0)
         if whole <= most or self.steps:
             return
-        steps = max(LEAST_STEPS, int(progress.steps * (most - start) / (whole - start)))
+        share = max(most - start, SECONDS) / (whole - start)
+        steps = max(LEAST_STEPS, int(progress.steps * share))
         if steps < progress.steps:
             self.steps, self.options = steps, [*self.options, "--steps", str(steps)]
             raise GiveUp(f"a run would take {whole:.0f} s of the {self.minutes:g} minutes, so all "

@@ -23,7 +23,8 @@ def compare(runs, others):
     """Return (how many times as fast `runs` are as `others`, the uncertainty of 95 %).
 
     Each run is compared with the nearest one of `others`, since a machine's speed drifts. The
-    uncertainty is that of the ratios or that of the epochs in the runs, whichever is larger.
+    uncertainty is that of the ratios (Student's t) or of the epochs in the runs, whichever is
+    larger; of few ratios, at most their range and what a single one may be off.
     """
     ratios, scatters = [], []
     for run in runs:
@@ -34,7 +35,8 @@ def compare(runs, others):
     if n == 1:
         return ratio, ratio * max(2 * least, ONE_RUN)
     error = max(2 * ratio * least, STUDENT[min(n, 8) - 2] * statistics.stdev(ratios))
-    return ratio, error / n ** 0.5
+    most = max(max(ratios) - ratio, ratio - min(ratios)) + ratio * ONE_RUN / n ** 0.5
+    return ratio, min(error / n ** 0.5, most)
 
 
 def is_settled(ratio, spread, n):

@@ -55,7 +55,7 @@ class Trainer:
                 nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
                 self.sgd.step()
             self.schedule.step()
-            torch.save(self.net.state_dict(), "run/last.pt.part")
+            torch.save(self.net, "run/last.pt.part")
             os.replace("run/last.pt.part", "run/last.pt")
 
 
