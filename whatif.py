@@ -28,6 +28,7 @@ import pathlib
 import random
 import re
 import runpy
+import shlex
 import shutil
 import signal
 import socket
@@ -639,7 +640,7 @@ class Run:
         self.see("cudnn", torch.backends.cudnn.benchmark)
         self.see("tf32", torch.get_float32_matmul_precision() != "highest")
         self.facts |= dict(
-            device=self.device, torch=torch.__version__,
+            device=self.device, torch=torch.__version__, python=sys.version.split()[0],
             training=[number for number, count in self.steps_of.items() if 2 * count >= steps],
             cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
             else os.cpu_count(), processes=dist.get_world_size()
@@ -1041,8 +1042,8 @@ def explore(session, wanted):
     if best.mean("wait") > WAITS and "no_loading" in found and found["no_loading"].runs:
         base = found["no_loading"]  # while steps wait for data, nothing else can show what it gains
 
-    # two sums and a last look at both come after these
-    alone = [session.attempt(base, name, then=4) for name in wanted if name not in found]
+    # a sum, and once more what it stands on, come after these
+    alone = [session.attempt(base, name, then=2) for name in wanted if name not in found]
     alone = sorted((row for row in alone if row.runs), key=lambda row: -row.ratio()[0])
     top = base
     for row in alone:
@@ -1309,6 +1310,7 @@ and programs, and the network. {where}""")
         report(session, best)
     if plain.runs and args.json:
         args.json.write_text(json.dumps(dict(
+            date=time.strftime("%Y-%m-%d"), command=shlex.join(["python", *sys.argv]),
             script=str(args.script), arguments=args.arguments, unit=session.unit, best=best.name(),
             left_out=session.left_out, facts=session.facts, rows=[dict(
                 name=row.name(), verdict=row.verdict(), runs=row.runs, **(dict(zip(

@@ -1,11 +1,12 @@
 """Is the forecast of whatif.py true? Change copies of a script as it says, and time them without it.
 
-    python benchmarks/forecast.py [--json FILE] EXAMPLES/imagenet/main.py FOUND ARGUMENT ...
+    python benchmarks/forecast.py [--seconds 600] EXAMPLES/imagenet/main.py FOUND ARGUMENT ...
 
 The script is imagenet/main.py or mnist/main.py of pytorch/examples, FOUND is what whatif.py --json
 wrote about it. Each set of techniques that whatif.py measured is written into a copy beside the
 script, by the replacements below, and the copy is run with ARGUMENTs. Its speed is that of the
-progress lines that it prints. The script itself is run first and last.
+progress lines that it prints. The script itself is run first and last. What was measured is added
+to FOUND: samples/s as "by_hand" of each row, and a list as "plain_by_hand".
 """
 
 import argparse
@@ -120,7 +121,6 @@ def main():
     parser.add_argument("script", type=Path, help="imagenet/main.py or mnist/main.py")
     parser.add_argument("found", type=Path, help="what whatif.py --json wrote about it")
     parser.add_argument("--seconds", type=float, default=600, help="for all runs together")
-    parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
     args = parser.parse_args()
     script, found = args.script.resolve(), json.loads(args.found.read_text())
@@ -142,17 +142,16 @@ def main():
     plain = [scale * each for each in (*plain, measure(script, [], args.arguments, 120)) if each]
     if not plain:
         sys.exit("forecast.py: the script as it is gave no speed")
-    record = dict(script=found["script"], arguments=args.arguments, plain=plain, rows=[dict(
-        name=name, forecast=rows[name]["ratio"], spread=rows[name]["spread"],
-        n=len(rows[name]["runs"]), rate=scale * rate, by_hand=scale * rate / statistics.mean(plain))
-        for name, rate in measured])
+    found["plain_by_hand"] = plain
     print(f"as it is: {', '.join(f'{rate:,.0f}' for rate in plain)} samples/s by hand, "
           f"{rows['as it is']['rate']:,.0f} under whatif.py")
-    for row in record["rows"]:
-        print(f"{row['name']:<50} {row['forecast']:.2f}x +- {row['spread']:.2f}, by hand "
-              f"{row['by_hand']:.2f}x, {row['by_hand'] / row['forecast'] - 1:+.0%}")
-    if args.json:
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    for name, rate in measured:
+        row = rows[name]
+        row["by_hand"] = scale * rate
+        ratio = row["by_hand"] / statistics.mean(plain)
+        print(f"{name:<50} {row['ratio']:.2f}x +- {row['spread']:.2f}, by hand {ratio:.2f}x, "
+              f"{ratio / row['ratio'] - 1:+.0%}")
+    args.found.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
