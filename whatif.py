@@ -942,6 +942,40 @@ def scatter(rates):
     return error / statistics.median(rates)
 
 
+def compare(runs, others):
+    """Return (how many times as fast `runs` are as `others`, the uncertainty of 95 %).
+
+    A run is {"number": its place in time, "rates": its speeds}. Each is compared with the nearest
+    one of `others`, since a machine's speed drifts. The uncertainty is that of the ratios, by
+    Student's t, or of the rates in the runs, whichever is larger; of few ratios, at most their
+    range and what a single one may be off.
+    """
+    ratios, scatters = [], []
+    for run in runs:
+        other = min(others, key=lambda each: abs(each["number"] - run["number"]))
+        ratios.append(statistics.median(run["rates"]) / statistics.median(other["rates"]))
+        scatters.append(math.hypot(scatter(run["rates"]), scatter(other["rates"])))
+    ratio, n = statistics.median(ratios), len(ratios)
+    least = max(STEADY, statistics.fmean(scatters))
+    if n == 1:
+        return ratio, ratio * max(2 * least, ONE_RUN)
+    error = max(2 * ratio * least, STUDENT[min(n, 8) - 2] * statistics.stdev(ratios))
+    most = max(max(ratios) - ratio, ratio - min(ratios)) + ratio * ONE_RUN / n ** 0.5
+    return ratio, min(error / n ** 0.5, most)
+
+
+def is_settled(ratio, spread):
+    """Return whether more runs would hardly change the verdict."""
+    return abs(ratio - 1) > spread or abs(ratio - 1) + spread < PAYS - 1
+
+
+def verdict(ratio, spread):
+    """Return "faster", "slower" or, within the spread or below 2 %, "no difference"."""
+    if abs(ratio - 1) < max(spread, PAYS - 1):
+        return "no difference"
+    return "faster" if ratio > 1 else "slower"
+
+
 class Row:
     """A set of techniques, what its runs gave, and the row that it is compared with."""
 
@@ -960,25 +994,8 @@ class Row:
         return statistics.fmean(values) if values else None
 
     def ratio(self, base=None):
-        """Return (how many times as fast as `base` it is, the uncertainty of 95 %).
-
-        Each run is compared with the run of `base` next to it, since a machine's speed drifts. The
-        uncertainty is that of the ratios (Student's t) or of the windows in the runs, whichever is
-        larger; of few ratios, at most their range and what a single one may be off.
-        """
-        ratios, scatters = [], []
-        for run in self.runs:
-            other = min((base or self.base).runs,
-                        key=lambda one: abs(one["number"] - run["number"]))
-            ratios.append(statistics.median(run["rates"]) / statistics.median(other["rates"]))
-            scatters.append(math.hypot(scatter(run["rates"]), scatter(other["rates"])))
-        ratio, n = statistics.median(ratios), len(ratios)
-        least = max(STEADY, statistics.fmean(scatters))
-        if n == 1:
-            return ratio, ratio * max(2 * least, ONE_RUN)
-        error = max(2 * ratio * least, STUDENT[min(n, 8) - 2] * statistics.stdev(ratios))
-        most = max(max(ratios) - ratio, ratio - min(ratios)) + ratio * ONE_RUN / n ** 0.5
-        return ratio, min(error / n ** 0.5, most)
+        """Return (how many times as fast as `base` it is, the uncertainty)."""
+        return compare(self.runs, (base or self.base).runs)
 
     def gains(self, least=PAYS):
         ratio, spread = self.ratio()
@@ -988,9 +1005,7 @@ class Row:
         return bool(self.runs) and self.gains() and self.agrees() is not False
 
     def is_settled(self):
-        """Return whether more runs would hardly change the verdict."""
-        gain, spread = abs(self.ratio()[0] - 1), self.ratio()[1]
-        return gain > spread or gain + spread < PAYS - 1 or self.agrees() is False
+        return is_settled(*self.ratio()) or self.agrees() is False
 
     def agrees(self):
         """Return whether its losses agree with its base's on average; None if there is none.
@@ -1020,9 +1035,7 @@ class Row:
                 self.techniques[-1]] + on
         if len(self.runs) == 1 and not self.is_settled():
             return "ran once" + on
-        if abs(ratio - 1) < max(spread, PAYS - 1):
-            return "no difference" + on
-        return ("pays" if ratio > 1 else "slower") + on
+        return verdict(ratio, spread).replace("faster", "pays") + on
 
 
 def explore(session, wanted):

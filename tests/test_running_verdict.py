@@ -8,6 +8,7 @@ import pytest
 import report
 import running
 import verdict
+import whatif
 
 MACHINE = dict(gpus=1, gpu="X1", cores=2, cpu="A CPU", packages={}, bfloat16=True, driver="1",
                cuda="13", cudnn="9", python="3.12")
@@ -47,7 +48,7 @@ def test_epochs_that_scatter_make_a_ratio_uncertain():
     steady, loose = (verdict.compare(runs_of(110, 110, noise=noise), runs_of(100, 100))[1]
                      for noise in (0.01, 0.2))
     assert steady < 0.02 < 0.1 < loose
-    assert verdict.scatter([5]) == 0 and verdict.scatter([5, 5, 5]) == 0
+    assert whatif.scatter([5]) == 0 and whatif.scatter([5, 5, 5]) == 0
 
 
 def test_a_technique_that_does_nothing_is_rarely_called_a_gain():
