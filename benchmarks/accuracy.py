@@ -1,0 +1,305 @@
+"""Measure what it costs to reach an accuracy: whole trainings, plain and with techniques.
+
+    python benchmarks/accuracy.py DATASET [--set "cache amp"] ... [--seeds 0 1 2] [-- OPTION ...]
+
+The rows are train.py and each --set: what stands behind compose.sh, with options of its own. Each
+trains once with every seed, by turns. OPTIONs of train.py go to all rows. A run is a process, timed
+from its start to its end. It starts without compiled code, except in the rows of --kept.
+Writes RESULT_DIR/accuracy.json and .md.
+"""
+
+import argparse
+import collections
+import datetime
+import fnmatch
+import json
+import os
+import re
+import runpy
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import peers
+import report
+import runs
+
+TRAIN = peers.ROOT / "src" / "train.py"
+TOLERANCE = 0.005  # a set whose top-1 is lower by more is not called the best
+HEAD = ("| training | runs | top-1: median (least to most) | training s | to plain | s until {0} | "
+        "to plain | warm-up s | whole run s | to plain | images/s | peak GB |")
+NOTES = ["- training s: the seconds of all epochs without validation; the first one may compile",
+         "- s until {0}: training s until an epoch ends with this top-1",
+         "- warm-up s: from the end of the imports to that of the first epoch: decoding images for "
+         "the cache, compiling",
+         "- whole run s: a process from its start to its end: imports, warm-up, training, "
+         "validation, checkpoints",
+         "- images/s: the median of a run's epochs after the first; of several runs, their median",
+         "- kept: finds code that an earlier run has compiled; the other rows compile in each run"]
+
+Row = collections.namedtuple("Row", "name techniques command code compiled")
+
+
+# ------------------------------------------------------------------------------ one run
+def row_of(text, compiled, options, folder):
+    """Return the Row of a set; its own options come last, so that they win over `options`."""
+    words = re.split(r"[\s,]+", text.strip())
+    own = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
+    script, *last = peers.joined(words, folder) if own else [TRAIN, *words]
+    runs.check_options(script, [*options, *last], "accuracy.py")
+    return Row(text.strip() + ", kept" * (compiled == "kept"), words[:own],
+               [script, *options, *last], folder / "compiled" / file_name(text), compiled)
+
+
+def file_name(text):
+    """Return `text` as the name of a file."""
+    return re.sub("[^A-Za-z0-9.]+", "_", text)
+
+
+def seconds_to(goal, epochs):
+    """Return the training seconds until an epoch ends with this top-1; None if none does."""
+    done = 0.0
+    for epoch in epochs:
+        done += epoch["seconds"]
+        if epoch["val_top1"] >= goal:
+            return done
+    return None
+
+
+def timed(command, variables, log, seconds):
+    """Run `command` to its end, its output in the file `log`; return (status, its seconds).
+
+    Raises TimeoutExpired after so many `seconds`.
+    """
+    begin = time.monotonic()
+    with open(log, "w") as output:
+        print("$", shlex.join(command), file=output, flush=True)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output,
+                                   stderr=subprocess.STDOUT, start_new_session=True,
+                                   env={**os.environ, **variables})
+        try:
+            return process.wait(seconds), time.monotonic() - begin
+        except BaseException:
+            runs.stop(process)
+            raise
+
+
+def train(row, seed, goal, processes, folder, end):
+    """Train a row once; return its run, or {"error", "log"} if it failed.
+
+    Raises TimeoutExpired if it does not end before `end`.
+    """
+    place, log, status = folder / "run", folder / f"{file_name(row.name)}_{seed}.log", None
+    for path in [place] if row.compiled == "kept" else [place, row.code]:
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+    variables = dict(TORCHINDUCTOR_CACHE_DIR=row.code, TRITON_CACHE_DIR=row.code / "triton")
+    launcher = []
+    if "DDP" in row.techniques:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+        variables["OMP_NUM_THREADS"] = str(max(1, runs.cores() // processes))  # they share cores
+    command = [sys.executable, *launcher, *row.command, "--seed", seed, "--result_dir", place]
+    try:
+        status, wall = timed([*map(str, command)], variables, log, end - time.monotonic())
+    finally:
+        if status != 0 and row.compiled == "new":  # some of the compiled code may be missing
+            shutil.rmtree(row.code, ignore_errors=True)
+    if status:
+        return {"error": runs.failure(status, log)[2]["error"], "log": str(log)}
+    record = json.loads((place / f"{row.command[0].stem}.json").read_text())
+    epochs = [{key: epoch[key] for key in ("loss", "val_top1", "seconds")}
+              for epoch in record["epochs"]]
+    keys = "warmup_seconds", "val_top1", "images_per_second", "peak_memory_bytes"
+    return dict(seed=seed, wall_seconds=wall, **{key: record[key] for key in keys},
+                training_seconds=sum(epoch["seconds"] for epoch in epochs),
+                seconds_to_goal=seconds_to(goal, epochs), epochs=epochs)
+
+
+# ------------------------------------------------------------------------------ the table
+def median(row, key):
+    """Return the median of the runs of a row; None if the row failed or a run has none."""
+    values = [run[key] for run in row["runs"]] if row["status"] == "ok" else [None]
+    return None if None in values else statistics.median(values)
+
+
+def ratio(row, plain, key):
+    """Return '5.10x': how many times less a row takes than `plain`; '' if one has no median."""
+    one, other = median(row, key), median(plain, key)
+    return f"{other / one:.2f}x" if one and other else ""
+
+
+def plain_of(record):
+    """Return the row that ratios are to."""
+    return next((row for row in record if row["name"] == "plain"), {"status": "not run"})
+
+
+def cells(row, plain):
+    """Return the cells of a row."""
+    count = len(row["runs"])
+    if row["status"] != "ok":
+        return [row["name"], str(count), report.problem(row)]
+    found = {key: [run[key] for run in row["runs"] if run[key] is not None]
+             for key in row["runs"][0] if key != "epochs"}
+    reached, memory = found["seconds_to_goal"], found["peak_memory_bytes"]
+    some = f", {len(reached)} of {count} runs" if len(reached) < count else ""
+    return [row["name"], str(count),
+            peers.spread([100 * top1 for top1 in found["val_top1"]], "{:.2f}%"),
+            peers.spread(found["training_seconds"], "{:.1f}"),
+            ratio(row, plain, "training_seconds"),
+            peers.spread(reached, "{:.1f}") + some if reached else "never",
+            ratio(row, plain, "seconds_to_goal"), f"{median(row, 'warmup_seconds'):.1f}",
+            peers.spread(found["wall_seconds"], "{:.1f}"), ratio(row, plain, "wall_seconds"),
+            f"{median(row, 'images_per_second'):,.0f}",
+            f"{max(memory) / 1e9:.1f}" if memory else ""]
+
+
+def recipe(row):
+    """Return what was trained, in a few words."""
+    options = row["options"]
+    steps = f" of {options['steps']} steps" if options["steps"] else ""
+    return f"{report.workload(row)}, {options['epochs']} epochs{steps}"
+
+
+def markdown(record):
+    """Return the page of a record."""
+    first, goal, plain = record[0], f"{100 * record[0]['goal']:g}%", plain_of(record)
+    has_kept = any(row["compiled"] == "kept" for row in record)
+    commands = dict.fromkeys(row["command"] for row in record)
+    return report.text_of([
+        report.table(HEAD.format(goal), [cells(row, plain) for row in record]),
+        f"{recipe(first)}, --augment {first['options']['augment']}, --lr "
+        f"{first['options']['lr']:g}. Each run of a row has another seed; the rows took turns.",
+        [note.format(goal) for note in (NOTES if has_kept else NOTES[:-1])],
+        report.setting(first),
+        [f"- Also: `{each}`" for each in commands if each != first["command"]]], record)
+
+
+def shows(record):
+    """Return (machine, workload, what the record shows, date), each in a few words."""
+    plain, what = plain_of(record), "the plain training did not end well"
+    if plain["status"] == "ok":
+        best = min((row for row in record if row["compiled"] == "new" and row["status"] == "ok"
+                    and median(row, "val_top1") >= median(plain, "val_top1") - TOLERANCE),
+                   key=lambda row: median(row, "wall_seconds"))
+        what = (f"{best['name']}: {ratio(best, plain, 'training_seconds')} in training, "
+                f"{ratio(best, plain, 'wall_seconds')} over the whole run, "
+                f"top-1 {median(best, 'val_top1'):.2%}")
+    return report.place(record[0]), recipe(record[0]), what, record[0]["date"]
+
+
+def write(record, stem):
+    """Write a record to <stem>.json and its page to <stem>.md."""
+    report.save(record, stem, markdown(record))
+
+
+# ------------------------------------------------------------------------------ the driver
+def parse(arguments):
+    """Return (options of this script, those behind the --)."""
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = argparse.ArgumentParser("accuracy.py", allow_abbrev=False, description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("DATASET", type=Path)
+    add("--set", action="append", default=[], help="a row of these techniques")
+    add("--kept", action="append", default=[], metavar="SET", help="the same, with compiled code")
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="every row runs with each")
+    add("--goal", type=float, default=0.93, help="the table has the seconds until this top-1")
+    add("--only", nargs="+", default=["*"], metavar="NAME", help="rows of these names; * is any")
+    add("--minutes", type=float, default=float("inf"), help="what does not fit is left out")
+    add("--add", action="store_true", help="go on with the record that is there")
+    add("--result_dir", type=Path, default=Path("runs"), help="folder of the record")
+    return parser.parse_args(arguments[:split]), arguments[split + 1:]
+
+
+def earlier(path, common):
+    """Return the record that --add goes on with."""
+    record = json.loads(path.read_text())
+    if other := [key for key in ("machine", "options", "goal") if record[0][key] != common[key]]:
+        sys.exit(f"accuracy.py: error: --add: {path} has another {' and '.join(other)}")
+    record[-1].pop("stopped", None)
+    return record
+
+
+def measure(entry, row, seed, processes, folder, end):
+    """Train a row once more, add the run to `entry` of the record, and return what to say.
+
+    Raises TimeoutExpired if it does not end before `end`, or if it took longer before.
+    """
+    left = end - time.monotonic()
+    if left <= max((run["wall_seconds"] for run in entry["runs"]), default=0):
+        raise subprocess.TimeoutExpired(row.name, left)
+    turns = [row]
+    if row.compiled == "kept" and not row.code.exists():
+        turns = [row._replace(compiled="new"), row]  # the first does not count
+    for turn in turns:
+        run = train(turn, seed, entry["goal"], processes, folder, end)
+        if "error" in run:
+            entry |= {**run, "status": "fail"}
+            return report.problem(entry)
+    for key in ("error", "log"):  # of an earlier try
+        entry.pop(key, None)
+    entry |= {"status": "ok", "runs": [*entry["runs"], run]}
+    return (f"top-1 {run['val_top1']:.2%}, {run['training_seconds']:.1f} s of training, "
+            f"{run['wall_seconds']:.1f} s in all")
+
+
+def measure_all(record, jobs, common, stem, end):
+    """Add the runs of `jobs`, which are (seed, Row), to the record and write it after each."""
+    left_out, failed = [], set()
+    folder, processes = stem.resolve(), common["machine"]["gpus"] or 2
+    for seed, row in jobs:
+        entry = next((each for each in record if each["name"] == row.name), None) or dict(
+            common, name=row.name, techniques=row.techniques, compiled=row.compiled, runs=[])
+        if row.name in failed or seed in [run["seed"] for run in entry["runs"]]:
+            continue
+        runs.say(f"seed {seed}: {row.name}")
+        try:
+            runs.say(f"        {measure(entry, row, seed, processes, folder, end)}")
+        except subprocess.TimeoutExpired:
+            runs.say("        left out: it does not fit in --minutes")
+            left_out.append(f"{row.name} (seed {seed})")
+            continue
+        record += [] if entry in record else [entry]
+        failed |= {row.name} if entry["status"] != "ok" else set()
+        write(record, stem)
+    if left_out and record:
+        record[-1]["stopped"] = f"Left out, did not fit in --minutes: {'; '.join(left_out)}."
+
+
+def main():
+    started = time.monotonic()
+    args, options = parse(sys.argv[1:])
+    runs.stop_on_signals()
+    options += ["--dataset", str(args.DATASET.absolute())]  # a link keeps its name in the table
+    values = vars(runpy.run_path(str(TRAIN))["build_parser"]().parse_args(options))
+    values["dataset"] = str(values["dataset"])
+    stem = args.result_dir / "accuracy"
+    folder, path, stopped = stem.resolve(), stem.with_suffix(".json"), ""
+    lock = runs.folder_of_its_own(folder, "accuracy.py")  # held until the process ends
+    rows = [Row("plain", [], [TRAIN, *options], folder / "compiled" / "plain", "new"),
+            *(row_of(text, "new", options, folder) for text in args.set),
+            *(row_of(text, "kept", options, folder) for text in args.kept)]
+    jobs = [(seed, row) for seed in args.seeds for row in rows
+            if any(fnmatch.fnmatchcase(row.name, name) for name in args.only)]
+    if not jobs:
+        sys.exit(f"accuracy.py: error: --only: the rows are {[row.name for row in rows]}")
+    for key in ("result_dir", "seed", "resume"):  # these are this script's own
+        del values[key]
+    common = dict(options=values, goal=args.goal, machine=runs.machine(),
+                  date=datetime.date.today().isoformat(),
+                  command=shlex.join(["python", "benchmarks/accuracy.py", *sys.argv[1:]]))
+    record = earlier(path, common) if args.add and path.exists() else []
+    try:
+        measure_all(record, jobs, common, stem, started + 60 * args.minutes)
+    except runs.Stopped as reason:
+        stopped = f"Stopped by {reason}."
+    shutil.rmtree(folder / "run", ignore_errors=True)
+    runs.conclude(record, write, stem, stopped)
+
+
+if __name__ == "__main__":
+    runs.guarded(main, "accuracy.py")

@@ -1,0 +1,141 @@
+"""benchmarks/accuracy.py: whole trainings with several seeds, and the table of what they cost."""
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+from helpers import ROOT, TINY, Forked, assert_one_line, processes_of, run_forked, wait_until
+
+sys.path.append(str(ROOT / "benchmarks"))
+import accuracy
+
+SCRIPT = ROOT / "benchmarks" / "accuracy.py"
+SHORT = ["--", *TINY, "--steps", 1]
+RUN = {"seed", "wall_seconds", "warmup_seconds", "training_seconds", "val_top1", "seconds_to_goal",
+       "images_per_second", "peak_memory_bytes", "epochs"}
+
+
+def outcome(folder, *words):
+    """Run accuracy.py; return (process, record, page, what it said before each run)."""
+    done = run_forked(SCRIPT, *words, "--result_dir", folder, *SHORT)
+    files = [folder / f"accuracy.{kind}" for kind in ("json", "md")]
+    assert all(file.exists() for file in files), done.stderr
+    begun = [line for line in done.stdout.splitlines() if line.startswith("seed ")]
+    return done, json.loads(files[0].read_text()), files[1].read_text(), begun
+
+
+def test_rows_take_turns_and_add_runs_only_what_is_new(digits, tmp_path):
+    done, record, text, begun = outcome(tmp_path, digits, "--set", "fused", "--seeds", 0, 1,
+                                        "--goal", 0.01)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert begun == ["seed 0: plain", "seed 0: fused", "seed 1: plain", "seed 1: fused"]
+    assert [(row["name"], row["techniques"], row["compiled"]) for row in record] == [
+        ("plain", [], "new"), ("fused", ["fused"], "new")]
+    for row in record:
+        assert [run["seed"] for run in row["runs"]] == [0, 1]
+        assert row["machine"]["packages"]["torch"] and row["date"] and "--goal" in row["command"]
+        for run in row["runs"]:
+            seconds = [epoch["seconds"] for epoch in run["epochs"]]
+            assert run.keys() == RUN and {*run["epochs"][0]} == {"loss", "val_top1", "seconds"}
+            assert run["training_seconds"] == sum(seconds) < run["wall_seconds"]
+            assert run["seconds_to_goal"] == seconds[0]
+    losses = [run["epochs"][0]["loss"] for run in record[0]["runs"]]
+    assert losses[0] != losses[1]  # other seeds
+    assert "| plain | 2 | " in text and "| fused | 2 | " in text
+    assert "conv11 4 wide, 16 px, digits, batch 40, 2 epochs of 1 steps, " in text
+
+    # a kept row finds the code of the run before it; a failed run says why, others go on
+    code = tmp_path / "accuracy" / "compiled" / "fused"
+    (code / "kernel").write_text("compiled")
+    done, added, text, begun = outcome(
+        tmp_path, digits, "--set", "fused", "--set", "fused --lr 1e37", "--kept", "fused",
+        "--seeds", 0, "--goal", 0.01, "--add")
+    assert done.returncode == 1
+    assert begun == ["seed 0: fused --lr 1e37", "seed 0: fused, kept"]
+    assert added[:2] == record and (code / "kernel").exists()
+    failed, kept = added[2:]
+    assert "the loss is no longer finite" in failed["error"] and failed["runs"] == []
+    assert "the loss is no longer finite" in open(failed["log"]).read()
+    assert (kept["status"], kept["compiled"], len(kept["runs"])) == ("ok", "kept", 1)
+    assert "| fused --lr 1e37 | 0 | FAIL: train_fused: error: the loss is" in text
+    assert "| fused, kept | 1 | " in text and "\n- kept: " in text
+    assert text in done.stdout
+
+
+def test_what_a_record_has_is_written_on_ctrl_c(digits, tmp_path):
+    running = Forked(SCRIPT, digits, "--seeds", 0, 1, "--result_dir", tmp_path, *SHORT)
+    wait_until(lambda: "seed 1" in running.output() or not running.is_alive())
+    os.kill(running.processes[0].pid, signal.SIGINT)
+    done = running.wait()
+    assert done.returncode == 130, done.stderr
+    assert [len(row["runs"]) for row in json.loads((tmp_path / "accuracy.json").read_text())] == [1]
+    assert "Stopped by SIGINT." in (tmp_path / "accuracy.md").read_text()
+    assert processes_of(tmp_path) == []
+
+
+def test_wrong_options_end_before_any_run(digits, tmp_path):
+    for words, part in [((*SHORT, "--bogus"), "arguments: --bogus"),
+                        (("--set", "fused --small 1", *SHORT), "arguments: --small 1"),
+                        (("--only", "none", *SHORT), "--only: the rows are ['plain']")]:
+        done = run_forked(SCRIPT, digits, "--result_dir", tmp_path, *words)
+        assert_one_line(done, 1 if "--only" in words else 2, part)
+        assert "seed 0" not in done.stdout
+
+
+@pytest.fixture
+def record():
+    """A record of two rows with three runs each: the second row is twice as fast."""
+    def run(seed, factor, goal):
+        epochs = [dict(loss=1.0, val_top1=top1, seconds=10 / factor) for top1 in (0.5, 0.94)]
+        return dict(seed=seed, wall_seconds=(30 + seed) / factor, warmup_seconds=12 / factor,
+                    training_seconds=20 / factor, val_top1=0.94 + seed / 1000,
+                    seconds_to_goal=accuracy.seconds_to(goal, epochs), epochs=epochs,
+                    images_per_second=5000 * factor, peak_memory_bytes=2_000_000_000)
+    machine = dict(gpus=1, gpu="H200", cores=16, cpu="CPU", driver="1", cuda="2", cudnn=3,
+                   python="3.12", packages={"torch": "2.14.1"})
+    options = dict(model="resnet18", image_size=64, dataset="/x/cifar10", batch_size=512, epochs=2,
+                   steps=None, augment="crop", lr=0.4)
+    return [dict(name=name, techniques=name.split()[name == "plain":], compiled="new", goal=0.93,
+                 options=options, machine=machine, date="2026-11-23", command="c", status="ok",
+                 runs=[run(seed, factor, 0.93) for seed in range(3)])
+            for name, factor in (("plain", 1), ("cache amp", 2))]
+
+
+def test_the_table_has_medians_their_spread_and_ratios(record):
+    line = "| {} | 3 | 94.10% (94.00% to 94.20%) | {:.1f} ({:.1f} to {:.1f}) | {} | "
+    text = accuracy.markdown(record)
+    assert line.format("plain", 20, 20, 20, "1.00x") + (
+        "20.0 (20.0 to 20.0) | 1.00x | 12.0 | 31.0 (30.0 to 32.0) | 1.00x | 5,000 | 2.0 |") in text
+    assert line.format("cache amp", 10, 10, 10, "2.00x") + (
+        "10.0 (10.0 to 10.0) | 2.00x | 6.0 | 15.5 (15.0 to 16.0) | 2.00x | 10,000 | 2.0 |") in text
+    assert "resnet18, 64 px, cifar10, batch 512, 2 epochs, --augment crop, --lr 0.4." in text
+    assert "s until 93% " in text and "kept" not in text
+
+    # an accuracy that some runs do not reach has no ratio
+    record[1]["runs"][0]["seconds_to_goal"] = None
+    assert "| 10.0 (10.0 to 10.0), 2 of 3 runs |  | 6.0 |" in accuracy.markdown(record)
+    for run in record[0]["runs"]:
+        run["seconds_to_goal"] = None
+    assert "| never |  | 12.0 |" in accuracy.markdown(record)
+
+
+def test_shows_the_fastest_row_that_is_as_accurate(record):
+    places = "1x H200", "resnet18, 64 px, cifar10, batch 512, 2 epochs"
+    assert accuracy.shows(record) == (*places, (
+        "cache amp: 2.00x in training, 2.00x over the whole run, top-1 94.10%"), "2026-11-23")
+    for run in record[1]["runs"]:
+        run["val_top1"] -= 0.01
+    assert accuracy.shows(record)[2].startswith("plain: 1.00x")
+    record[0]["status"] = "fail"
+    assert accuracy.shows(record)[2] == "the plain training did not end well"
+
+
+def test_nothing_is_started_that_cannot_end_in_time(digits, tmp_path, record):
+    (tmp_path / "accuracy.json").write_text(json.dumps(record))
+    done = run_forked(SCRIPT, digits, "--add", "--result_dir", tmp_path, *SHORT)
+    assert_one_line(done, 1, "--add: ", "has another machine and options")
+    done = run_forked(SCRIPT, digits, "--minutes", 1e-9, "--result_dir", tmp_path, *SHORT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("left out: it does not fit in --minutes") == 3
