@@ -1,4 +1,4 @@
-"""Is the forecast of whatif.py true? Change copies of a script as it says, and time them without it.
+"""Is the forecast of whatif.py true? Change copies of a script as it says, and time those alone.
 
     python benchmarks/forecast.py [--seconds 600] EXAMPLES/imagenet/main.py FOUND ARGUMENT ...
 
@@ -6,7 +6,8 @@ The script is imagenet/main.py or mnist/main.py of pytorch/examples, FOUND is wh
 wrote about it. Each set of techniques that whatif.py measured is written into a copy beside the
 script, by the replacements below, and the copy is run with ARGUMENTs. Its speed is that of the
 progress lines that it prints. The script itself is run first and last. What was measured is added
-to FOUND: samples/s as "by_hand" of each row, and a list as "plain_by_hand".
+to FOUND: samples/s as "by_hand" of each row, a list as "plain_by_hand", and the script's folder.
+FOUND becomes a page of results/ as results/<machine and script>/whatif.json.
 """
 
 import argparse
@@ -20,6 +21,11 @@ import sys
 import time
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent
+sys.path += [str(ROOT), str(ROOT / "tools")]
+import report
+import whatif
+
 # of each script: what calls the model, backward and step, the loader, and what is timed
 SCRIPTS = {
     "imagenet": dict(
@@ -30,7 +36,8 @@ SCRIPTS = {
         workers="num_workers={}, persistent_workers=True, pin_memory=True, sampler=train_sampler",
         first=31, last=10),  # steps of the first epoch
     "mnist": dict(
-        model="model", forward="\n        output = model(data)\n", backward="        loss.backward()\n        optimizer.step()",
+        model="model", forward="\n        output = model(data)\n",
+        backward="        loss.backward()\n        optimizer.step()",
         images="data.to(device", loader="{'num_workers': 1,", workers="{{'num_workers': {},",
         first=12800, last=700)}  # samples of the first epoch
 LINE = r"Epoch: \[?(\d+)\]?\s*\[\s*(\d+)/(\d+)"
@@ -115,6 +122,75 @@ def measure(script, techniques, arguments, limit):
     return (last - first) / (until - since)
 
 
+# ------------------------------------------------------------------------------ the page
+def whatif_rows(found):
+    """Return [(a row of a record as whatif.Row, how many times as fast it was by hand or None)].
+
+    So verdicts follow the present rules of whatif.py.
+    """
+    rows, plain = {}, found.get("plain_by_hand")
+    for each in found["rows"]:
+        on = re.search(r"x of (.*)\)$", each["verdict"])  # the row that it was compared with
+        base = rows.get(on and on[1], rows.get("as it is"))
+        row = whatif.Row(tuple(each["name"].split(" + ")) if base else (), base)
+        row.runs, row.error = each["runs"], each["verdict"]
+        rows[each["name"]] = row
+    return [(row, each["by_hand"] / statistics.mean(plain) if plain and "by_hand" in each else None)
+            for each, row in zip(found["rows"], rows.values())]
+
+
+def cells(row, hand, plain):
+    """Return the cells of a row of the table."""
+    if not row.runs:
+        return [row.name(), *[""] * 7, row.verdict()]
+    ratio, memory = row.ratio(plain), row.mean("memory")
+    rate = f"{row.rate():,.0f}" if row.rate() > 99 else f"{row.rate():.1f}"
+    return [row.name(), rate, "{:.2f}x ±{:.2f}".format(*ratio) if row.base else "",
+            f"{hand:.2f}x" if hand else "", f"{hand / ratio[0] - 1:+.0%}" if hand else "",
+            f"{row.mean('wait'):.0%}", f"{memory / 1e9:.2f}" if memory else "", str(len(row.runs)),
+            row.verdict()]
+
+
+def machine(facts):
+    """Return the machine in a few words."""
+    return f"{facts['processes']}x {facts['gpu']}" if "gpu" in facts else f"{facts['cores']} cores"
+
+
+def markdown(found):
+    """Return the table of what whatif.py said of a script, and of what was measured by hand."""
+    rows, facts, unit = whatif_rows(found), found["facts"], found["unit"]
+    plain, _ = rows[0]
+    parts = [report.table(
+        f"| | {unit}/s | as fast | by hand | apart | waits | GPU GB | n | verdict |",
+        [cells(row, hand, plain) for row, hand in rows])]
+    if "plain_by_hand" in found:
+        rates = " and ".join(f"{rate:,.0f}" for rate in found["plain_by_hand"])
+        parts += [f"The script as it is: {plain.rate():,.0f} {unit}/s by whatif.py; {rates} by "
+                  "hand, first and last.",
+                  "`by hand` is a copy of the script that was changed as whatif.py says and ran "
+                  "once without it, beside the mean of the script as it is by hand. `apart`: so "
+                  "much more or less than whatif.py said."]
+    if any(len(row.runs) == 1 for row, _ in rows):
+        parts += [f"`n` is the number of runs. After one run, ± is at least {whatif.ONE_RUN:.0%} "
+                  "of the ratio."]
+    parts += [[f"- Not tried: {name}: {why}" for name, why in found["left_out"].items()]]
+    cores = f", {facts['cores']} cores" if "gpu" in facts else ""
+    return report.text_of([*parts, f"{machine(facts)}{cores}; torch {facts['torch']}, Python "
+                           f"{facts['python']}; {found['date']}; `{found['command']}`"], [])
+
+
+def shows(found):
+    """Return (machine, workload, what it shows, date), as tools/report.py asks for."""
+    facts, rows = found["facts"], whatif_rows(found)
+    row, hand = next(each for each in rows if each[0].name() == found["best"])
+    told = f"{found['best']}: {row.ratio(rows[0][0])[0]:.2f}x"
+    told += f", by hand {hand:.2f}x" if hand else ""
+    batches = [facts["loaders"][number]["batch"] for number in facts["training"]]
+    what = [found["script"], *(model["kind"] for model in facts["models"]),
+            *(f"batch {batch:,}" for batch in batches if batch)]
+    return machine(facts), ", ".join(what), told, found["date"]
+
+
 def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -142,7 +218,7 @@ def main():
     plain = [scale * each for each in (*plain, measure(script, [], args.arguments, 120)) if each]
     if not plain:
         sys.exit("forecast.py: the script as it is gave no speed")
-    found["plain_by_hand"] = plain
+    found |= dict(plain_by_hand=plain, script=f"{script.parent.name}/{script.name}")
     print(f"as it is: {', '.join(f'{rate:,.0f}' for rate in plain)} samples/s by hand, "
           f"{rows['as it is']['rate']:,.0f} under whatif.py")
     for name, rate in measured:

@@ -218,12 +218,37 @@ def work_parts(rows):
     return [*parts, report.setting(first)]
 
 
+def works(rows):
+    """Return the rows of each work and its options, as lists."""
+    found = {}
+    for row in rows:
+        found.setdefault((row["work"], json.dumps(row["options"])), []).append(row)
+    return list(found.values())
+
+
 def markdown(rows):
     """Return the tables of a record, one for each work and its options."""
-    works = {}
+    return report.text_of([part for each in works(rows) for part in work_parts(each)], rows)
+
+
+def best(rows):
+    """Return this project's fastest row of one work, and its ratio to the reference, in words."""
+    reference, speeds = REFERENCES[rows[0]["work"]], {}
     for row in rows:
-        works.setdefault((row["work"], json.dumps(row["options"])), []).append(row)
-    return report.text_of([part for each in works.values() for part in work_parts(each)], rows)
+        if row["status"] == "ok":
+            speeds.setdefault(row["name"], []).append(row["images_per_second"])
+    medians = {name: statistics.median(each) for name, each in speeds.items()}
+    ours = [name for name in medians if name.startswith(("train.py", "loader"))]
+    if not ours or reference not in medians:
+        return f"no ratio to {reference}"
+    name = max(ours, key=medians.get)
+    return f"{name}: {medians[name] / medians[reference]:.2f}x {reference}"
+
+
+def shows(rows):
+    """Return (machine, workload, what it shows, date), as tools/report.py asks for."""
+    return (report.place(rows[0]), "; ".join(report.workload(each[0]) for each in works(rows)),
+            "; ".join(map(best, works(rows))), rows[0]["date"])
 
 
 def write(rows, stem):

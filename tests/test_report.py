@@ -1,6 +1,5 @@
 """Tables, charts and pages that tools/report.py makes from records."""
 
-import copy
 import json
 
 import pytest
@@ -98,7 +97,7 @@ def test_ratios_are_not_usable_where_the_baseline_moved():
     for change in (dict(images_per_second=80), dict(images_per_second=120)):
         moved = [*rows[:-1], rows[-1] | change]
         assert report.markdown(moved).startswith("**Ratios to the baseline are not usable:**")
-        assert report.shows("running", moved) == "the baseline moved: ratios to it are not usable"
+        assert report.running_shows(moved)[2] == "the baseline moved: ratios to it are not usable"
     lost = [*rows[:-1], dict(row="again", status="skip", error="time", techniques=[])]
     assert report.markdown(lost).startswith("**Ratios to the baseline are not usable:**")
     failed = [dict(row="single", column="plain", techniques=[], status="fail", error="x", log="y"),
@@ -138,6 +137,63 @@ def test_a_page_for_each_folder_and_an_index(root):
         f"# {place}: {work}\n\n![bars of images/s](running.png)\n\n| staircase |")
     assert "- loader_DALI is limited by **CPU**: all cores busy." in pages[
         root / "results" / "two" / "README.md"]
+
+
+def test_a_kind_of_record_is_a_file_in_benchmarks(root, monkeypatch):
+    """Its page, its line of the index and its table come from the two functions of that file."""
+    (root / "benchmarks").mkdir()
+    (root / "benchmarks" / "toy.py").write_text(
+        'def markdown(record):\n    return f"Of a toy.\\n\\n| {record} |\\n|---|\\n\\nMore.\\n"\n'
+        'def shows(record):\n    return "here", "a toy", "nothing", "2026-11-24"\n')
+    monkeypatch.syspath_prepend(root / "benchmarks")
+    monkeypatch.setattr(report, "KINDS", {**report.KINDS})
+    for name in ("toy", "unknown"):
+        (root / "results" / name).mkdir()
+        (root / "results" / name / f"{name}.json").write_text("7")
+    (root / "README.md").write_text("<!-- table toy -->\n<!-- /table toy -->\n")
+    pages = report.pages()
+    assert pages[root / "results" / "toy" / "README.md"] == (
+        "# here: a toy\n\nOf a toy.\n\n| 7 |\n|---|\n\nMore.\n")
+    assert pages[root / "README.md"] == (
+        "<!-- table toy -->\n| 7 |\n|---|\n<!-- /table toy -->\n")
+    index = pages[root / "results" / "README.md"]
+    assert "| [toy](toy/README.md) | here | a toy | nothing | 2026-11-24 |" in index
+    assert "unknown" not in index and "toy" not in report.results()
+
+
+def test_the_table_of_a_forecast():
+    """The script as it is ran twice; by hand it trained 100 a second."""
+    def row(name, numbers=(), **details):
+        runs = [dict(number=number, memory=None, losses=[1.0], wait=0.5, rates=[rate] * 5)
+                for number, rate in numbers]
+        return dict(name=name, verdict="", runs=runs) | details
+    found = dict(
+        date="2026-11-24", command="python whatif.py main.py", script="mnist/main.py",
+        unit="samples", best="amp + fused", left_out={"tf32": "it needs an NVIDIA GPU"},
+        plain_by_hand=[90, 110], facts=dict(
+            models=[dict(kind="Net")], loaders=[dict(batch=64)], training=[0], cores=2,
+            processes=1, torch="2.14.1", python="3.12.1"),
+        rows=[row("as it is", [(0, 2000), (2, 2000)]),
+              row("amp", [(1, 3000), (3, 3000)], by_hand=165), row("cudnn", [(4, 2020)]),
+              row("amp + fused", [(5, 3300)], verdict="old words (1.10x of amp)", by_hand=150),
+              row("compile", verdict="RuntimeError: no compiler")])
+    tables, shows = report.functions("whatif")
+    text = tables(found)
+    assert text.splitlines()[2:7] == [
+        "| as it is | 2,000 |  |  |  | 50% |  | 2 |  |",
+        "| amp | 3,000 | 1.50x ±0.01 | 1.65x | +10% | 50% |  | 2 | pays |",
+        "| cudnn | 2,020 | 1.01x ±0.20 |  |  | 50% |  | 1 | ran once |",
+        "| amp + fused | 3,300 | 1.65x ±0.33 | 1.50x | -9% | 50% |  | 1 | "
+        "ran once (1.10x of amp) |",
+        "| compile |  |  |  |  |  |  |  | RuntimeError: no compiler |"]
+    assert "2,000 samples/s by whatif.py; 90 and 110 by hand" in text
+    assert "After one run, ± is at least 20% of the ratio." in text
+    assert "\n- Not tried: tf32: it needs an NVIDIA GPU\n" in text
+    assert "2 cores; torch 2.14.1, Python 3.12.1; 2026-11-24; `python whatif.py main.py`" in text
+    assert shows(found) == ("2 cores", "mnist/main.py, Net, batch 64",
+                            "amp + fused: 1.65x, by hand 1.50x", "2026-11-24")
+
+
 def test_marked_parts_of_pages_are_made_anew(root):
     pages = report.pages()
     assert "| [train_amp.py](../src/train_amp.py) | 1 | 3 | `--amp_dtype` |" in pages[
@@ -156,24 +212,19 @@ def test_marked_parts_of_pages_are_made_anew(root):
     assert report.pages()[root / "README.md"] == text
 
 
-def test_what_pays_has_nine_techniques_at_most(root):
-    rows = staircase_rows()
-    for i in range(12):
-        row = copy.deepcopy(rows[2])
-        rows.append(row | dict(column=f"+t{i}", techniques=[f"t{i}"], images_per_second=200 + i,
-                               kept=False))
-    (root / "results" / "one" / "running.json").write_text(json.dumps(rows))
-    lines = report.renewed("<!-- pays one -->\n<!-- /pays one -->\n").splitlines()
-    assert len(lines) == 13 and "[t11]" in lines[-2] and "[t2]" not in "".join(lines)
+def test_each_folder_of_results_holds_one_record_without_paths_of_the_machine():
+    paths = [path for path in (ROOT / "results").glob("*/*.json") if report.functions(path.stem)]
+    assert sorted(path.parent.name for path in paths) == sorted(report.records())
+    for path in paths:
+        assert str(ROOT) not in path.read_text(), path
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*/*.json")),
-                         ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_results_hold_together(path):
-    rows = [row for row in json.loads(path.read_text()) if row.get("status", "ok") == "ok"]
+@pytest.mark.parametrize("name", report.results())
+def test_rows_of_a_record_hold_together(name):
+    kind, rows = report.results()[name]
+    rows = [row for row in rows if row.get("status", "ok") == "ok"]
     assert rows and all(row["machine"]["gpu"] and row["date"] and row["command"] for row in rows)
-    assert str(ROOT) not in path.read_text()
-    if path.stem == "running":  # all runs had the same options, and so the same global batch
+    if kind == "running":  # all runs had the same options, and so the same global batch
         options = [{key: value for key, value in row["options"].items()
                     if key in rows[0]["options"]} for row in rows]
         assert all(each == options[0] for each in options)

@@ -5,15 +5,18 @@ It writes results/<folder>/README.md and its chart, results/README.md, and what 
 """
 
 import difflib
+import importlib
 import itertools
 import json
 import re
 import statistics
+import sys
 from pathlib import Path
 
 from verdict import PAYS, compare
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "benchmarks"))
 MOVED = 1.1  # ratios are not usable if the baseline's speed moves so many times between two runs
 
 # the grid of running.sh: the name of a row or column, and the techniques it stands for
@@ -376,38 +379,60 @@ def write_loading(rows, stem):
 
 
 # ------------------------------------------------------------------------------ results/
-TABLES = {"running": markdown, "loading": loading_markdown}
+def running_shows(rows):
+    """Return what shows() of KINDS returns, of a record of running.sh."""
+    best = fastest(rows)
+    told = (f"{' '.join(best['techniques']) or 'the baseline'}: {ratio(best, rows[0])}"
+            if not not_usable(rows) else "the baseline moved: ratios to it are not usable")
+    return place(rows[0]), workload(rows[0]), told, rows[0]["date"]
+
+
+def loading_shows(rows):
+    """Return what shows() of KINDS returns, of a record of loading.sh."""
+    last = rows[-1]
+    base = next(row for row in rows if row["cache"] == last["cache"])
+    told = f"{last['loader']} {ratio(last, base)} {base['loader']}, {last['cache']}" + (
+        f", limited by {last['bottleneck']}" if "bottleneck" in last else "")
+    return place(rows[0]), workload(rows[0]), told, rows[0]["date"]
+
+
+# The functions of each kind of record: markdown(record) returns its tables, and shows(record)
+# (machine, workload, what it shows, date). results/<folder>/K.json is of kind K. Kinds that are
+# not here have these two functions in benchmarks/K.py, whatif in forecast.py.
+KINDS = {"running": (markdown, running_shows), "loading": (loading_markdown, loading_shows)}
+
+
+def functions(kind):
+    """Return (markdown, shows) of a kind of record; None if it has none."""
+    path = ROOT / "benchmarks" / f"{'forecast' if kind == 'whatif' else kind}.py"
+    if kind not in KINDS and path.exists():
+        module = importlib.import_module(path.stem)
+        KINDS[kind] = module.markdown, module.shows
+    return KINDS.get(kind)
+
+
+def records():
+    """Return {folder's name: (kind, record)} of results/; a folder holds one record."""
+    return {path.parent.name: (path.stem, json.loads(path.read_text()))
+            for path in sorted((ROOT / "results").glob("*/*.json")) if functions(path.stem)}
 
 
 def results():
-    """Return {folder's name: (a key of TABLES, rows)} of the records in results/."""
-    return {path.parent.name: (path.stem, json.loads(path.read_text()))
-            for path in sorted((ROOT / "results").glob("*/*.json")) if path.stem in TABLES}
-
-
-def shows(kind, rows):
-    """Return what a folder of results shows, in a few words."""
-    if kind == "loading":
-        last = rows[-1]
-        base = next(row for row in rows if row["cache"] == last["cache"])
-        return (f"{last['loader']} {ratio(last, base)} {base['loader']}, {last['cache']}"
-                + (f", limited by {last['bottleneck']}" if "bottleneck" in last else ""))
-    if not_usable(rows):
-        return "the baseline moved: ratios to it are not usable"
-    best = fastest(rows)
-    return f"{' '.join(best['techniques']) or 'the baseline'}: {ratio(best, rows[0])}"
+    """Return those of records() that running.sh and loading.sh have made: lists of rows."""
+    return {name: (kind, rows) for name, (kind, rows) in records().items()
+            if kind in ("running", "loading")}
 
 
 def pages():
     """Return {path: text} of every page that is made from records or files."""
     found, index = {}, []
-    for name, (kind, rows) in results().items():
-        where, what = place(rows[0]), workload(rows[0])
+    for name, (kind, record) in records().items():
+        tables, shows = functions(kind)
+        where, what, told, date = shows(record)
         image = "![bars of images/s](running.png)\n\n" if kind == "running" else ""
         found[ROOT / "results" / name / "README.md"] = (
-            f"# {where}: {what}\n\n{image}{TABLES[kind](rows)}")
-        index.append([f"[{name}]({name}/README.md)", where, what, shows(kind, rows),
-                      rows[0]["date"]])
+            f"# {where}: {what}\n\n{image}{tables(record)}")
+        index.append([f"[{name}]({name}/README.md)", where, what, told, date])
     found[ROOT / "results" / "README.md"] = "\n".join([
         "# Results", "", "`python tools/report.py` makes these pages from the records in each "
         "folder.", "", *table("| folder | machine | workload | what it shows | date |", index), ""])
@@ -457,28 +482,25 @@ def chart_part(words, up):
 
 
 def table_part(words, up):
-    """Return the table of the folder words[0], and what may be wrong with it."""
-    kind, rows = results()[words[0]]
-    if kind == "loading":
-        return loading_markdown(rows).split("\n\n")[:1]
-    return text_of([not_usable(rows), staircase(rows)], []).splitlines()
+    """Return the first table of the folder words[0]; of running.sh the staircase, with notes."""
+    kind, record = records()[words[0]]
+    if kind == "running":
+        return text_of([not_usable(record), staircase(record)], []).splitlines()
+    return [next(part for part in functions(kind)[0](record).split("\n\n") if part[0] == "|")]
 
 
 def pays_part(words, up):
-    """Return what each technique gained in the staircases of these folders: the best nine."""
-    head, columns, most = ["technique"], [], {}
+    """Return what each technique gained in the staircases of these folders."""
+    head, columns = ["technique"], []
     for name in words:
         _, rows = results()[name]
         head.append(f"[{workload(rows[0])}, {place(rows[0])}]({up}results/{name}/README.md)")
-        columns.append({})
-        for row, gain in gains(rows):  # of one tried again, the last counts
-            technique = row["column"].removeprefix("+")
-            columns[-1][technique] = f"**{gain}**" if row.get("kept") else gain
-            most[technique] = max(float(gain.removesuffix("x") or 0), most.get(technique, 0))
-    best = sorted(most, key=most.get)[-9:]
+        columns.append({row["column"].removeprefix("+"): f"**{gain}**" if row.get("kept") else gain
+                        for row, gain in gains(rows)})  # of one tried again, the last counts
+    names = dict.fromkeys(name for column in columns for name in column)  # as they were tried
     return table(f"| {' | '.join(head)} |", (
         [f"[{name}]({up}src/train_{name}.py)", *(column.get(name, "") for column in columns)]
-        for name in most if name in best))  # in the order they were tried
+        for name in names))
 
 
 PARTS = {"variants": variants_part, "diff": diff_part, "chart": chart_part, "table": table_part,
