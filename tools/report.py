@@ -29,11 +29,6 @@ COLORS = {"baseline": "tab:blue", "kept": "tab:green", "left out": "lightgrey",
 
 
 # ------------------------------------------------------------------------------ a record
-def images_per_second(row):
-    """Return the median of the epochs that count; 0 where a run did not end well."""
-    return row["images_per_second"] if row["status"] == "ok" else 0
-
-
 def speeds(row, key="images_per_second"):
     """Return images/s of the epochs after the first, of all runs; other keys of the first run."""
     if "runs" in row and key == "images_per_second":
@@ -206,7 +201,8 @@ def fastest(rows):
     """Return the row of the staircase's last set; without one, that with most images/s."""
     if any("on" in row for row in rows):
         return [rows[0], *(row for row in rows if row.get("kept"))][-1]
-    return max((row for row in rows if row["row"] != "again"), key=images_per_second)
+    return max((row for row in rows if row["row"] != "again"),
+               key=lambda row: row["images_per_second"] if row["status"] == "ok" else 0)
 
 
 def staircase(rows):
