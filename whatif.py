@@ -113,11 +113,13 @@ class Clock:
 
     `synchronize` waits for the device; it is called only where a window begins, pauses or ends.
     `closed` is called with each window: its seconds, steps, samples and seconds of wait for data.
+    A window in which `compiled`, a count, changes does not count; at most WINDOWS are lost so.
     """
 
-    def __init__(self, seconds, synchronize, closed):
+    def __init__(self, seconds, synchronize, closed, compiled=lambda: 0):
         self.length, self.warmup = seconds / WINDOWS, min(3, seconds / 4)
-        self.synchronize, self.closed = synchronize, closed
+        self.synchronize, self.closed, self.compiled = synchronize, closed, compiled
+        self.lost = 0
         self.steps = self.count = 0
         self.measures = False  # the warm-up is over
         self.first = self.since = None  # times of the first step and of the last (re)start
@@ -138,12 +140,15 @@ class Clock:
         self.pause()
         self.window = dict.fromkeys(self.window, 0)
         self.resume()
-        self.opened = self.since
+        self.opened, self.compiles = self.since, self.compiled()
 
     def close(self):
         self.pause()
-        self.count += 1
-        self.closed(self.window)
+        if self.compiled() != self.compiles and self.lost < WINDOWS:
+            self.lost += 1
+        else:
+            self.count += 1
+            self.closed(self.window)
         self.begin()
 
     def fetched(self, samples, wait):
@@ -320,8 +325,8 @@ class Run:
         import torch.utils.data.distributed
         Run.active = self
         self.spec, self.names = spec, set(spec["techniques"])
-        self.clock = Clock(spec["seconds"], self.synchronize,
-                           lambda window: self.send(window=window))
+        self.clock = Clock(spec["seconds"], self.synchronize, lambda window: self.send(
+            window=window), self.compiled)
         self.facts = dict(models=[], optimizers=[], loaders=[], seen=[], lines=[], busy=None)
         self.losses, self.models, self.optimizers = [], [], []
         self.numbers, self.kept = {}, {}  # of the loaders, and the batches that are cached
@@ -338,6 +343,11 @@ class Run:
     def synchronize(self):
         if self.device == "cuda":
             torch.cuda.synchronize()
+
+    def compiled(self):
+        """Return how many functions were compiled; they are again when shapes change."""
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        return dynamo.counters["frames"]["total"] if dynamo else 0
 
     def see(self, what, is_so=True):
         if is_so and what not in self.facts["seen"]:

@@ -3,7 +3,7 @@
 A figure is a number with a thousands separator or a decimal point, in front of a unit of UNIT, or
 alone in a cell of a table. Code, the targets of links and the parts that tools/report.py makes are
 left out. A figure has to stand on the page of a folder of results/ that its section links to or
-shows a part of, or in one of the two tables below.
+shows a part of, or in the table below.
 """
 
 import re
@@ -32,17 +32,6 @@ SETTINGS = {
                   "2%": "a threshold", "5%": "a threshold", "80%": "a threshold",
                   "1.1x": "a threshold", "4x": "a larger batch"}}
 
-# measured figures that no record holds: each is to be measured again or to go
-UNFOUND = {
-    "distributed.md": {"27,009", "21,282", "9,807", "20,988"},
-    "loading.md": {"1.2", "1.5x", "25,526", "25,652", "24,919", "26,000", "4,000", "2,230",
-                   "3,944"},
-    "measuring.md": {"0.3%", "30%", "902", "13,415", "2,218", "33,497", "2,808", "37,881", "5,205",
-                     "5,757", "92,931", "7,032", "135,809", "20,988", "27,009", "1,129", "2,079",
-                     "2,767", "3,010"},
-    "techniques.md": {"1%", "7,104", "7,102", "20,988", "9,807", "1.73x", "1.83x"},
-    "whatif.md": {"1.09x", "0.05", "7%", "9%", "8%", "24%"}}
-
 
 def figures(text):
     """Return the figures of a text without code, such as "2,291", "1.83x", "18%" and "9.7 s"."""
@@ -67,10 +56,8 @@ def unmeasured(text):
 @pytest.mark.parametrize("name", PAGES)
 def test_every_measured_figure_is_in_a_record(name):
     found, known = unmeasured(PAGES[name].read_text()), {*SETTINGS.get(name, {})}
-    wrong = found - known - UNFOUND.get(name, set())
-    assert not wrong, "no record has these: link their section to the folder of results/"
-    gone = (known | UNFOUND.get(name, set())) - found
-    assert not gone, "these are on the page no longer, or in a record: delete them here"
+    assert not found - known, "no record has these: link their section to the folder of results/"
+    assert not known - found, "these are on the page no longer, or in a record: delete them here"
 
 
 def test_a_figure_that_was_changed_is_found():

@@ -155,6 +155,15 @@ def test_ctrl_c_prints_the_unfinished_table(tmp_path):
     assert not processes_of(tmp_path) and not list((tmp_path / "tmp").iterdir())
 
 
+def test_a_window_in_which_something_is_compiled_does_not_count():
+    windows, compiled = [], [0]
+    clock = whatif.Clock(0.05, lambda: None, windows.append, lambda: compiled[0])
+    while not clock.step(0):
+        if clock.measures and not windows:
+            compiled[0] = 1
+    assert len(windows) == whatif.WINDOWS and clock.lost == 1
+
+
 def rows_of(*rates, losses=((1.0,) * 20,) * 2):
     """Return (a base, a row on it), each with one run of these rates."""
     base = whatif.Row()

@@ -226,6 +226,7 @@ class Session:
     def measure(self, techniques):
         """Run a set of techniques if the time allows; return what `run` returns, with "runs"."""
         begin, first = time.monotonic(), self.rows[0] if self.rows else None
+        is_new = techniques and (frozenset(techniques), False) not in self.results
         limit = self.deadline - begin if first and not techniques else self.time_left()
         why = f"the whole may take {self.minutes:g} minutes (--minutes)"
         if not first:
@@ -241,7 +242,7 @@ class Session:
                 raise GiveUp(f"time: cut off after {seconds:.0f} s, because {why}")
             if not first:
                 self.shorten(progress)
-            elif techniques and first["status"] == "ok" and (times := too_slow(progress, first)):
+            elif is_new and first["status"] == "ok" and (times := too_slow(progress, first)):
                 here = first["machine"]
                 emulated = "amp" in techniques and not here["gpus"] and here["bfloat16"] is False
                 raise GiveUp(f"{times:.0f} times slower" + (
