@@ -36,6 +36,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import traceback
 import types
@@ -1236,20 +1237,32 @@ def advice(name, facts, extra):
         optimizers="\n        ".join(map(line, facts["optimizers"])))
 
 
+def gains_alone(name, rows, best):
+    """Return whether a technique pays, and was not tried on top of others that do."""
+    if any({name, kept} <= group for group in INSTEAD for kept in best.techniques):
+        return False
+    rows = [row for row in rows if row.runs and row.techniques[-1:] == (name,)]
+    return len(rows) == 1 and (rows[0].gains(1.1) if name in OTHER_DATA else rows[0].pays())
+
+
+def paragraph(text):
+    return textwrap.fill(text, 100, initial_indent="  ", subsequent_indent="  ",
+                         break_on_hyphens=False)
+
+
 def report(session, best):
     """Print the table, what holds the script back, and what to write."""
     facts, plain = session.facts, session.rows[0]
     say("\n".join(["", heading(session.unit), *(line_of(row, plain) for row in session.rows)]))
-    say(f"\nWhat holds it back\n  {held_back_by(facts, session.rows)}")
+    say(f"\nWhat holds it back\n{paragraph(held_back_by(facts, session.rows))}")
     if facts["lines"]:
         say("  In each step these lines make the host wait for the GPU:")
     for place, text in facts["lines"]:
         say(f"    {place}  {text}")
     for line in also_seen(facts):
         say(f"  {line}")
-    paying = [name for name in TECHNIQUES if name in best.techniques or any(
-        row.runs and row.techniques[-1:] == (name,) and name in OTHER_DATA and row.gains(1.1)
-        for row in session.rows)]
+    paying = [name for name in TECHNIQUES if name in best.techniques or gains_alone(
+        name, session.rows, best)]
     if paying:
         say("\nWhat to write")
     for name in paying:
@@ -1259,8 +1272,8 @@ def report(session, best):
     if session.left_out:
         say("\nNot tried")
     for why in dict.fromkeys(session.left_out.values()):
-        say("  {}: {}".format(
-            ", ".join(name for name, one in session.left_out.items() if one == why), why))
+        names = ", ".join(name for name, one in session.left_out.items() if one == why)
+        say(paragraph(f"{names}: {why}"))
 
 
 # --------------------------------------------------------------------------------------- the start
