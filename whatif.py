@@ -1070,14 +1070,14 @@ def explore(session, wanted):
     alone = [session.attempt(base, name, then=2) for name in wanted if name not in found]
     alone = sorted((row for row in alone if row.runs), key=lambda row: -row.ratio()[0])
     top = base
-    for row in alone:
+    for number, row in enumerate(alone, 1):
         name = row.techniques[-1]
         if name in OTHER_DATA or row.verdict() == "slower" or row.agrees() is False or any(
                 {name, kept} <= group for group in INSTEAD for kept in top.techniques):
             continue
         if top is not base:
             row = session.attempt(top, name)
-        session.settle(row, then=2)
+        session.settle(row, then=len(alone) - number + 2)
         top = row if row.pays() else top
     if base is not best:  # what that gives with real loading
         if top is not base:
