@@ -45,22 +45,23 @@ from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-WINDOWS = 5  # the measured seconds of a run are divided into so many
+WINDOWS = 5  # that a run measures
 LEAST_STEPS = 5  # of the warm-up
-LOSSES = 100  # so many losses of a run are compared with those of the plain run
+WATCHED = 10  # steps in which models are looked for
+LOSSES = 100  # at most, of a run, to be compared with those of the plain run
 CACHED = 8  # batches that a run without loading repeats
-PAYS = 1.02  # a smaller gain makes no difference
+PAYS = 1.02  # a smaller gain counts as no difference
 ONE_RUN = 0.2  # the least uncertainty of a single comparison
 STEADY = 0.005  # the least standard deviation of a ratio
 STUDENT = 12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36  # Student's t of 95 % for 2, 3, ... runs
-SELDOM = 0.02  # below this share of its time, a step's wait for data is no reason to load faster
-WAITS = 0.2  # from this share of its time on, a step's wait for data hides what else may pay
+SELDOM = 0.02  # a script that waits a smaller share of its time needs no faster loading
+WAITS = 0.2  # above this share, waiting for data hides what other techniques gain
 TRIAL = "WHATIF_TRIAL"  # the variable that tells a process how to run the script
 
 # what to write for each technique, with names and places of the script, and what to watch
 TECHNIQUES = {
     "no_loading": """load faster, or keep the decoded data in memory
-        in whole: src/train_cache.py, src/train_DALI.py, src/train_LMDB.py""",
+        the whole: src/train_cache.py, train_DALI.py, train_LMDB.py in pytorch-speedup""",
     "workers": """{loader}
             num_workers={workers}, persistent_workers=True, pin_memory=True
         watch: each worker takes memory and draws random numbers of its own""",
@@ -104,7 +105,7 @@ TECHNIQUES = {
 }
 INSTEAD = [{"amp bfloat16", "amp float16"}, {"compile", "compile reduce-overhead"}]
 OTHER_DATA = {"no_loading", "batch"}  # their losses are of other batches
-STOPPED = []  # the signals that came; looked at where no run can get lost
+STOPPED = []  # signals that came, checked where a run can be ended first
 torch = None  # imported in the runs: the process that starts them does not need it
 
 
@@ -114,7 +115,7 @@ class Clock:
 
     `synchronize` waits for the device; it is called only where a window begins, pauses or ends.
     `closed` is called with each window: its seconds, steps, samples and seconds of wait for data.
-    A window in which `compiled`, a count, changes does not count; at most WINDOWS are lost so.
+    A window in which `compiled`, a count, changes is dropped; at most WINDOWS are.
     """
 
     def __init__(self, seconds, synchronize, closed, compiled=lambda: 0):
@@ -158,7 +159,10 @@ class Clock:
             self.window["wait"] += wait
 
     def step(self, ahead):
-        """Count a step; `ahead` batches come faster or slower. Return whether it was the last."""
+        """Count a step. Return whether it was the last.
+
+        The first `ahead` batches are loaded in advance, so they are part of the warm-up.
+        """
         self.steps += 1
         self.first = self.first or time.perf_counter()
         if self.since is None:  # the first step after a pause is not timed
@@ -205,11 +209,12 @@ def hold_writes(folder, free):
             file = held(file)
         return real_open(file, mode, *rest, **options)
 
-    def drop(owner, name):
-        """Do nothing in place of a function whose last path is held back."""
+    def drop(owner, name, but=lambda path: False):
+        """Make a function do nothing if its target is held back, unless `but` says otherwise."""
         def call(*paths, **options):
-            if not is_held(next((path for path in paths[1::-1] if isinstance(
-                    path, (str, os.PathLike))), None)) or "dir_fd" in options:
+            target = [*paths[:2], *map(options.get, ("path", "dst"))]
+            target = [path for path in target if isinstance(path, (str, os.PathLike))][-1:]
+            if not target or not is_held(target[0]) or "dir_fd" in options or but(target[0]):
                 return real(*paths, **options)
         real = getattr(owner, name)
         setattr(owner, name, call)
@@ -224,8 +229,9 @@ def hold_writes(folder, free):
             open_ if name == "open" else getattr(os, name)))
     for name in ("rmtree", "copymode", "copystat"):
         drop(shutil, name)
-    torch.save = lambda what, f, *rest, **options: save(
-        what, held(f) if is_held(f) else f, *rest, **options)
+    drop(os, "chdir", but=os.path.isdir)  # into a folder that was not made
+    torch.save = lambda obj, f, *rest, **options: save(
+        obj, held(f) if is_held(f) else f, *rest, **options)
 
 
 # ------------------------------------------------------------------- a run: watched and changed
@@ -239,13 +245,17 @@ def samples_in(batch):
     return 0
 
 
-def name_of(value, frame):
-    """Return what `value` is called in a frame, such as model or self.net, or "model"."""
+def names_in(frame):
+    """Return {name: value} of a frame, with names such as model and self.net."""
     owner = frame.f_locals.get("self")
     of_owner = {**getattr(owner, "__dict__", {}), **getattr(owner, "_modules", {})}
-    names = {**frame.f_globals, **{f"self.{name}": each for name, each in of_owner.items()},
-             **frame.f_locals}
-    return next((name for name, each in names.items() if each is value), "model")
+    return {**frame.f_globals, **{f"self.{name}": each for name, each in of_owner.items()},
+            **frame.f_locals}
+
+
+def name_of(value, frame):
+    """Return what `value` is called in a frame, or "model"."""
+    return next((name for name, each in names_in(frame).items() if each is value), "model")
 
 
 class Batches:
@@ -253,7 +263,10 @@ class Batches:
 
     def __init__(self, run, loader, start):
         self.run, self.loader, self.number, self.given = run, loader, loader._whatif, 0
-        self.length, self.kept = run.facts["loaders"][self.number]["length"], None
+        facts, self.kept = run.facts["loaders"][self.number], None
+        # a loader with an __iter__ of its own may take all its epochs from this one iterator
+        is_plain = type(loader).__iter__ is torch.utils.data.DataLoader.__iter__
+        self.length, self.size = facts["length"] if is_plain else None, facts["batch"]
         if "no_loading" in run.names and self.number in run.spec["training"]:
             self.kept = run.kept.setdefault(self.number, [])
         self.batches = start(loader) if not self.is_cached() else None
@@ -265,10 +278,15 @@ class Batches:
         return self
 
     def __len__(self):
-        return self.length
+        return self.run.facts["loaders"][self.number]["length"]
 
     def __getattr__(self, name):
         return getattr(self.batches, name)
+
+    def samples(self, batch):
+        """Return the number of samples in a batch; only the last one may be smaller."""
+        is_last = self.length and self.given >= self.length
+        return self.size if self.size and not is_last else samples_in(batch)
 
     def __next__(self):
         start = time.perf_counter()
@@ -276,7 +294,7 @@ class Batches:
             if self.kept is not None and self.given == self.length:
                 raise StopIteration
             batch = next(self.batches) if not self.is_cached() else copy.copy(
-                self.kept[self.given % len(self.kept)])  # a script may take parts out of a dict
+                self.kept[self.given % len(self.kept)])  # a script may pop items from a batch
         except StopIteration:
             self.run.is_exhausted(self.number)
             raise
@@ -285,7 +303,7 @@ class Batches:
             if self.is_cached():  # workers that load on would take the cores
                 self.batches = self.loader._iterator = None
         self.given += 1
-        self.run.fetched(self.number, batch, time.perf_counter() - start)
+        self.run.fetched(self.number, self.samples(batch), time.perf_counter() - start)
         return batch
 
 
@@ -299,11 +317,12 @@ class Child:
         if Run.active is None:  # started by spawn; a fork has it already
             Run(self.spec).install()
         self.target(*args, **kwargs)
-        Run.active.ended()
+        if Run.active.clock.steps:
+            Run.active.ended()
 
 
 class Forward:
-    """A model's forward, changed; a copy of the model, or a file of it, has the plain one."""
+    """A changed forward. Copies and pickles of the model get the plain one."""
 
     def __init__(self, plain, changed):
         self.plain, self.changed = plain, changed
@@ -331,6 +350,7 @@ class Run:
         self.facts = dict(models=[], optimizers=[], loaders=[], seen=[], lines=[], busy=None)
         self.losses, self.models, self.optimizers = [], [], []
         self.numbers, self.kept = {}, {}  # of the loaders, and the batches that are cached
+        self.called = {}  # names of the modules where optimizers are made, by id
         self.lead = None  # the optimizer whose steps are counted
         self.latest = self.training = None  # loaders by number: of the last batch, the last step
         self.fetched_from, self.steps_of = set(), collections.Counter()
@@ -346,7 +366,7 @@ class Run:
             torch.cuda.synchronize()
 
     def compiled(self):
-        """Return how many functions were compiled; they are again when shapes change."""
+        """Return how many functions were compiled; a new shape compiles them again."""
         dynamo = sys.modules.get("torch._dynamo.utils")
         return dynamo.counters["frames"]["total"] if dynamo else 0
 
@@ -389,6 +409,10 @@ class Run:
             return original(*args, **kwargs)
         self.wrap(owner, name, wrapper)
 
+    def enter_autocast(self, original, context):
+        self.see("amp", context._enabled)
+        return original(context)
+
     def install(self):
         """Begin to watch, and change what this run's techniques change."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -403,7 +427,7 @@ class Run:
         register_optimizer_step_post_hook(self.step)
         if self.spec["first"]:
             self.note(torch, "compile", "compile")
-            self.note(torch.autocast, "__enter__", "amp")
+            self.wrap(torch.autocast, "__enter__", self.enter_autocast)
             self.note(data.distributed.DistributedSampler, "set_epoch", "set_epoch")
         else:
             hold_writes(self.spec["held"] + f".{os.getpid()}", self.spec["free"])
@@ -438,10 +462,14 @@ class Run:
                           pin_memory=torch.cuda.is_available())
         if number in self.spec["training"] and "batch" in self.names:
             if sampler := given.get("batch_sampler"):
-                sampler.batch_size *= self.spec["times"]
+                sampler._whatif = getattr(sampler, "_whatif", sampler.batch_size)
+                sampler.batch_size = sampler._whatif * self.spec["times"]
             else:
                 given["batch_size"] = given.get("batch_size", 1) * self.spec["times"]
         original(*call.args, **call.kwargs)
+        self.note_loader(loader, number)
+
+    def note_loader(self, loader, number):
         loader._whatif = number
         try:
             length = len(loader)
@@ -456,6 +484,8 @@ class Run:
             shuffles=isinstance(loader.sampler, kinds[1]) and loader.sampler.shuffle)]
 
     def iterate(self, original, loader):
+        if loader._whatif >= len(self.facts["loaders"]):  # made in the process that spawned this
+            self.note_loader(loader, len(self.facts["loaders"]))
         if loader._whatif == self.training:
             self.clock.resume()
         elif self.training is not None:  # validation
@@ -464,10 +494,12 @@ class Run:
                  and "set_epoch" not in self.facts["seen"])
         return Batches(self, loader, original)
 
-    def fetched(self, number, batch, wait):
+    def fetched(self, number, samples, wait):
         self.latest = number
         self.fetched_from.add(number)
-        self.clock.fetched(samples_in(batch) if number == self.training else 0, wait)
+        if number != self.training and 2 * self.steps_of[number] < self.clock.steps:
+            self.clock.pause()  # validation
+        self.clock.fetched(samples if number == self.training else 0, wait)
 
     def is_exhausted(self, number):
         if number == self.training:
@@ -475,19 +507,19 @@ class Run:
 
     # ---- the model
     def call_module(self, original, module, *args, **kwargs):
-        """Find the outermost modules that train, in the first two steps."""
+        """Find the outermost modules that train, in the first steps."""
         trains = module.training and torch.is_grad_enabled() and any(
             weight.requires_grad for weight in module.parameters())
         if not trains or torch.compiler.is_compiling():
             return original(module, *args, **kwargs)
-        torch.nn.Module.__call__ = self.calls[0]  # those inside are not asked
+        torch.nn.Module.__call__ = self.calls[0]  # the modules inside are not watched
         try:
             if not any(module is each for each in self.models):
                 self.models.append(module)
                 self.prepare(module)
             return original(module, *args, **kwargs)
         finally:
-            if self.clock.steps < 2:
+            if self.clock.steps < WATCHED:
                 torch.nn.Module.__call__ = self.calls[1]
 
     def prepare(self, module):
@@ -495,6 +527,7 @@ class Run:
         nn, names, inner, called = torch.nn, self.names, module, name_of(module, self.frame())
         while isinstance(inner, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             inner, called = inner.module, f"{called}.module"
+        called = self.called.get(id(inner), called)
         parts, weight = list(module.modules()), next(module.parameters())
         images = [each.weight for each in parts
                   if isinstance(each, (nn.Conv2d, nn.ConvTranspose2d))]
@@ -561,12 +594,14 @@ class Run:
 
     def clip(self, original, *args, **kwargs):
         for optimizer in self.optimizers:
-            with contextlib.suppress(RuntimeError, AssertionError):  # done, or without gradients
+            with contextlib.suppress(RuntimeError, AssertionError):  # unscaled, or no gradients
                 self.scaler.unscale_(optimizer)
         return original(*args, **kwargs)
 
     def make_optimizer(self, original, optimizer, params, defaults):
         self.optimizers.append(optimizer)
+        self.called |= {id(each): name for name, each in names_in(self.frame()).items()
+                        if isinstance(each, torch.nn.Module)}
         self.facts["optimizers"].append(dict(
             kind=type(optimizer).__name__, **self.place(), fused=defaults.get("fused"),
             can_fuse="fused" in defaults))
@@ -649,7 +684,8 @@ class Run:
         """Send what is known after the windows."""
         steps, on_gpu, dist = self.clock.steps, self.device == "cuda", torch.distributed
         self.see("cudnn", torch.backends.cudnn.benchmark)
-        self.see("tf32", torch.get_float32_matmul_precision() != "highest")
+        with contextlib.suppress(RuntimeError):  # of scripts that mix the old setting and the new
+            self.see("tf32", torch.get_float32_matmul_precision() != "highest")
         self.facts |= dict(
             device=self.device, torch=torch.__version__, python=sys.version.split()[0],
             training=[number for number, count in self.steps_of.items() if 2 * count >= steps],
@@ -691,7 +727,7 @@ def kernel_kind(name):
 def run_script():
     """Run the user's script in this process, as the variable TRIAL says."""
     spec = json.loads(os.environ.pop(TRIAL))
-    sys.argv = [spec["script"], *spec["arguments"]]
+    sys.argv, tempfile.tempdir = [spec["script"], *spec["arguments"]], spec["free"][0]
     sys.path[0] = os.path.dirname(spec["script"])
     sys.path.append(os.path.dirname(__file__))  # a process that the script spawns imports this file
     run, status = Run(spec), 0
@@ -704,6 +740,8 @@ def run_script():
             print(status, file=sys.stderr)
             status = 1
     except BaseException as error:
+        if run.look:  # it was measured; the look at its kernels may disturb a profiler of its own
+            run.finish()
         kind, where = type(error), error.__traceback__
         while where and (where.tb_frame.f_code.co_filename == __file__
                          or "runpy" in where.tb_frame.f_code.co_filename):
@@ -720,11 +758,13 @@ def run_script():
 
 
 # ------------------------------------------------------------- the runs, started one after another
-def end(process):
-    """End a run and all processes that it started."""
+def end(process, spec):
+    """End a run and all processes that it started, and delete the files that were held back."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    for folder in Path(spec["held"]).parent.glob(f"{Path(spec['held']).name}.*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Alone:
@@ -767,7 +807,7 @@ class Alone:
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.wait(30)
             finally:
-                end(process)
+                end(process, spec)
         output = Path(log).read_text(errors="replace").strip().splitlines()[-1:]
         return explained(result, process.returncode, "".join(f": {line[:150]}" for line in output))
 
@@ -817,7 +857,7 @@ class Team(Alone):
                         return
                     time.sleep(0.2)
             finally:
-                end(process)
+                end(process, spec)
 
 
 def take(record, result):
@@ -875,13 +915,15 @@ class Session:
         """Start a run. Return (its process, the file of its records, the file of its output)."""
         base = os.path.join(self.folder, str(number))
         cache = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
-        homes = [os.environ[name] for name in ("TORCH_HOME", "HF_HOME") if name in os.environ]
+        homes = [os.environ[name] for name in (
+            "TORCH_HOME", "HF_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+            if name in os.environ]
         spec |= dict(
             script=str(self.script), arguments=self.args.arguments, records=f"{base}.records",
             held=f"{base}.held", roots=sorted({str(self.cwd), str(self.script.parent)}),
             free=[self.folder, cache, os.path.expanduser("~/.triton"), "/dev", "/proc", *homes])
         environment = {**os.environ, **self.team.variables(spec), TRIAL: json.dumps(spec),
-                       "TMPDIR": self.folder, "PYTHONDONTWRITEBYTECODE": "1",
+                       "PYTHONDONTWRITEBYTECODE": "1",
                        "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}
         if not spec["first"]:
             environment |= {"WANDB_MODE": "disabled", "COMET_MODE": "disabled"}
@@ -903,7 +945,8 @@ class Session:
         result = self.team.run(self.start, spec, limit, lambda windows: progress(
             f"{name}: {time.monotonic() - start:.0f} s, {len(windows)} of {WINDOWS} windows"))
         windows, facts = result["windows"], result.get("facts", self.facts)
-        if not windows or result["error"] and (first or len(windows) < 2):
+        is_enough = len(windows) > 1 and not first and result["error"].startswith("cut off")
+        if not windows or result["error"] and not is_enough:
             row.error, row.traceback = result["error"], result.get("traceback", "")
             return False
         seconds = sum(window["seconds"] for window in windows)
@@ -1072,7 +1115,8 @@ def explore(session, wanted):
     top = base
     for number, row in enumerate(alone, 1):
         name = row.techniques[-1]
-        if name in OTHER_DATA or row.verdict() == "slower" or row.agrees() is False or any(
+        if name in OTHER_DATA or row.verdict().startswith("slower") or (
+                row.agrees() is False) or any(
                 {name, kept} <= group for group in INSTEAD for kept in top.techniques):
             continue
         if top is not base:
@@ -1187,7 +1231,7 @@ def held_back_by(facts, rows):
             wait > 0.05 and loads and loads.gains(1.1)):
         return f"Data: {told}."
     if facts["device"] != "cuda":
-        return f"The device, which is the CPU and computes: {told}."
+        return f"The CPU, which computes the steps: {told}."
     if not facts["busy"]:
         return f"The host or the GPU; its kernels could not be timed: {told}."
     busy, kinds = min(1, facts["busy"] / step), facts["kernels"]
@@ -1230,18 +1274,22 @@ def advice(name, facts, extra):
         return f"{of['at']}  {of['text']}" if of else ""
     model, template = next(iter(facts["models"]), {}), name.split()[0]
     whole = "" if template in ("no_loading", "workers", "tf32", "batch") else (
-        f"\n        in whole: diff src/train.py src/train_{template}.py")
-    return whole.join([TECHNIQUES[name], ""]).format(
+        f"\n        the whole: diff src/train.py src/train_{template}.py in pytorch-speedup")
+    others = ", ".join(f"{each['name']} ({each['at']})" for each in facts["models"][1:])
+    if others and re.search("{(call|model)}", TECHNIQUES[name]):
+        whole = f"\n        likewise: {others}{whole}"
+    return (TECHNIQUES[name] + whole).format(
         **extra, device=facts["device"], model=model.get("name"), text=model.get("text"),
         call=line(model), loader=line(main_loader(facts)), optimizer=line(facts["optimizers"][0]),
         optimizers="\n        ".join(map(line, facts["optimizers"])))
 
 
 def gains_alone(name, rows, best):
-    """Return whether a technique pays, and was not tried on top of others that do."""
+    """Return whether a technique pays alone and was never tried on top of another."""
     if any({name, kept} <= group for group in INSTEAD for kept in best.techniques):
         return False
-    rows = [row for row in rows if row.runs and row.techniques[-1:] == (name,)]
+    rows = [row for row in rows if row.runs and row.techniques[-1:] == (name,) and (
+        row.techniques[0] == name or row.techniques[0] != "no_loading")]
     return len(rows) == 1 and (rows[0].gains(1.1) if name in OTHER_DATA else rows[0].pays())
 
 
@@ -1287,7 +1335,7 @@ def parse(words):
     add = parser.add_argument
     add("--seconds", type=float, default=20, help="to measure in each run, after its warm-up")
     add("--minutes", type=float, default=10, help="for all runs together")
-    add("--runs", type=int, default=4, help="at most so many of the same thing")
+    add("--runs", type=int, default=4, help="at most this many runs of a row")
     add("--only", default=",".join(known), help=f"of {', '.join(known)}; plain: none of them")
     add("--json", type=Path, help="write the results to this file, too")
     add("--copy", action="store_true", help="run in a copy of the folder, and remove it at the end")
@@ -1299,29 +1347,41 @@ def parse(words):
     for is_wrong, why in ((odd, f"--only {odd}: choose from {', '.join(known)}, plain"),
                           (not min(args.seconds, args.minutes, args.runs) > 0,
                            "--seconds, --minutes and --runs have to be above 0"),
+                          (args.json and not args.json.resolve().parent.is_dir(),
+                           f"{args.json}: there is no such folder"),
                           (not args.script.is_file(), f"{args.script}: there is no such script")):
         if is_wrong:
             parser.exit(2, f"whatif.py: error: {why}\n")
     return args
 
 
-def copied(folder):
-    """Return a copy of a folder: beside it, so that ../data is there, or else in TMPDIR."""
+def copied(folder, made):
+    """Return a copy of a folder: beside it, so that ../data is there, or in TMPDIR.
+
+    It is added to `made` first. Raises OSError if there is no room, KeyboardInterrupt on Ctrl-C.
+    """
+    def copy_file(source, target):
+        if STOPPED:
+            raise KeyboardInterrupt
+        return shutil.copy2(source, target)
     beside = folder.parent if os.access(folder.parent, os.W_OK) else None
     target = Path(tempfile.mkdtemp(prefix=f"{folder.name}.whatif-", dir=beside))
-    shutil.copytree(folder, target, symlinks=True, dirs_exist_ok=True,
-                    ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__"))
-    return target
+    made.append(target)
+    say(f"Copying {folder} to {target}.")
+    return shutil.copytree(
+        folder, target, symlinks=True, dirs_exist_ok=True, copy_function=copy_file,
+        ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__"))
 
 
 def measure_all(session, args):
     """Run everything and print the report. Return the exit status."""
-    where = f"All runs are in {session.cwd}." if args.copy else "--copy runs in a copy."
+    where = "" if args.copy else "\n--copy runs all in a copy of the folder."
     say(f"""{args.script} runs several times, each for about {args.seconds:g} s after its warm-up, \
 in at most {args.minutes:g} minutes.
-The first run writes what the script writes, up to there. In the others, files that Python and
-torch.save write are held back, and W&B and Comet are off. Not held back: files of other libraries
-and programs, and the network. {where}""")
+The first run writes, deletes and sends what the script does, up to there; a file that it is
+writing then stays unfinished. In the others, files that Python and torch.save write go to a
+temporary folder, and W&B and Comet are off; not so files of other libraries and programs, and the
+network.{where}""")
     plain, status = session.rows[0], 0
     best = plain
     try:
@@ -1365,8 +1425,13 @@ def main():
     try:
         if args.copy:
             source = place if place in script.parents else script.parent
-            place = copied(source)
-            made.append(place)
+            try:
+                place = copied(source, made)
+            except OSError as error:
+                print(f"whatif.py: error: --copy: {str(error)[:200]}", file=sys.stderr)
+                return 1
+            except KeyboardInterrupt:
+                return 130
             script = place / script.relative_to(source)
         session = Session(args, place, script, made[0], Team() if is_team else Alone())
         if is_team and os.environ["RANK"] != "0":

@@ -94,6 +94,31 @@ def test_waiting_for_data_and_validation(tmp_path):
     assert re.fullmatch("1+0+", (tmp_path / "workers.txt").read_text())
 
 
+def test_what_is_unusual_and_common(tmp_path):
+    rows, out = ask(copy_of("unusual.py", tmp_path), "unusual.py", only="no_loading,amp")
+    assert list(rows) == ["as it is", "no_loading", "no_loading + amp bfloat16"] or (
+        list(rows) == ["as it is", "no_loading", "amp bfloat16"]), out
+    for row in rows.values():
+        (run_,) = row["runs"]
+        assert row["rate"] * run_["step_seconds"] == pytest.approx(4, rel=0.3)  # a batch
+    assert {path.name for path in (tmp_path / "out" / "deep").iterdir()} <= {"last.pt", "best.pt"}
+    assert {path.name for path in tmp_path.iterdir()} == {"unusual.py", "out"}
+
+
+def test_a_technique_that_fails_after_some_windows_does_not_pay(tmp_path):
+    window = dict(seconds=1, steps=10, samples=10, wait=0)
+    facts = dict(processes=1, training=[0])
+    results = [dict(windows=5 * [window], error="", facts=facts, memory=None, losses=[1.0]),
+               dict(windows=3 * [window], error="RuntimeError: loss is NaN", losses=[])]
+    team = SimpleNamespace(run=lambda *_: results.pop(0), number=0)
+    args = SimpleNamespace(seconds=1, minutes=1, runs=1)
+    session = whatif.Session(args, tmp_path, tmp_path / "x.py", tmp_path, team)
+    session.measure(session.rows[0])
+    session.extra = {}
+    row = session.attempt(session.rows[0], "fused")
+    assert not row.runs and row.verdict() == "RuntimeError: loss is NaN"
+
+
 def test_processes_that_the_script_spawns(tmp_path):
     rows, out = ask(copy_of("ddp.py", tmp_path), "ddp.py", free_port(), only="plain")
     assert rows["as it is"]["rate"] > 0 and "2 process(es)" in out
