@@ -905,7 +905,7 @@ class Session:
         return self.left() > runs * (self.seconds + statistics.fmean(self.took))
 
     def plan(self, wanted):
-        """Set what the runs need to know of the first, and for how long each may measure."""
+        """Set what later runs take from the first, and how long each measures."""
         self.extra = dict(training=self.facts["training"], workers=workers_wanted(self.facts),
                           times=batch_times(self.facts))
         share = self.left() / (2 * len(wanted) + 2)
@@ -965,7 +965,7 @@ class Session:
         return True
 
     def attempt(self, base, *names, then=0):
-        """Measure techniques on top of a row's if there is time for `then` runs more.
+        """Measure techniques on top of a row's if there is time for this run and `then` others.
 
         Return the new row.
         """
@@ -1099,7 +1099,7 @@ def explore(session, wanted):
     """
     plain = best = session.rows[0]
     loads = [name for name in wanted if name in ("no_loading", "workers")]
-    if plain.mean("wait") < SELDOM:  # they gain little: they come last
+    if plain.mean("wait") < SELDOM:  # loading cannot gain much: it is tried last
         wanted, loads = [name for name in wanted if name not in loads] + loads, []
     found = {name: session.attempt(plain, name) for name in loads}
     if "workers" in found:
@@ -1109,7 +1109,7 @@ def explore(session, wanted):
     if best.mean("wait") > WAITS and "no_loading" in found and found["no_loading"].runs:
         base = found["no_loading"]  # while steps wait for data, nothing else can show what it gains
 
-    # a sum, and once more what it stands on, come after these
+    # keep time for a sum and one more run of what it stands on
     alone = [session.attempt(base, name, then=2) for name in wanted if name not in found]
     alone = sorted((row for row in alone if row.runs), key=lambda row: -row.ratio()[0])
     top = base
@@ -1123,7 +1123,7 @@ def explore(session, wanted):
             row = session.attempt(top, name)
         session.settle(row, then=len(alone) - number + 2)
         top = row if row.pays() else top
-    if base is not best:  # what that gives with real loading
+    if base is not best:  # measure the sum with real loading
         if top is not base:
             row = session.attempt(best, *top.techniques[1:])
             session.settle(row)
@@ -1247,7 +1247,7 @@ def held_back_by(facts, rows):
 
 
 def also_seen(facts):
-    """Return a line for each known brake that is in the script."""
+    """Return a line for each known slowdown that is in the script."""
     seen, lines = facts["seen"], []
     for loader in (facts["loaders"][number] for number in facts["training"]):
         if not loader["workers"]:
@@ -1447,7 +1447,7 @@ def main():
 
 
 if __name__ == "__main__":
-    if TRIAL in os.environ:  # as a module, which processes that the script starts can import
+    if TRIAL in os.environ:  # as a module, whose classes the script's processes can unpickle
         importlib.import_module(Path(__file__).stem).run_script()
     else:
         sys.exit(main())
