@@ -268,6 +268,9 @@ def conclude(rows, write, stem, interrupted):
     """Write and print the tables, then end: 130 if interrupted, 1 if a run failed, else 0."""
     for number in SIGNALS:  # writing takes a second or two
         signal.signal(number, signal.SIG_IGN)
+    for child in psutil.Process().children(recursive=True):  # started just as a signal came
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
     if rows:
         rows[-1] |= {"stopped": interrupted} if interrupted else {}
         write(rows, stem)
