@@ -228,15 +228,16 @@ def test_a_rank_fails(first, second, digits, tmp_path):
     script = edited("train_DDP", tmp_path, ('else "gloo")', f'else "gloo",\n        {limit}'))
 
     def fail(fault):
-        if fault == "raising":  # a worker of the rank that reads it
+        if fault == "raising":  # the rank that reads it, or its worker
             picture.write_bytes(b"")
         else:
             ranks[1].send_signal(signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
 
     def epochs():
         return [int(number) for number in re.findall(r"^epoch (\d+)/", log.read_text(), re.M)]
-    agent = begin(script, "--dataset", data, *TINY, "--epochs", 9999, "--steps", 6, "--workers", 2,
-                  "--resume", "auto", "--result_dir", saved.parent, log=log, restarts=1)
+    workers = 2 if sys.version_info >= (3, 11, 8) else 0  # before, a worker can hang when it starts
+    agent = begin(script, "--dataset", data, *TINY, "--epochs", 9999, "--steps", 6, "--workers",
+                  workers, "--resume", "auto", "--result_dir", saved.parent, log=log, restarts=1)
     wait_until(lambda: saved.exists() or agent.poll() is not None)
     ranks = new_ranks(agent)
     fail(first)
