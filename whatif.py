@@ -1294,6 +1294,7 @@ def gains_alone(name, rows, best):
 
 
 def paragraph(text):
+    """Return `text` in lines of 100 columns, two of them empty at the left."""
     return textwrap.fill(text, 100, initial_indent="  ", subsequent_indent="  ",
                          break_on_hyphens=False)
 

@@ -70,24 +70,6 @@ def seconds_to(goal, epochs):
     return None
 
 
-def timed(command, variables, log, seconds):
-    """Run `command` to its end, its output in the file `log`; return (status, its seconds).
-
-    Raises TimeoutExpired after so many `seconds`.
-    """
-    begin = time.monotonic()
-    with open(log, "w") as output:
-        print("$", shlex.join(command), file=output, flush=True)
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output,
-                                   stderr=subprocess.STDOUT, start_new_session=True,
-                                   env={**os.environ, **variables})
-        try:
-            return process.wait(seconds), time.monotonic() - begin
-        except BaseException:
-            runs.stop(process)
-            raise
-
-
 def train(row, seed, goal, processes, folder, end):
     """Train a row once; return its run, or {"error", "log"} if it failed.
 
@@ -104,7 +86,8 @@ def train(row, seed, goal, processes, folder, end):
         variables["OMP_NUM_THREADS"] = str(max(1, runs.cores() // processes))  # they share cores
     command = [sys.executable, *launcher, *row.command, "--seed", seed, "--result_dir", place]
     try:
-        status, wall = timed([*map(str, command)], variables, log, end - time.monotonic())
+        status, wall = peers.timed(command, log, end - time.monotonic(),
+                                   env={**os.environ, **variables})
     finally:
         if status != 0 and row.compiled == "new":  # some of the compiled code may be missing
             shutil.rmtree(row.code, ignore_errors=True)

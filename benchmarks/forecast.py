@@ -7,7 +7,7 @@ wrote about it. Each set of techniques that whatif.py measured is written into a
 script, by the replacements below, and the copy is run with ARGUMENTs. Its speed is that of the
 progress lines that it prints. The script itself is run first and last. What was measured is added
 to FOUND: samples/s as "by_hand" of each row, a list as "plain_by_hand", and the script's folder.
-FOUND becomes a page of results/ as results/<machine and script>/whatif.json.
+FOUND becomes a page of results/ as results/<machine and script>/forecast.json.
 """
 
 import argparse

@@ -140,6 +140,23 @@ def examples_record(log, batch_size):
                 val_top1=epochs[-1]["val_top1"])
 
 
+def timed(command, log, limit, **details):
+    """Run `command` to its end, its output in the file `log`; return (status, its seconds).
+
+    Raises TimeoutExpired after `limit` seconds. `details` are of subprocess.Popen.
+    """
+    command, begin = [str(word) for word in command], time.monotonic()
+    with open(log, "w") as output:
+        print("$", shlex.join(command), file=output, flush=True)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output,
+                                   stderr=subprocess.STDOUT, start_new_session=True, **details)
+        try:
+            return process.wait(limit), time.monotonic() - begin
+        except BaseException:
+            runs.stop(process)
+            raise
+
+
 def run(row, options, batch_size, folder, limit):
     """Run a row once. Return (status, its record or {"error"}, with "log" if it failed)."""
     if row.why_not:
@@ -149,21 +166,12 @@ def run(row, options, batch_size, folder, limit):
     place.mkdir()
     is_example = row.name == EXAMPLE
     common = [] if is_example else [*options, "--result_dir", place]
-    command = [str(word) for word in [sys.executable, "-u", *row.command, *common]]
-    begin = time.monotonic()
-    with open(log, "w") as output:
-        print("$", shlex.join(command), file=output, flush=True)
-        process = subprocess.Popen(command, cwd=place, stdin=subprocess.DEVNULL, stdout=output,
-                                   stderr=subprocess.STDOUT, start_new_session=True)
-        try:
-            code = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            runs.stop(process)
-            return "fail", {"error": f"cut off after {limit:.0f} s (--seconds)", "log": str(log)}
-        except BaseException:
-            runs.stop(process)
-            raise
-    wall = {"wall_seconds": time.monotonic() - begin}
+    command = [sys.executable, "-u", *row.command, *common]
+    try:
+        code, seconds = timed(command, log, limit, cwd=place)
+    except subprocess.TimeoutExpired:
+        return "fail", {"error": f"cut off after {limit:.0f} s (--seconds)", "log": str(log)}
+    wall = {"wall_seconds": seconds}
     if code:
         status, _, details = runs.failure(code, log)
         return status, details

@@ -177,7 +177,7 @@ def test_the_table_of_a_forecast():
               row("amp", [(1, 3000), (3, 3000)], by_hand=165), row("cudnn", [(4, 2020)]),
               row("amp + fused", [(5, 3300)], verdict="old words (1.10x of amp)", by_hand=150),
               row("compile", verdict="RuntimeError: no compiler")])
-    tables, shows = report.functions("whatif")
+    tables, shows = report.functions("forecast")
     text = tables(found)
     assert text.splitlines()[2:7] == [
         "| as it is | 2,000 |  |  |  | 50% |  | 2 |  |",

@@ -394,13 +394,13 @@ def loading_shows(rows):
 
 # The functions of each kind of record: markdown(record) returns its tables, and shows(record)
 # (machine, workload, what it shows, date). results/<folder>/K.json is of kind K. Kinds that are
-# not here have these two functions in benchmarks/K.py, whatif in forecast.py.
+# not here have these two functions in benchmarks/K.py.
 KINDS = {"running": (markdown, running_shows), "loading": (loading_markdown, loading_shows)}
 
 
 def functions(kind):
     """Return (markdown, shows) of a kind of record; None if it has none."""
-    path = ROOT / "benchmarks" / f"{'forecast' if kind == 'whatif' else kind}.py"
+    path = ROOT / "benchmarks" / f"{kind}.py"
     if kind not in KINDS and path.exists():
         module = importlib.import_module(path.stem)
         KINDS[kind] = module.markdown, module.shows

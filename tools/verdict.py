@@ -1,4 +1,4 @@
-"""Is one set of techniques faster than another? The verdict of whatif.py, which is a single file."""
+"""Is one set of techniques faster than another? The verdict of whatif.py, a file of its own."""
 
 import sys
 from pathlib import Path
