@@ -34,12 +34,12 @@ SCRIPTS = {
         images="images.to(device, non_blocking=True",
         loader="num_workers=args.workers, pin_memory=True, sampler=train_sampler",
         workers="num_workers={}, persistent_workers=True, pin_memory=True, sampler=train_sampler",
-        first=31, last=10),  # steps of the first epoch
+        epoch=0, first=31, last=10),  # steps of the first epoch
     "mnist": dict(
         model="model", forward="\n        output = model(data)\n",
         backward="        loss.backward()\n        optimizer.step()",
         images="data.to(device", loader="{'num_workers': 1,", workers="{{'num_workers': {},",
-        first=12800, last=700)}  # samples of the first epoch
+        epoch=2, first=1, last=700)}  # samples of the second epoch
 LINE = r"Epoch: \[?(\d+)\]?\s*\[\s*(\d+)/(\d+)"
 CACHED = """
 KEPT = []
@@ -106,11 +106,12 @@ def measure(script, techniques, arguments, limit):
         for line in process.stdout:
             tail = [*tail[-5:], line]
             found = re.search(LINE, line)
-            if time.monotonic() - start > limit or found and (
-                    int(found[2]) >= int(found[3]) - about["last"]):
+            epoch, done, whole = map(int, found.groups()) if found else (-1, 0, 0)
+            if time.monotonic() - start > limit or (
+                    epoch == about["epoch"] and done >= whole - about["last"]):
                 break
-            if found and int(found[2]) >= about["first"]:
-                marks.append((int(found[2]), time.monotonic()))
+            if epoch == about["epoch"] and done >= about["first"]:
+                marks.append((done, time.monotonic()))
     finally:
         process.kill()
         process.wait()
@@ -164,9 +165,9 @@ def markdown(found):
         f"| | {unit}/s | as fast | by hand | apart | waits | GPU GB | n | verdict |",
         [cells(row, hand, plain) for row, hand in rows])]
     if "plain_by_hand" in found:
-        rates = " and ".join(f"{rate:,.0f}" for rate in found["plain_by_hand"])
+        rates = ", ".join(f"{rate:,.0f}" for rate in found["plain_by_hand"])
         parts += [f"The script as it is: {plain.rate():,.0f} {unit}/s by whatif.py; {rates} by "
-                  "hand, first and last.",
+                  "hand.",
                   "`by hand` is a copy of the script that was changed as whatif.py says and ran "
                   "once without it, beside the mean of the script as it is by hand. `apart`: so "
                   "much more or less than whatif.py said."]

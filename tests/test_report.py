@@ -186,7 +186,7 @@ def test_the_table_of_a_forecast():
         "| amp + fused | 3,300 | 1.65x ±0.33 | 1.50x | -9% | 50% |  | 1 | "
         "ran once (1.10x of amp) |",
         "| compile |  |  |  |  |  |  |  | RuntimeError: no compiler |"]
-    assert "2,000 samples/s by whatif.py; 90 and 110 by hand" in text
+    assert "2,000 samples/s by whatif.py; 90, 110 by hand" in text
     assert "After one run, ± is at least 20% of the ratio." in text
     assert "\n- Not tried: tf32: it needs an NVIDIA GPU\n" in text
     assert "2 cores; torch 2.14.1, Python 3.12.1; 2026-11-24; `python whatif.py main.py`" in text
