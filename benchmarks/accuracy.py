@@ -30,12 +30,12 @@ import runs
 
 TRAIN = peers.ROOT / "src" / "train.py"
 TOLERANCE = 0.005  # a set whose top-1 is lower by more is not called the best
-HEAD = ("| training | runs | top-1: median (least to most) | training s | to plain | s until {0} | "
-        "to plain | warm-up s | whole run s | to plain | images/s | peak GB |")
-NOTES = ["- training s: the seconds of all epochs without validation; the first one may compile",
-         "- s until {0}: training s until an epoch ends with this top-1",
-         "- warm-up s: from the end of the imports to that of the first epoch: decoding images for "
+HEAD = ("| training | runs | top-1: median (least to most) | warm-up s | training s | to plain | "
+        "s until {0} | to plain | whole run s | to plain | images/s | peak GB |")
+NOTES = ["- warm-up s: from the end of the imports to that of the first epoch: decoding images for "
          "the cache, compiling",
+         "- training s: all epochs after the first, without validation",
+         "- s until {0}: the warm-up and the training until an epoch ends with this top-1",
          "- whole run s: a process from its start to its end: imports, warm-up, training, "
          "validation, checkpoints",
          "- images/s: the median of a run's epochs after the first; of several runs, their median",
@@ -60,9 +60,9 @@ def file_name(text):
     return re.sub("[^A-Za-z0-9.]+", "_", text)
 
 
-def seconds_to(goal, epochs):
-    """Return the training seconds until an epoch ends with this top-1; None if none does."""
-    done = 0.0
+def seconds_to(goal, warmup_seconds, epochs):
+    """Return the seconds of warm-up and training until an epoch ends with this top-1, or None."""
+    done = warmup_seconds - epochs[0]["seconds"]
     for epoch in epochs:
         done += epoch["seconds"]
         if epoch["val_top1"] >= goal:
@@ -98,8 +98,8 @@ def train(row, seed, goal, processes, folder, end):
               for epoch in record["epochs"]]
     keys = "warmup_seconds", "val_top1", "images_per_second", "peak_memory_bytes"
     return dict(seed=seed, wall_seconds=wall, **{key: record[key] for key in keys},
-                training_seconds=sum(epoch["seconds"] for epoch in epochs),
-                seconds_to_goal=seconds_to(goal, epochs), epochs=epochs)
+                training_seconds=sum(epoch["seconds"] for epoch in epochs[1:]),
+                seconds_to_goal=seconds_to(goal, record["warmup_seconds"], epochs), epochs=epochs)
 
 
 # ------------------------------------------------------------------------------ the table
@@ -131,10 +131,11 @@ def cells(row, plain):
     some = f", {len(reached)} of {count} runs" if len(reached) < count else ""
     return [row["name"], str(count),
             peers.spread([100 * top1 for top1 in found["val_top1"]], "{:.2f}%"),
+            f"{median(row, 'warmup_seconds'):.1f}",
             peers.spread(found["training_seconds"], "{:.1f}"),
             ratio(row, plain, "training_seconds"),
             peers.spread(reached, "{:.1f}") + some if reached else "never",
-            ratio(row, plain, "seconds_to_goal"), f"{median(row, 'warmup_seconds'):.1f}",
+            ratio(row, plain, "seconds_to_goal"),
             peers.spread(found["wall_seconds"], "{:.1f}"), ratio(row, plain, "wall_seconds"),
             f"{median(row, 'images_per_second'):,.0f}",
             f"{max(memory) / 1e9:.1f}" if memory else ""]
