@@ -102,14 +102,14 @@ def open_folder(dataset, names, transform):
 def random_crops(images, size, augment):
     """Return a random crop of each image: uint8 (N, 3, side, side) to (N, 3, size, size)."""
     count = len(images)
-    area = torch.empty(count, 10).uniform_(0.08, 1)  # a share of the image's area
-    ratio = (4 / 3) ** torch.empty(count, 10).uniform_(-1, 1)
-    edges = torch.stack([area * ratio, area / ratio], 2).sqrt()  # width and height
-    first = (edges <= 1).all(2).int().argmax(1)  # of ten draws, the first that fits
-    edges = edges[torch.arange(count), first].clamp(max=1)
-    centers = (1 - edges) * torch.empty(count, 2).uniform_(-1, 1)  # coordinates from -1 to 1
     if augment == "crop":  # the whole image, moved by up to 4 pixels over black
         edges, centers = torch.ones(count, 2), torch.randint(-4, 5, (count, 2)) * 2 / size
+    else:
+        area = torch.empty(count, 10).uniform_(0.08, 1)  # of the image; the first of ten that fits
+        ratio = (4 / 3) ** torch.empty(count, 10).uniform_(-1, 1)
+        edges = torch.stack([area * ratio, area / ratio], 2).sqrt()  # width and height
+        edges = edges[torch.arange(count), (edges <= 1).all(2).int().argmax(1)].clamp(max=1)
+        centers = (1 - edges) * torch.empty(count, 2).uniform_(-1, 1)  # coordinates from -1 to 1
     edges[:, 0] *= torch.randint(2, (count,)) * 2 - 1  # a negative width flips
     crops = torch.stack([edges, centers])
     crops = crops.pin_memory() if images.is_cuda else crops  # so that the host does not wait
