@@ -86,22 +86,37 @@ def stairs_of(gpus, allowed):
         (each[0] == "parallel") == (gpus < 2), rank(each[1][0])))
 
 
-def due(stairs, tries, best):
-    """Return the lists of techniques to try on top of the row `best`, the next one first.
+def due(stairs, last, best):
+    """Return the techniques to measure on top of the row `best`, the most promising first.
 
-    `tries` is {technique: (the techniques it was last tried on, whether it ran)}. A list is tried
-    once, and again whenever another technique was kept, until one of it is kept.
+    `last` is {technique: its last row}. First come those that seem to gain, then those not tried
+    yet, then the others by their gain; but all techniques of a list are tried one after the other.
     While steps wait for data, nothing else can show what it gains: then data comes first.
     """
     found = []
-    for group, names in stairs:
-        left = [name for name in names if name not in tries
-                or tries[name][1] and tries[name][0] != best["techniques"]]
-        if left and not set(names) & set(best["techniques"]):
-            found.append((names[0] in tries, group != "data", left))
     waits = best["status"] == "ok" and report.data_wait(best) > WAITS
-    found.sort(key=lambda each: (each[0], each[1] if waits else False))
-    return [left for *_, left in found]
+    for group, names in stairs:
+        if set(names) & set(best["techniques"]):
+            continue
+        begun = any(name in last for name in names)
+        for name in names:
+            row = last.get(name)
+            if not row:
+                found.append((0 if begun else 2, waits and group != "data", name))
+            elif row["status"] == "ok" and (gains(row) or is_open(row, best)):
+                gain = row.get("ratio", row["images_per_second"])
+                found.append((1 if gains(row) else 3, -gain, name))
+    return [name for *_, name in sorted(found, key=lambda each: each[:2])]
+
+
+def gains(row):
+    """Return whether a row that ended well seems faster than the one it was added to."""
+    return "ratio" not in row or verdict(row["ratio"], row["spread"]) == "faster"
+
+
+def is_open(row, best):
+    """Return whether another run may tell more about what a row's technique adds to `best`."""
+    return row["on"] != best["techniques"] or not row.get("settled", True)
 
 
 def options_of(techniques, options):
@@ -302,46 +317,43 @@ class Session:
         say(f"        {report.summary(self.rows[-1], self.rows[0])}")
         return self.rows[-1]
 
-    def settle(self, row, best):
-        """Measure a row and the set that it was added to by turns until the verdict holds."""
-        while row["status"] == best["status"] == "ok":
-            ratio, spread = compare(row["runs"], best["runs"])
-            row |= dict(ratio=ratio, spread=spread, n=len(row["runs"]),
-                        verdict=verdict(ratio, spread))
-            if is_settled(ratio, spread, row["n"]) or row["n"] >= self.runs or not (
-                    self.has_time(2) and self.repeat(best) and self.repeat(row)):
-                if row["n"] == 1 < self.runs:
-                    row["verdict"] = "ran once"  # what it shows may be chance
-                say(f"        {report.gain(row)} of the set before: {row['verdict']}")
-                break
+    def weigh(self, row, best):
+        """Give a row the verdict on what it gains over the row `best`."""
+        if row["status"] == best["status"] == "ok":
+            (ratio, spread), n = compare(row["runs"], best["runs"]), len(row["runs"])
+            row |= dict(ratio=ratio, spread=spread, n=n, verdict=verdict(ratio, spread),
+                        settled=is_settled(ratio, spread, n) or n >= self.runs)
+            if n == 1 < self.runs:
+                row["verdict"] = "ran once"  # what it shows may be chance
+            say(f"        {report.gain(row)} of the set before: {row['verdict']}")
 
     def climb(self, stairs, cells):
         """Add technique after technique to the baseline; return the row of the last set."""
-        best, tries = self.rows[0], {}
-        while left := due(stairs, tries, best):
-            names = left[0]
-            if names[0] in tries and not self.has_time(2):
-                break  # only techniques that were tried before are left
-            tried, on = [], best["techniques"]
-            for name in names:
-                tried.append(self.attempt("staircase", f"+{name}", sorted([*on, name])))
-                tried[-1]["on"], again = on, name in tries
-                tries[name] = on, tried[-1]["status"] == "ok"
-                self.reserved = 2 * bool(on) + sum(
-                    each not in tries for names in left for each in names) + sum(
-                    (frozenset(cell[2]), False) not in self.results for cell in cells)
-                self.settle(tried[-1], best)
-                if tried[-1].get("verdict") == "ran once" and not again:
-                    tries[name] = None, True  # due again after all others
-            gains = [row for row in tried if row["status"] == "ok" and (
-                best["status"] != "ok" or row["verdict"] == "faster")]
-            top = max(gains, default=None,
-                      key=lambda row: row.get("ratio", row["images_per_second"]))
-            for row in tried:
-                row["kept"] = row is top
-            best = top or best
-            self.count = 1 + len(self.rows + cells) + sum(map(len, due(stairs, tries, best)))
-        return best
+        best, last = self.rows[0], {}
+        while True:
+            steps, on = due(stairs, last, best), best["techniques"]
+            new = [name for name in steps if name not in last]
+            self.count = 1 + len(self.rows + cells + new)
+            self.reserved = 2 * bool(on) + len(new) + sum(
+                (frozenset(cell[2]), False) not in self.results for cell in cells)
+            if not self.has_time(2):  # only what was not tried yet, and what is settled
+                steps = [name for name in steps if name in new or not is_open(last[name], best)]
+            if not steps:
+                return best
+            name, row = steps[0], last.get(steps[0])
+            if not row or row["on"] != on:
+                last[name] = row = self.attempt("staircase", f"+{name}", sorted([*on, name]))
+                row |= dict(on=on, kept=False)
+                self.weigh(row, best)
+            elif is_open(row, best):
+                is_beside = best["runs"][-1]["number"] > row["runs"][-1]["number"]
+                if (is_beside or self.repeat(best)) and self.repeat(row):
+                    self.weigh(row, best)
+                else:
+                    row["settled"] = True
+            else:
+                row["kept"], best = True, row
+                self.rows[1:] = sorted(self.rows[1:], key=lambda row: (len(row["on"]), row["kept"]))
 
 
 def parse(arguments):
