@@ -289,16 +289,20 @@ def test_techniques_are_tried_again_and_loading_comes_first_where_steps_wait():
         return dict(status="ok", techniques=techniques, epochs=[dict(data_wait=wait)] * 3)
     data, both = ["DALI", "cache"], ["DDP", "DP"]
     stairs = [("compute", ["amp"]), ("data", data), ("compute", ["compile"]), ("parallel", both)]
-    assert running.due(stairs, {}, row([], 0.15)) == [["amp"], data, ["compile"], both]
-    assert running.due(stairs, {}, row([], 0.25)) == [data, ["amp"], ["compile"], both]
-    tries = {name: ([], True) for name in (*data, "amp")}
-    assert running.due(stairs, tries, row(["amp"], 0.15)) == [["compile"], both, data]
-    assert running.due(stairs, tries, row(["amp"], 0.25)) == [["compile"], both, data]
+    assert running.due(stairs, {}, row([], 0.15)) == ["amp", *data, "compile", *both]
+    assert running.due(stairs, {}, row([], 0.25)) == [*data, "amp", "compile", *both]
+
+    def tried(ratio, on=(), settled=False, status="ok"):
+        return dict(ratio=ratio, spread=0.2, on=[*on], settled=settled, status=status,
+                    images_per_second=100)
+    # a list is tried to its end; what seems to gain comes before what was never tried
+    last = {"amp": tried(1.5), "DALI": tried(1.1)}
+    assert running.due(stairs, last, row([], 0.15)) == ["cache", "amp", "compile", *both, "DALI"]
     # what did not pay is due again after others have been kept, but not what cannot run
-    tries |= {"DALI": (["amp"], True), "cache": ([], False), "compile": (["amp"], True),
-              "DDP": (["amp"], True), "DP": (["amp"], False)}
-    assert running.due(stairs, tries, row(["DALI", "amp"], 0.3)) == [["compile"], ["DDP"]]
-    assert running.due(stairs, tries, row(["amp"], 0.3)) == []
+    last |= {"cache": tried(1.6, status="fail"), "compile": tried(0.9, settled=True),
+             "DP": tried(1.2), "DDP": tried(1, settled=True)}
+    assert running.due(stairs, last, row([], 0.15)) == ["amp", "DP", "DALI"]
+    assert running.due(stairs, last, row(["amp"], 0.15)) == ["DP", "DALI", "DDP", "compile"]
 
 
 def test_left_out_without_a_gpu_and_tried_with(stand_ins, data):
@@ -383,7 +387,8 @@ def test_a_technique_that_is_plainly_slower_is_given_up(stand_ins, data):
     assert done.returncode == 0, done.stdout + done.stderr
     first, slow, again = rows_of(stand_ins / "results")
     assert (first["status"], slow["status"], again["status"]) == ("ok", "skip", "ok")
-    assert re.fullmatch(r"\d\d+ times slower on this CPU, which has no bfloat16", slow["error"])
+    assert re.fullmatch(r"given up after \d+ s, in epoch 1 of 2: all of the baseline took \d+ s",
+                        slow["error"])
     assert f"train_amp: SKIP: {slow['error']}" in done.stdout
     assert processes_of(stand_ins) == []
 
@@ -427,21 +432,17 @@ def test_progress(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(runs.time, "monotonic", lambda: clock[0])
     progress = runs.Progress()
-    assert progress.pace() == (None, 0, 0.0) and progress.estimate(5) is None
+    assert progress.pace() is None and progress.estimate(5) is None
     clock[0] = 130  # the first step compiles
     progress.update(1, 1, 10)
     for step in range(2, 6):
         clock[0] += 20 if step == 2 else 2  # the second step still searches
         progress.update(1, step, 10)
-    pace, steps, seconds = progress.pace()
-    assert (pace, steps, seconds) == (0.5, 4, 26)
+    assert progress.pace() == 0.5
     whole, start = progress.estimate(2)
     assert start == 30 and whole == 30 + 26 * 20 / 4
-    base = dict(images_per_second=100, options=dict(batch_size=50))
-    assert running.too_slow(progress, base) == 4
-    assert running.too_slow(progress, base | dict(images_per_second=50)) is None
     progress.update(2, 1, 10)
-    assert progress.pace()[0] is None  # an epoch is judged alone: validation stands between
+    assert progress.pace() is None  # an epoch is judged alone: validation stands between
 
 
 # ------------------------------------------------------------------------------ the display

@@ -7,6 +7,7 @@ import pytest
 
 import report
 import running
+import runs
 import verdict
 import whatif
 
@@ -101,12 +102,13 @@ def test_by_turns_until_it_is_settled(monkeypatch):
                               monkeypatch)
     best, rows = climb(session, *gains)
     assert best["techniques"] == ["good", "little"]
-    assert ran[:7] == ["", "good", "", "good", "good little", "good", "good little"]
-    assert "" in ran[7:]  # the baseline runs along the way
+    # a large gain is measured again at once, a small one when all have run
+    assert ran[:6] == ["", "good", "", "good", "good little", "good nothing"]
+    assert "" in ran[6:]  # the baseline runs along the way
     assert [(name, row["n"], row["verdict"], row["kept"]) for name, row in rows.items()
-            if "n" in row] == [("+good", 2, "faster", True), ("+little", 2, "faster", True),
+            if "n" in row] == [("+good", 2, "faster", True),
                                ("+nothing", 2, "no difference", False),
-                               ("+bad", 2, "slower", False)]
+                               ("+bad", 2, "slower", False), ("+little", 2, "faster", True)]
     assert [run["number"] for run in rows["plain"]["runs"]][:2] == [1, 3]
     assert report.not_usable(session.rows) == ""
     table = report.markdown(session.rows)
@@ -133,29 +135,59 @@ def test_first_tries_come_before_second_runs(monkeypatch):
     session, ran = session_of(lambda techniques, _: 100 + len(techniques), monkeypatch,
                               minutes=1.7)
     climb(session, *names)
-    assert ran == ["", "a", "", "a", "b", "c", "d"]
+    assert ran == ["", "a", "b", "c", "d", "", "a"]
     session, ran = session_of(lambda *_: 100, monkeypatch, runs=1)
     climb(session, *names)
     assert ran == ["", *names]
 
 
-def test_what_ran_once_is_not_kept_but_tried_again(monkeypatch):
+def test_the_largest_gains_run_again_first(monkeypatch):
+    gains = dict(small=1.05, equal=1, large=1.15, slow=0.8)
+    session, ran = session_of(lambda names, _: 100 * math.prod(gains[name] for name in names),
+                              monkeypatch)
+    best, _ = climb(session, *gains)
+    each = [names for names in ran if names]  # without the baseline
+    assert each[:5] == ["small", "equal", "large", "slow", "large"]
+    assert each[5:8] == ["large small", "large", "large small"]
+    assert each[8:] == ["equal large small", "large small", "equal large small",
+                        "large slow small", "large small", "large slow small"]
+    # each row stands below the row that it was added to
+    assert [(row["column"], report.verdict(row)) for row in session.rows[1:]] == [
+        ("+small", "tried again"), ("+equal", "tried again"), ("+slow", "tried again"),
+        ("+large", "kept"), ("+small", "kept"), ("+equal", "no difference"), ("+slow", "slower")]
+    assert best is session.rows[5] and report.fastest(session.rows) is best
+
+
+def test_what_ran_once_is_not_kept_but_runs_again(monkeypatch):
     def speed_of(techniques, number):
         if number == more_time_at:
             session.deadline += 40
-        return 150 if "a" in techniques else 50 if "c" in techniques else 100
+        return 150 if "a" in techniques else 100
     more_time_at = None
-    session, ran = session_of(speed_of, monkeypatch, minutes=1.2)
-    best, rows = climb(session, "a", "b", "c")
-    assert ran == ["", "a", "b", "c"] and best is session.rows[0]
-    assert [rows[name]["verdict"] for name in ("+a", "+b", "+c")] == [
-        "ran once", "ran once", "ran once"]
-    more_time_at = 3
-    session, ran = session_of(speed_of, monkeypatch, minutes=1.2)
-    best, _ = climb(session, "a", "b", "c")
-    assert ran[:8] == ["", "a", "b", "c", "", "c", "", "a"]  # the first runs count
+    session, ran = session_of(speed_of, monkeypatch, minutes=0.9)
+    best, rows = climb(session, "a", "b")
+    assert ran == ["", "a", "b"] and best is session.rows[0]
+    assert [rows[name]["verdict"] for name in ("+a", "+b")] == ["ran once", "ran once"]
+    assert not any(rows[name]["kept"] for name in ("+a", "+b"))
+    more_time_at = 2
+    session, ran = session_of(speed_of, monkeypatch, minutes=0.9)
+    best, _ = climb(session, "a", "b")
+    assert ran[:5] == ["", "a", "b", "", "a"]  # the first run counts
     assert best["techniques"] == ["a"] and best["n"] == 2 and best["kept"]
-    assert [row["kept"] for row in session.rows if row["column"] == "+a"] == [False, True]
+
+
+def test_a_run_is_given_up_when_it_takes_far_longer_not_when_it_stalls(monkeypatch):
+    session, _ = session_of(lambda *_: 100, monkeypatch)  # the baseline took 10 s
+
+    def stalled(techniques, options, folder, processes, judge):
+        progress = runs.Progress()
+        progress.started, progress.first = 0, (5, 1)
+        judge(progress, 40)  # three times 10 s, and twice the start
+        with pytest.raises(runs.GiveUp, match="given up after 41 s"):
+            judge(progress, 41)
+        return "skip", 0, {"error": ""}
+    monkeypatch.setattr(running, "run", stalled)
+    assert session.measure(["a"])[0] == "skip"
 
 
 def test_short_epochs_become_more(monkeypatch, capsys):

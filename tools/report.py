@@ -24,7 +24,7 @@ ROWS = {"single": [], "DP": ["DP"], "DDP": ["DDP"]}
 COLUMNS = {"plain": [], "+cudnn": ["cudnn"], "+amp": ["amp"], "+cudnn +amp": ["cudnn", "amp"]}
 COLORS = {"baseline": "tab:blue", "kept": "tab:green", "left out": "lightgrey",
           "no difference": "lightgrey", "slower": "silver", "gains less": "palegreen",
-          "ran once": "palegreen",
+          "ran once": "palegreen", "tried again": "palegreen",
           "single": "tab:blue", "DP": "tab:orange", "DDP": "tab:purple"}
 
 

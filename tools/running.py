@@ -23,8 +23,8 @@ SECONDS = 5  # of training to compare in a run of the baseline ...
 LONGEST = 20  # ... if the run takes no longer than so many seconds
 EVERY = 5  # after so many runs the baseline runs again
 WAITS = 0.2  # above this share of waiting for data, other techniques cannot show a gain
-SLOW = 3  # a run so many times slower than the baseline is given up ...
-SLOW_STEPS, SLOW_SECONDS = 3, 5  # ... after so many steps and seconds beyond the first step
+SLOW, SLOW_SECONDS = 3, 10  # a run is given up after so many times the baseline's seconds ...
+START_SECONDS = 150  # ... and twice its start, at most so long: validation may compile, too
 FIRST = ("channels_last", "amp", "compile", "cache", "DALI")  # these usually pay most
 MINUTES = 5  # of the whole without a DATASET
 SHARE = 30  # with a limit of time, a run of the baseline takes at most this part of it
@@ -87,11 +87,11 @@ def stairs_of(gpus, allowed):
 
 
 def due(stairs, last, best):
-    """Return the techniques to measure on top of the row `best`, the most promising first.
+    """Return the techniques to run next on top of the row `best`, the most promising first.
 
-    `last` is {technique: its last row}. First come those that seem to gain, then those not tried
-    yet, then the others by their gain; but all techniques of a list are tried one after the other.
-    While steps wait for data, nothing else can show what it gains: then data comes first.
+    `last` is {technique: its last row}. What seems to gain comes first, then what was never tried,
+    then the rest, the largest ratio first. All of a list are tried before one of it is kept.
+    While steps wait for data, nothing else can show what it gains: then data is tried first.
     """
     found = []
     waits = best["status"] == "ok" and report.data_wait(best) > WAITS
@@ -100,22 +100,21 @@ def due(stairs, last, best):
             continue
         begun = any(name in last for name in names)
         for name in names:
-            row = last.get(name)
-            if not row:
+            if not (row := last.get(name)):
                 found.append((0 if begun else 2, waits and group != "data", name))
             elif row["status"] == "ok" and (gains(row) or is_open(row, best)):
-                gain = row.get("ratio", row["images_per_second"])
-                found.append((1 if gains(row) else 3, -gain, name))
+                ratio = row.get("ratio", row["images_per_second"])
+                found.append((1 if gains(row) else 3, -ratio, name))
     return [name for *_, name in sorted(found, key=lambda each: each[:2])]
 
 
 def gains(row):
-    """Return whether a row that ended well seems faster than the one it was added to."""
+    """Return whether a row seems faster than the set before it; true if that did not run."""
     return "ratio" not in row or verdict(row["ratio"], row["spread"]) == "faster"
 
 
 def is_open(row, best):
-    """Return whether another run may tell more about what a row's technique adds to `best`."""
+    """Return whether more runs may change what a row's technique adds to the row `best`."""
     return row["on"] != best["techniques"] or not row.get("settled", True)
 
 
@@ -132,20 +131,11 @@ def options_of(techniques, options):
     return kept
 
 
-def too_slow(progress, baseline):
-    """Return how many times slower than the record `baseline` a run is; None if not too slow."""
-    pace, steps, seconds = progress.pace()
-    if steps < SLOW_STEPS or seconds < SLOW_SECONDS:
-        return None
-    times = baseline["images_per_second"] / (pace * baseline["options"]["batch_size"])
-    return times if times > SLOW else None
-
-
 def under_way(progress, seconds, epochs):
     """Return the line that a terminal shows while a run is under way."""
     if not progress.epoch:
         return f"        {seconds:.0f} s  starting"
-    (pace, *_), told = progress.pace(), progress.estimate(epochs)
+    pace, told = progress.pace(), progress.estimate(epochs)
     return (f"        {seconds:.0f} s  epoch {progress.epoch}/{epochs}  "
             f"step {progress.step}/{progress.steps}" + (f"  {pace:.1f} steps/s" if pace else "")
             + (f"  {max(0, told[0] - seconds):.0f} s left" if told else ""))
@@ -241,27 +231,25 @@ class Session:
     def measure(self, techniques):
         """Run a set of techniques if the time allows; return what `run` returns, with "runs"."""
         begin, first = time.monotonic(), self.rows[0] if self.rows else None
-        is_new = techniques and (frozenset(techniques), False) not in self.results
         limit = self.deadline - begin if first and not techniques else self.time_left()
-        why = f"the whole may take {self.minutes:g} minutes (--minutes)"
         if not first:
             limit /= 2
-        elif limit < 0.8 * statistics.median(self.took):
+        elif limit < 0.8 * min(self.took):
             return "skip", 0, {"error": "time: it does not fit into the "
                                f"{self.minutes:g} minutes (--minutes)"}
-        elif limit > 300 + 3 * self.took[0]:
-            limit, why = 300 + 3 * self.took[0], f"the baseline took {self.took[0]:.0f} s"
 
         def judge(progress, seconds):
             if seconds > limit:
-                raise GiveUp(f"time: cut off after {seconds:.0f} s, because {why}")
+                raise GiveUp(f"time: cut off after {seconds:.0f} s, because the whole may take "
+                             f"{self.minutes:g} minutes (--minutes)")
             if not first:
                 self.shorten(progress)
-            elif is_new and first["status"] == "ok" and (times := too_slow(progress, first)):
-                here = first["machine"]
-                emulated = "amp" in techniques and not here["gpus"] and here["bfloat16"] is False
-                raise GiveUp(f"{times:.0f} times slower" + (
-                    " on this CPU, which has no bfloat16" if emulated else " than the baseline"))
+            elif first["status"] == "ok":
+                start = progress.first[0] - progress.started if progress.first else seconds
+                usual = self.took[0]
+                if seconds > max(SLOW * usual, SLOW_SECONDS) + 2 * min(start, START_SECONDS):
+                    raise GiveUp(f"given up after {seconds:.0f} s, in epoch {progress.epoch} of "
+                                 f"{self.epochs}: all of the baseline took {usual:.0f} s")
         options = ["--epochs", str(self.epochs), *options_of(techniques, self.options)]
         status, code, details = run(techniques, options, self.folder, self.common["processes"],
                                     judge)
@@ -317,15 +305,14 @@ class Session:
         say(f"        {report.summary(self.rows[-1], self.rows[0])}")
         return self.rows[-1]
 
-    def weigh(self, row, best):
-        """Give a row the verdict on what it gains over the row `best`."""
+    def judge(self, row, best):
+        """Add to a row how many times as fast as the set before it, `best`, it is."""
         if row["status"] == best["status"] == "ok":
             (ratio, spread), n = compare(row["runs"], best["runs"]), len(row["runs"])
-            row |= dict(ratio=ratio, spread=spread, n=n, verdict=verdict(ratio, spread),
+            told = verdict(ratio, spread) if n > 1 or self.runs == 1 else "ran once"
+            row |= dict(ratio=ratio, spread=spread, n=n, verdict=told,
                         settled=is_settled(ratio, spread, n) or n >= self.runs)
-            if n == 1 < self.runs:
-                row["verdict"] = "ran once"  # what it shows may be chance
-            say(f"        {report.gain(row)} of the set before: {row['verdict']}")
+            say(f"        {report.gain(row)} of the set before: {told}")
 
     def climb(self, stairs, cells):
         """Add technique after technique to the baseline; return the row of the last set."""
@@ -333,27 +320,29 @@ class Session:
         while True:
             steps, on = due(stairs, last, best), best["techniques"]
             new = [name for name in steps if name not in last]
-            self.count = 1 + len(self.rows + cells + new)
-            self.reserved = 2 * bool(on) + len(new) + sum(
+            row = last.get(steps[0]) if steps else None
+            # what seems to gain decides the result, so it need not leave time for the others
+            self.reserved = 0 if row and gains(row) else 2 * bool(on) + len(new) + sum(
                 (frozenset(cell[2]), False) not in self.results for cell in cells)
-            if not self.has_time(2):  # only what was not tried yet, and what is settled
+            if not self.has_time(2):  # only what was never tried, and what is settled
                 steps = [name for name in steps if name in new or not is_open(last[name], best)]
+            self.count = 1 + len(self.rows + cells) + max(len(new), bool(steps))
             if not steps:
                 return best
             name, row = steps[0], last.get(steps[0])
-            if not row or row["on"] != on:
+            if not row or row["on"] != on:  # one run
+                if row and row.get("verdict") == "ran once":
+                    row["verdict"] = "tried again"
                 last[name] = row = self.attempt("staircase", f"+{name}", sorted([*on, name]))
                 row |= dict(on=on, kept=False)
-                self.weigh(row, best)
-            elif is_open(row, best):
-                is_beside = best["runs"][-1]["number"] > row["runs"][-1]["number"]
-                if (is_beside or self.repeat(best)) and self.repeat(row):
-                    self.weigh(row, best)
-                else:
-                    row["settled"] = True
-            else:
+                self.judge(row, best)
+            elif not is_open(row, best):  # it gains most
                 row["kept"], best = True, row
                 self.rows[1:] = sorted(self.rows[1:], key=lambda row: (len(row["on"]), row["kept"]))
+            elif self.repeat(best) and self.repeat(row):  # a turn
+                self.judge(row, best)
+            else:
+                last[name] = {"status": "skip"}  # not again
 
 
 def parse(arguments):
@@ -438,7 +427,8 @@ def main():
         for cell in cells:
             session.attempt(*cell)
         session.reserved = 0
-        if "ratio" in best and args.runs > 1 and session.has_time(2):  # beside the baseline
+        if "ratio" in best and session.rows[0]["status"] == "ok" and args.runs > 1 and (
+                session.has_time(2)):  # beside the baseline
             session.repeat(session.rows[0])
             session.repeat(best)
         if others:

@@ -113,16 +113,16 @@ class Progress:
             self.first = self.first or (self.marks[0][0], self.done)
 
     def pace(self):
-        """Return (steps a second, the steps and seconds seen of this epoch beyond its first step).
+        """Return the steps a second of this epoch's later half; None before its second step.
 
-        The pace is that of the later half: the first steps may compile or search for kernels.
+        The first steps may compile or search for kernels.
         """
         if len(self.marks) < 2:
-            return None, 0, 0.0
-        (start, first), (end, last) = self.marks[0], self.marks[-1]
+            return None
+        first, (end, last) = self.marks[0][1], self.marks[-1]
         middle = bisect.bisect_right(self.marks[:-1], (first + last) / 2, key=lambda mark: mark[1])
         moment, step = self.marks[middle - 1]
-        return (last - step) / (end - moment), last - first, end - start
+        return (last - step) / (end - moment)
 
     def estimate(self, epochs):
         """Return (seconds of the whole run of so many epochs, of its start); None too early."""
