@@ -999,14 +999,15 @@ def scatter(rates):
 def compare(runs, others):
     """Return (how many times as fast `runs` are as `others`, the uncertainty of 95 %).
 
-    A run is {"number": its place in time, "rates": its speeds}. Each is compared with the nearest
-    one of `others`, since a machine's speed drifts. The uncertainty is that of the ratios, by
+    A run is {"number": its place in time, "rates": its speeds}. Each is compared with the last one
+    of `others` before it, since a machine's speed drifts. The uncertainty is that of the ratios, by
     Student's t, or of the rates in the runs, whichever is larger; of few ratios, at most their
     range and what a single one may be off.
     """
     ratios, scatters = [], []
     for run in runs:
-        other = min(others, key=lambda each: abs(each["number"] - run["number"]))
+        other = max((each for each in others if each["number"] < run["number"]),
+                    key=lambda each: each["number"], default=others[0])
         ratios.append(statistics.median(run["rates"]) / statistics.median(other["rates"]))
         scatters.append(math.hypot(scatter(run["rates"]), scatter(other["rates"])))
     ratio, n = statistics.median(ratios), len(ratios)

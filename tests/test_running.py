@@ -438,11 +438,16 @@ def test_progress(monkeypatch):
     for step in range(2, 6):
         clock[0] += 20 if step == 2 else 2  # the second step still searches
         progress.update(1, step, 10)
-    assert progress.pace() == 0.5
-    whole, start = progress.estimate(2)
-    assert start == 30 and whole == 30 + 26 * 20 / 4
+    assert progress.pace() == 0.5 and progress.estimate(2) == (30 + 20 * 2, 30)
+    clock[0] += 40  # a stall
+    progress.update(1, 6, 10)
+    clock[0] += 2
+    progress.update(1, 10, 10)
+    assert progress.estimate(2)[0] == 30 + 20 * 26 / 4  # of the half without it
+    clock[0] += 32  # validation
     progress.update(2, 1, 10)
     assert progress.pace() is None  # an epoch is judged alone: validation stands between
+    assert progress.estimate(2) == (30 + 20 * 100 / 10, 30)
 
 
 # ------------------------------------------------------------------------------ the display

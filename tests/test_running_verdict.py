@@ -38,15 +38,16 @@ def test_verdicts(speeds, others, settled, told):
     assert verdict.is_settled(ratio, spread, len(speeds)) == settled
 
 
-def test_each_run_is_compared_with_the_nearest():
+def test_each_run_is_compared_with_the_last_before_it():
     drifting = runs_of(100, 80, 60)
     ratio, spread = verdict.compare(runs_of(150, 120, 90, start=0.5), drifting)
     assert ratio == 1.5 and spread < 0.05
-    assert verdict.compare(runs_of(90, start=3.5), drifting)[0] == 1.5
+    assert [verdict.compare(runs_of(90, start=start), drifting)[0]
+            for start in (-1, 3.5, 9)] == [0.9, 90 / 80, 1.5]
 
 
 def test_epochs_that_scatter_make_a_ratio_uncertain():
-    steady, loose = (verdict.compare(runs_of(110, 110, noise=noise), runs_of(100, 100))[1]
+    steady, loose = (verdict.compare(runs_of(110, 110, start=1, noise=noise), runs_of(100, 100))[1]
                      for noise in (0.01, 0.2))
     assert steady < 0.02 < 0.1 < loose
     assert whatif.scatter([5]) == 0 and whatif.scatter([5, 5, 5]) == 0
@@ -56,7 +57,8 @@ def test_a_technique_that_does_nothing_is_rarely_called_a_gain():
     random.seed(1)
     told = []
     for _ in range(400):
-        one, other = (runs_of(*(random.gauss(100, 3) for _ in range(4))) for _ in range(2))
+        one, other = (runs_of(*(random.gauss(100, 3) for _ in range(4)), start=start)
+                      for start in (1, 0))
         for n in (2, 3, 4):
             ratio, spread = verdict.compare(one[:n], other[:n])
             if verdict.is_settled(ratio, spread, n):

@@ -320,9 +320,7 @@ class Session:
         while True:
             steps, on = due(stairs, last, best), best["techniques"]
             new = [name for name in steps if name not in last]
-            row = last.get(steps[0]) if steps else None
-            # what seems to gain decides the result, so it need not leave time for the others
-            self.reserved = 0 if row and gains(row) else 2 * bool(on) + len(new) + sum(
+            self.reserved = 2 * bool(on) + len(new) + sum(
                 (frozenset(cell[2]), False) not in self.results for cell in cells)
             if not self.has_time(2):  # only what was never tried, and what is settled
                 steps = [name for name in steps if name in new or not is_open(last[name], best)]

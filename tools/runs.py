@@ -1,6 +1,5 @@
 """Run scripts one at a time, follow their progress, stop them; and say what the machine is."""
 
-import bisect
 import contextlib
 import fcntl
 import importlib.metadata
@@ -113,25 +112,26 @@ class Progress:
             self.first = self.first or (self.marks[0][0], self.done)
 
     def pace(self):
-        """Return the steps a second of this epoch's later half; None before its second step.
+        """Return the steps a second of this epoch's faster half; None before its third step.
 
-        The first steps may compile or search for kernels.
+        So neither the first steps count, which may search for kernels, nor a stall.
         """
-        if len(self.marks) < 2:
+        if len(self.marks) < 3:
             return None
-        first, (end, last) = self.marks[0][1], self.marks[-1]
-        middle = bisect.bisect_right(self.marks[:-1], (first + last) / 2, key=lambda mark: mark[1])
-        moment, step = self.marks[middle - 1]
-        return (last - step) / (end - moment)
+        (start, first), *between, (end, last) = self.marks
+        moment, step = min(between, key=lambda mark: abs(first + last - 2 * mark[1]))
+        return max((step - first) / (moment - start), (last - step) / (end - moment))
 
     def estimate(self, epochs):
         """Return (seconds of the whole run of so many epochs, of its start); None too early."""
         if not self.first or self.done < self.first[1] + 3:
             return None
         moment, before = self.first
-        share = (self.done - before) / (epochs * self.steps)
+        each = (time.monotonic() - moment) / (self.done - before)
+        if self.marks[0][0] == moment and (pace := self.pace()):  # no validation yet
+            each = min(each, 1 / pace)
         start = moment - self.started
-        return start + (time.monotonic() - moment) / share, start
+        return start + each * epochs * self.steps, start
 
 
 def follow(command, log, watch, env=None):
