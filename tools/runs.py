@@ -112,7 +112,7 @@ class Progress:
             self.first = self.first or (self.marks[0][0], self.done)
 
     def pace(self):
-        """Return the steps a second of this epoch's faster half; None before its third step.
+        """Return the steps a second of this epoch's faster half, at least 0.1 s; None too early.
 
         So neither the first steps count, which may search for kernels, nor a stall.
         """
@@ -120,7 +120,8 @@ class Progress:
             return None
         (start, first), *between, (end, last) = self.marks
         moment, step = min(between, key=lambda mark: abs(first + last - 2 * mark[1]))
-        return max((step - first) / (moment - start), (last - step) / (end - moment))
+        return max((step - first) / max(moment - start, 0.1),
+                   (last - step) / max(end - moment, 0.1))
 
     def estimate(self, epochs):
         """Return (seconds of the whole run of so many epochs, of its start); None too early."""
@@ -128,8 +129,8 @@ class Progress:
             return None
         moment, before = self.first
         each = (time.monotonic() - moment) / (self.done - before)
-        if self.marks[0][0] == moment and (pace := self.pace()):  # no validation yet
-            each = min(each, 1 / pace)
+        if self.marks and self.marks[0][0] == moment and (pace := self.pace()):
+            each = min(each, 1 / pace)  # in the first epoch; later ones have validation between
         start = moment - self.started
         return start + each * epochs * self.steps, start
 
