@@ -51,6 +51,7 @@ WATCHED = 10  # steps in which models are looked for
 LOSSES = 100  # at most, of a run, to be compared with those of the plain run
 CACHED = 8  # batches that a run without loading repeats
 PAYS = 1.02  # a smaller gain counts as no difference
+LIKELY = 1.05  # after one run, a larger gain may well pay
 ONE_RUN = 0.2  # the least uncertainty of a single comparison
 STEADY = 0.005  # the least standard deviation of a ratio
 STUDENT = 12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36  # Student's t of 95 % for 2, 3, ... runs
@@ -1110,8 +1111,12 @@ def explore(session, wanted):
     if best.mean("wait") > WAITS and "no_loading" in found and found["no_loading"].runs:
         base = found["no_loading"]  # while steps wait for data, nothing else can show what it gains
 
-    # keep time for a sum and one more run of what it stands on
-    alone = [session.attempt(base, name, then=2) for name in wanted if name not in found]
+    alone = []
+    for name in wanted:
+        if name not in found:  # keep time for a sum of all that seem to pay
+            likely = {row.techniques[-1].split()[0] for row in alone
+                      if row.runs and row.ratio()[0] > LIKELY}
+            alone.append(session.attempt(base, name, then=1 + max(1, len(likely))))
     alone = sorted((row for row in alone if row.runs), key=lambda row: -row.ratio()[0])
     top = base
     for number, row in enumerate(alone, 1):
