@@ -51,6 +51,7 @@ WATCHED = 10  # steps in which models are looked for
 LOSSES = 100  # at most, of a run, to be compared with those of the plain run
 CACHED = 8  # batches that a run without loading repeats
 PAYS = 1.02  # a smaller gain counts as no difference
+CLEAR = 0.1  # the largest uncertainty with which "no difference" can be said
 LIKELY = 1.05  # after one run, a larger gain may well pay
 ONE_RUN = 0.2  # the least uncertainty of a single comparison
 STEADY = 0.005  # the least standard deviation of a ratio
@@ -1026,9 +1027,9 @@ def is_settled(ratio, spread):
 
 
 def verdict(ratio, spread):
-    """Return "faster", "slower" or, within the spread or below 2 %, "no difference"."""
+    """Return "faster", "slower", "no difference" or, with too large a spread, "not clear"."""
     if abs(ratio - 1) < max(spread, PAYS - 1):
-        return "no difference"
+        return "no difference" if spread <= CLEAR else "not clear"
     return "faster" if ratio > 1 else "slower"
 
 

@@ -25,12 +25,12 @@ SETTINGS = {
     "loading.md": {"20%": "a threshold", "10,000": "a setting of loading.sh"},
     "measuring.md": {"5 s": "a setting of running.sh", "20 s": "a setting of running.sh",
                      "95%": "of Student's t", "20%": "of a single ratio, in whatif.py",
-                     "2%": "PAYS in whatif.py", "10%": "MOVED in tools/report.py"},
+                     "2%": "PAYS in whatif.py", "10%": "CLEAR there, and MOVED in tools/report.py"},
     "reliability.md": {"2,000": "an example of FUZZ", "3.11": "a version of Python"},
     "techniques.md": {"20%": "a threshold"},
     "whatif.md": {"3 s": "the least warm-up", "20%": "of a single ratio, and a threshold",
                   "2%": "a threshold", "5%": "a threshold", "80%": "a threshold",
-                  "1.1x": "a threshold", "4x": "a larger batch"}}
+                  "1.1x": "a threshold", "4x": "a larger batch", "10%": "CLEAR"}}
 
 
 def figures(text):

@@ -25,9 +25,9 @@ def runs_of(*speeds, start=0, step=2, noise=0.01):
 
 @pytest.mark.parametrize("speeds, others, settled, told", [
     ((150,), (100,), False, "faster"), ((50,), (100,), False, "slower"),  # it may be chance
-    ((110,), (100,), False, "no difference"), ((90,), (100,), False, "no difference"),
+    ((110,), (100,), False, "not clear"), ((90,), (100,), False, "not clear"),
     ((110, 111), (100, 101), True, "faster"), ((90, 91), (100, 101), True, "slower"),
-    ((105, 95), (100, 100), False, "no difference"),
+    ((105, 95), (100, 100), False, "not clear"),
     ((104, 108, 99, 102), (100, 100, 100, 100), False, "no difference"),
     ((103, 103, 103, 103), (100, 100, 100, 100), True, "faster"),
     ((100.2, 99.9, 100), (100, 100, 100), True, "no difference"),
@@ -121,7 +121,7 @@ def test_a_baseline_that_was_disturbed(monkeypatch):
     """Its first run is slow: what does nothing is not kept, and the table tells that it moved."""
     session, ran = session_of(lambda _, number: 20 if number == 0 else 100, monkeypatch)
     best, rows = climb(session, "nothing", "either")
-    assert best is session.rows[0] and rows["+nothing"]["verdict"] == "no difference"
+    assert best is session.rows[0] and rows["+nothing"]["verdict"] == "not clear"
     assert rows["+nothing"]["n"] == 4 and session.rows[0]["images_per_second"] == 100
     assert "it trained 20 images/s and then 100" in report.not_usable(session.rows)
     # a machine that gets slower bit by bit spoils nothing

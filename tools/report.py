@@ -24,7 +24,7 @@ ROWS = {"single": [], "DP": ["DP"], "DDP": ["DDP"]}
 COLUMNS = {"plain": [], "+cudnn": ["cudnn"], "+amp": ["amp"], "+cudnn +amp": ["cudnn", "amp"]}
 COLORS = {"baseline": "tab:blue", "kept": "tab:green", "left out": "lightgrey",
           "no difference": "lightgrey", "slower": "silver", "gains less": "palegreen",
-          "ran once": "palegreen", "tried again": "palegreen",
+          "ran once": "palegreen", "tried again": "palegreen", "not clear": "palegreen",
           "single": "tab:blue", "DP": "tab:orange", "DDP": "tab:purple"}
 
 
@@ -220,8 +220,8 @@ def staircase(rows):
                   "pays back after | top-1 | |", cells)
     lines += ["", "Each technique is added to those kept before it, and kept if it gains. One that "
               "was left out is tried again", "after others have been kept, if time is left."]
-    if any(row.get("verdict") == "ran once" for row in rows):
-        lines += ["One that ran once has no verdict: more --minutes give one."]
+    if any(row.get("verdict") in ("ran once", "not clear") for row in rows):
+        lines += ["Ran once, not clear: more --minutes or --runs give a verdict."]
     sets = [row for row in rows if row["status"] == "ok" and (
         row is rows[0] or row.get("kept") or row.get("verdict") == "faster")]
     if sets:
