@@ -90,7 +90,7 @@ def due(stairs, last, best):
     """Return the techniques to run next on top of the row `best`, the most promising first.
 
     `last` is {technique: its last row}. What seems to gain comes first, then what was never tried,
-    then the rest, the largest ratio first. All of a list are tried before one of it is kept.
+    then the rest, first what may gain most. All of a list are tried before one of it is kept.
     While steps wait for data, nothing else can show what it gains: then data is tried first.
     """
     found = []
@@ -103,8 +103,8 @@ def due(stairs, last, best):
             if not (row := last.get(name)):
                 found.append((0 if begun else 2, waits and group != "data", name))
             elif row["status"] == "ok" and (gains(row) or is_open(row, best)):
-                ratio = row.get("ratio", row["images_per_second"])
-                found.append((1 if gains(row) else 3, -ratio, name))
+                ratio, more = row.get("ratio", row["images_per_second"]), row.get("spread", 0)
+                found.append((1, -ratio, name) if gains(row) else (3, -ratio - more, name))
     return [name for *_, name in sorted(found, key=lambda each: each[:2])]
 
 
