@@ -980,13 +980,14 @@ class Session:
         say(line_of(row, self.rows[0]))
         return row
 
-    def settle(self, row, then=0):
+    def settle(self, row, then=0, least=1):
         """Run a row and its base by turns until the difference is beyond the spread.
 
-        It stops earlier if there is no time for two runs and `then` more.
+        The row runs at least `least` times. It stops earlier if there is no time for two runs and
+        `then` more.
         """
-        while row.runs and not row.is_settled() and len(row.runs) < self.args.runs and (
-                self.has_time(2 + then)):
+        while row.runs and (len(row.runs) < least or not row.is_settled()) and (
+                len(row.runs) < self.args.runs and self.has_time(2 + then)):
             if not (self.measure(row.base) and self.measure(row)):
                 break
 
@@ -1128,7 +1129,7 @@ def explore(session, wanted):
             continue
         if top is not base:
             row = session.attempt(top, name)
-        session.settle(row, then=len(alone) - number + 2)
+        session.settle(row, then=len(alone) - number + 2, least=2)  # it decides what is kept
         top = row if row.pays() else top
     if base is not best:  # measure the sum with real loading
         if top is not base:
