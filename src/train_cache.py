@@ -105,7 +105,7 @@ def random_crops(images, size, augment):
     if augment == "crop":  # the whole image, moved by up to 4 pixels over black
         edges, centers = torch.ones(count, 2), torch.randint(-4, 5, (count, 2)) * 2 / size
     else:
-        area = torch.empty(count, 10).uniform_(0.08, 1)  # of the image; the first of ten that fits
+        area = torch.empty(count, 10).uniform_(0.08, 1)  # ten areas; the first that fits counts
         ratio = (4 / 3) ** torch.empty(count, 10).uniform_(-1, 1)
         edges = torch.stack([area * ratio, area / ratio], 2).sqrt()  # width and height
         edges = edges[torch.arange(count), (edges <= 1).all(2).int().argmax(1)].clamp(max=1)
