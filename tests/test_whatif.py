@@ -105,14 +105,14 @@ def test_what_is_unusual_and_common(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"unusual.py", "out"}
 
 
-def test_a_technique_that_fails_after_some_windows_does_not_pay(tmp_path):
+def test_a_technique_that_fails_after_some_windows_does_not_pay(tmp_path, monkeypatch):
     window = dict(seconds=1, steps=10, samples=10, wait=0)
     facts = dict(processes=1, training=[0])
     results = [dict(windows=5 * [window], error="", facts=facts, memory=None, losses=[1.0]),
                dict(windows=3 * [window], error="RuntimeError: loss is NaN", losses=[])]
-    team = SimpleNamespace(run=lambda *_: results.pop(0), number=0)
-    args = SimpleNamespace(seconds=1, minutes=1, runs=1)
-    session = whatif.Session(args, tmp_path, tmp_path / "x.py", tmp_path, team)
+    args = SimpleNamespace(seconds=1, minutes=1, runs=1, arguments=[])
+    session = whatif.Session(args, tmp_path, tmp_path / "x.py", tmp_path)
+    monkeypatch.setattr(whatif, "run_once", lambda *_: results.pop(0))
     session.measure(session.rows[0])
     session.extra = {}
     row = session.attempt(session.rows[0], "fused")
