@@ -27,7 +27,7 @@ def data(args):
     center = [transforms.Resize(size), transforms.CenterCrop(size)]
     flip = transforms.RandomHorizontalFlip()
     crop = dict(none=center, resized=[transforms.RandomResizedCrop(size), flip],
-                crop=[*center, transforms.RandomCrop(size, 4), flip])[args.augment]
+                crop=[*center, transforms.RandomCrop(size, size // 8), flip])[args.augment]
     to_bytes = transforms.PILToTensor()
     val_crop = [transforms.Resize(val_size), transforms.CenterCrop(val_size)]
     train_set, val_set = (

@@ -70,7 +70,7 @@ def build_parser():
     add("--image_size", type=count, default=32, help="height and width in training, pixels")
     add("--val_size", type=count, help="height and width in validation; None: IMAGE_SIZE")
     add("--augment", choices=["none", "resized", "crop"], default="none",
-        help="random flips and crops: resized as for ImageNet, or padded by 4 pixels")
+        help="random flips and crops: resized as for ImageNet, or padded by an eighth")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     add("--workers", type=int, default=min(16, cores), help="loading processes in all")
     # new #
@@ -130,8 +130,9 @@ def image_pipeline(paths, size, augment, on_gpu):
     corner = (margin + (margin // 2 & 1)) // 2
     scale = shape / fn.cast(resized, dtype=types.FLOAT)
     images = fn.resize(images, roi_start=corner * scale, roi_end=(corner + size) * scale, **resize)
-    if augment == "crop":  # the whole image, moved by up to 4 pixels over black
-        corner = fn.random.uniform(values=[*range(-4, 5)], shape=2, dtype=types.INT32)
+    if augment == "crop":  # the whole image, moved by up to an eighth over black
+        pad = [*range(-(size // 8), size // 8 + 1)]
+        corner = fn.random.uniform(values=pad, shape=2, dtype=types.INT32)
         images = fn.slice(images, start=corner, shape=[size, size], axes=[0, 1],
                           out_of_bounds_policy="pad")
         images = fn.flip(images, horizontal=fn.random.coin_flip())
@@ -232,8 +233,8 @@ def main():
         transforms.Resize(val_size), transforms.CenterCrop(val_size), transforms.PILToTensor()])
     center = [transforms.Resize(args.image_size), transforms.CenterCrop(args.image_size)]
     flip = transforms.RandomHorizontalFlip()
-    crop = dict(none=center, resized=[transforms.RandomResizedCrop(args.image_size), flip],
-                crop=[*center, transforms.RandomCrop(args.image_size, 4), flip])[args.augment]
+    crop = dict(none=center, resized=[transforms.RandomResizedCrop(args.image_size), flip], crop=[
+        *center, transforms.RandomCrop(args.image_size, args.image_size // 8), flip])[args.augment]
     train_transform = transforms.Compose([*crop, transforms.PILToTensor()])
 
     # uint8 images (3, height, width) with the number of their class

@@ -58,7 +58,7 @@ def build_parser():
     add("--image_size", type=count, default=32, help="height and width in training, pixels")
     add("--val_size", type=count, help="height and width in validation; None: IMAGE_SIZE")
     add("--augment", choices=["none", "resized", "crop"], default="none",
-        help="random flips and crops: resized as for ImageNet, or padded by 4 pixels")
+        help="random flips and crops: resized as for ImageNet, or padded by an eighth")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     add("--workers", type=int, default=min(16, cores), help="loading processes in all")
     # new #
@@ -101,9 +101,9 @@ def open_folder(dataset, names, transform):
 # RandomResizedCrop or RandomCrop, then RandomHorizontalFlip, for a whole batch at once
 def random_crops(images, size, augment):
     """Return a random crop of each image: uint8 (N, 3, side, side) to (N, 3, size, size)."""
-    count = len(images)
-    if augment == "crop":  # the whole image, moved by up to 4 pixels over black
-        edges, centers = torch.ones(count, 2), torch.randint(-4, 5, (count, 2)) * 2 / size
+    count, pad = len(images), size // 8
+    if augment == "crop":  # the whole image, moved by up to an eighth over black
+        edges, centers = torch.ones(count, 2), torch.randint(-pad, pad + 1, (count, 2)) * 2 / size
     else:
         area = torch.empty(count, 10).uniform_(0.08, 1)  # ten areas; the first that fits counts
         ratio = (4 / 3) ** torch.empty(count, 10).uniform_(-1, 1)
@@ -205,8 +205,8 @@ def main():
         transforms.Resize(val_size), transforms.CenterCrop(val_size), transforms.PILToTensor()])
     center = [transforms.Resize(args.image_size), transforms.CenterCrop(args.image_size)]
     flip = transforms.RandomHorizontalFlip()
-    crop = dict(none=center, resized=[transforms.RandomResizedCrop(args.image_size), flip],
-                crop=[*center, transforms.RandomCrop(args.image_size, 4), flip])[args.augment]
+    crop = dict(none=center, resized=[transforms.RandomResizedCrop(args.image_size), flip], crop=[
+        *center, transforms.RandomCrop(args.image_size, args.image_size // 8), flip])[args.augment]
     train_transform = transforms.Compose([*crop, transforms.PILToTensor()])
 
     # uint8 images (3, height, width) with the number of their class

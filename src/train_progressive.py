@@ -62,7 +62,7 @@ def build_parser():
     add("--small", type=float, default=0.5, help="part of IMAGE_SIZE in the first epochs")
 
     add("--augment", choices=["none", "resized", "crop"], default="none",
-        help="random flips and crops: resized as for ImageNet, or padded by 4 pixels")
+        help="random flips and crops: resized as for ImageNet, or padded by an eighth")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     add("--workers", type=int, default=min(16, cores), help="loading processes in all")
     add("--width", type=count, default=16, help="channels of conv11's first layer")
@@ -154,8 +154,8 @@ def main():
         transforms.Resize(val_size), transforms.CenterCrop(val_size), transforms.PILToTensor()])
     center = [transforms.Resize(args.image_size), transforms.CenterCrop(args.image_size)]
     flip = transforms.RandomHorizontalFlip()
-    crop = dict(none=center, resized=[transforms.RandomResizedCrop(args.image_size), flip],
-                crop=[*center, transforms.RandomCrop(args.image_size, 4), flip])[args.augment]
+    crop = dict(none=center, resized=[transforms.RandomResizedCrop(args.image_size), flip], crop=[
+        *center, transforms.RandomCrop(args.image_size, args.image_size // 8), flip])[args.augment]
     train_transform = transforms.Compose([*crop, transforms.PILToTensor()])
 
     # uint8 images (3, height, width) with the number of their class

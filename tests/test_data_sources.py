@@ -285,9 +285,10 @@ def test_a_set_that_does_not_fit_is_an_error_before_it_is_decoded(digits, tmp_pa
 
 # ------------------------------------------------------------------------------------- both
 def padded_crops(picture):
-    """Return (the 162 images that RandomCrop and RandomHorizontalFlip give, [(y, x, flipped)])."""
-    side, pad = picture.shape[-1], transforms.Pad(4)(picture)
-    places = [(y, x, flipped) for y in range(9) for x in range(9) for flipped in (0, 1)]
+    """Return (all images that RandomCrop and RandomHorizontalFlip can give, [(y, x, flipped)])."""
+    side = picture.shape[-1]
+    pad, places = transforms.Pad(side // 8)(picture), range(2 * (side // 8) + 1)
+    places = [(y, x, flipped) for y in places for x in places for flipped in (0, 1)]
     crops = [pad[:, y:y + side, x:x + side] for y, x, _ in places]
     return torch.stack([crop.flip(2) if flipped else crop
                         for crop, (*_, flipped) in zip(crops, places)]), places
@@ -319,7 +320,7 @@ def test_padded_crops_have_torchvisions_pixels_and_distribution(technique, devic
 
 
 def test_padded_crops_in_training(photos, tmp_path):
-    """In all scripts each batch holds the baseline's images, moved by up to 4 pixels or flipped."""
+    """In all scripts each batch holds the baseline's images, moved by up to an eighth or flipped."""
     options = ["--dataset", photos, *SMALL]
     plain = batches_of(SRC / "train.py", tmp_path / "plain", *options)
     for name in ("train", "train_DALI", "train_cache"):
