@@ -125,7 +125,7 @@ def measure(script, techniques, arguments, limit):
 
 # ------------------------------------------------------------------------------ the page
 def whatif_rows(found):
-    """Return [(a row of a record as whatif.Row, how many times as fast it was by hand or None)].
+    """Return [(a row of a record as whatif.Row, its speed by hand or None, this in times)].
 
     So verdicts follow the present rules of whatif.py.
     """
@@ -136,18 +136,22 @@ def whatif_rows(found):
         row = whatif.Row(tuple(each["name"].split(" + ")) if base else (), base)
         row.runs, row.error = each["runs"], each["verdict"]
         rows[each["name"]] = row
-    return [(row, each["by_hand"] / statistics.mean(plain) if plain and "by_hand" in each else None)
-            for each, row in zip(found["rows"], rows.values())]
+    base = statistics.mean(plain) if plain else None
+    hands = [each.get("by_hand", None if row.base else base)
+             for each, row in zip(found["rows"], rows.values())]
+    return [(row, hand, hand and row.base and hand / base)
+            for row, hand in zip(rows.values(), hands)]
 
 
-def cells(row, hand, plain):
+def cells(row, hand, gain, plain):
     """Return the cells of a row of the table."""
     if not row.runs:
-        return [row.name(), *[""] * 7, row.verdict()]
+        return [row.name(), *[""] * 8, row.verdict()]
     ratio, memory = row.ratio(plain), row.mean("memory")
-    rate = f"{row.rate():,.0f}" if row.rate() > 99 else f"{row.rate():.1f}"
-    return [row.name(), rate, "{:.2f}x ±{:.2f}".format(*ratio) if row.base else "",
-            f"{hand:.2f}x" if hand else "", f"{hand / ratio[0] - 1:+.0%}" if hand else "",
+    rate, hand = (f"{each:,.0f}" if each > 99 else f"{each:.1f}" if each else ""
+                  for each in (row.rate(), hand or 0))
+    return [row.name(), rate, hand, "{:.2f}x ±{:.2f}".format(*ratio) if row.base else "",
+            f"{gain:.2f}x" if gain else "", f"{gain / ratio[0] - 1:+.0%}" if gain else "",
             f"{row.mean('wait'):.0%}", f"{memory / 1e9:.2f}" if memory else "", str(len(row.runs)),
             row.verdict()]
 
@@ -160,10 +164,10 @@ def machine(facts):
 def markdown(found):
     """Return the table of what whatif.py said of a script, and of what was measured by hand."""
     rows, facts, unit = whatif_rows(found), found["facts"], found["unit"]
-    plain, _ = rows[0]
+    plain = rows[0][0]
     parts = [report.table(
-        f"| | {unit}/s | as fast | by hand | apart | waits | GPU GB | n | verdict |",
-        [cells(row, hand, plain) for row, hand in rows])]
+        f"| | {unit}/s | by hand | as fast | by hand | apart | waits | GPU GB | n | verdict |",
+        [cells(*row, plain) for row in rows])]
     if "plain_by_hand" in found:
         rates = ", ".join(f"{rate:,.0f}" for rate in found["plain_by_hand"])
         parts += [f"The script as it is: {plain.rate():,.0f} {unit}/s by whatif.py; {rates} by "
@@ -171,7 +175,7 @@ def markdown(found):
                   "`by hand` is a copy of the script that was changed as whatif.py says and ran "
                   "once without it, beside the mean of the script as it is by hand. `apart`: so "
                   "much more or less than whatif.py said."]
-    if any(len(row.runs) == 1 for row, _ in rows):
+    if any(len(row.runs) == 1 for row, *_ in rows):
         parts += [f"`n` is the number of runs. After one run, ± is at least {whatif.ONE_RUN:.0%} "
                   "of the ratio."]
     parts += [[f"- Not tried: {name}: {why}" for name, why in found["left_out"].items()]]
@@ -183,9 +187,9 @@ def markdown(found):
 def shows(found):
     """Return (machine, workload, what it shows, date), as tools/report.py asks for."""
     facts, rows = found["facts"], whatif_rows(found)
-    row, hand = next(each for each in rows if each[0].name() == found["best"])
+    row, _, gain = next(each for each in rows if each[0].name() == found["best"])
     told = f"{found['best']}: {row.ratio(rows[0][0])[0]:.2f}x"
-    told += f", by hand {hand:.2f}x" if hand else ""
+    told += f", by hand {gain:.2f}x" if gain else ""
     batches = [facts["loaders"][number]["batch"] for number in facts["training"]]
     what = [found["script"], *(model["kind"] for model in facts["models"]),
             *(f"batch {batch:,}" for batch in batches if batch)]
