@@ -39,15 +39,24 @@ def data(args):
             DataLoader(val_set, **loading), len(train_set.classes))
 
 
+class Normalize(nn.Module):
+    """transforms.Normalize, with mean and std on the device: otherwise each step waits for them."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([.485, .456, .406])[:, None, None])
+        self.register_buffer("std", torch.tensor([.229, .224, .225])[:, None, None])
+
+    def forward(self, images):
+        return (images - self.mean) / self.std
+
+
 def network(args, classes):
     """Return train.py's network with the same first weights: uint8 images to (N, classes)."""
     torch.manual_seed(args.seed)
     model = (train.conv11(args.width, classes) if args.model == "conv11" else
              models.get_model(args.model, num_classes=classes))
-    normalize = transforms.Compose([
-        transforms.ToDtype(torch.float32, scale=True),
-        transforms.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])])
-    return nn.Sequential(normalize, model)
+    return nn.Sequential(transforms.ToDtype(torch.float32, scale=True), Normalize(), model)
 
 
 def sgd(net, args):

@@ -175,13 +175,12 @@ const DATA = {
 "    # every validation image, in order",
 "    val_loader = DataLoader(val_set, sampler=val_sampler, persistent_workers=workers > 0, **loading)",
 "",
-"    # the device turns bytes into floats",
-"    normalize = transforms.Compose([",
-"        transforms.ToDtype(torch.float32, scale=True),",
-"        transforms.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])])",
-"    steps = min(len(train_loader), args.steps or len(train_loader))",
-"",
 "    # ----------------------------------------------------------------------------------- model",
+"    # the device turns bytes into floats; mean and std are there, so that no step waits for a copy",
+"    mean, std = torch.tensor([[.485, .456, .406], [.229, .224, .225]]).to(device)[..., None, None]",
+"    normalize = transforms.Compose([transforms.ToDtype(torch.float32, scale=True),",
+"                                    transforms.Lambda(lambda images: (images - mean) / std)])",
+"",
 "    classes = len(train_set.classes)",
 "    try:",
 "        if args.model == \"conv11\":",
@@ -234,6 +233,7 @@ const DATA = {
 "        print(f\"{script}: {len(epochs)} of {args.epochs} epochs are done\", *changed, sep=\"; \")",
 "",
 "    # the learning rate rises for a fifth of all steps, then falls to zero",
+"    steps = min(len(train_loader), args.steps or len(train_loader))",
 "    done, total = len(epochs) * steps, args.epochs * steps",
 "    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(",
 "        1, (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))",
@@ -520,8 +520,8 @@ const DATA = {
 ]
 ],
 [
-206,
-206,
+205,
+205,
 [
 "    # new #",
 "    # averages the gradients of all processes while the backward pass still runs",
@@ -533,8 +533,8 @@ const DATA = {
 ]
 ],
 [
-211,
-211,
+210,
+210,
 [
 "",
 "    # new #",
@@ -591,18 +591,29 @@ const DATA = {
 "title": "DataParallel",
 "guide": "techniques.md#train_dppy-dataparallel",
 "launcher": "python ",
-"added": 5,
+"added": 10,
 "hunks": [
 [
-206,
-206,
+175,
+177,
 [
+"    # new #",
+"    # each GPU needs its own copy of mean and std",
+"    normalize = transforms.Compose([",
+"        transforms.ToDtype(torch.float32, scale=True), transforms.Lambda(",
+"            lambda images: (images - mean.to(images.device)) / std.to(images.device))])"
+]
+],
+[
+204,
+204,
+[
+"",
 "    # new #",
 "    # each step copies the weights to every GPU and gives each an equal piece of the batch",
 "    if hasattr(net, \"_orig_mod\") and torch.cuda.device_count() > 1:",
 "        fail(\"DataParallel cannot copy a compiled model to several GPUs: take DDP\")",
-"    net = nn.DataParallel(net)",
-""
+"    net = nn.DataParallel(net)"
 ]
 ]
 ]
@@ -745,8 +756,8 @@ const DATA = {
 ]
 ],
 [
-203,
-203,
+202,
+202,
 [
 "    # new #",
 "    # the scaler multiplies the loss, since small gradients become zero in float16",
@@ -915,8 +926,8 @@ const DATA = {
 "added": 6,
 "hunks": [
 [
-193,
-193,
+192,
+192,
 [
 "    # new #",
 "    # tensor cores work on channels last; in other layouts each layer converts its input",
@@ -953,8 +964,8 @@ const DATA = {
 ]
 ],
 [
+203,
 204,
-205,
 [
 "    # new #",
 "    # layers fuse into fewer kernels; the first step of each image size compiles for that size",
@@ -990,8 +1001,8 @@ const DATA = {
 "added": 8,
 "hunks": [
 [
-197,
-197,
+196,
+196,
 [
 "    # new #",
 "    # one kernel updates all weights; told of a GradScaler, it also unscales and skips overflows",
@@ -1144,8 +1155,8 @@ const DATA = {
 ]
 ],
 [
-189,
-189,
+188,
+188,
 [
 "",
 "    # new #",

@@ -186,13 +186,12 @@ def main():
     # every validation image, in order
     val_loader = DataLoader(val_set, sampler=val_sampler, persistent_workers=workers > 0, **loading)
 
-    # the device turns bytes into floats
-    normalize = transforms.Compose([
-        transforms.ToDtype(torch.float32, scale=True),
-        transforms.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])])
-    steps = min(len(train_loader), args.steps or len(train_loader))
-
     # ----------------------------------------------------------------------------------- model
+    # the device turns bytes into floats; mean and std are there, so that no step waits for a copy
+    mean, std = torch.tensor([[.485, .456, .406], [.229, .224, .225]]).to(device)[..., None, None]
+    normalize = transforms.Compose([transforms.ToDtype(torch.float32, scale=True),
+                                    transforms.Lambda(lambda images: (images - mean) / std)])
+
     classes = len(train_set.classes)
     try:
         if args.model == "conv11":
@@ -256,6 +255,7 @@ def main():
         print(f"{script}: {len(epochs)} of {args.epochs} epochs are done", *changed, sep="; ")
 
     # the learning rate rises for a fifth of all steps, then falls to zero
+    steps = min(len(train_loader), args.steps or len(train_loader))
     done, total = len(epochs) * steps, args.epochs * steps
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
         1, (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))

@@ -54,6 +54,18 @@ def test_each_set_runs(chosen, digits, tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("name", ["train", "train_cache", "train_channels_last", "train_fused"])
+def test_no_step_waits_for_the_gpu(name, digits, tmp_path):
+    """As their comments say; whatif.py finds lines that wait."""
+    found = tmp_path / "found.json"
+    done = run(sys.executable, ROOT / "whatif.py", "--only", "plain", "--seconds", 1, "--json",
+               found, SRC / f"{name}.py", "--dataset", digits, "--batch_size", 20, "--epochs", 99,
+               "--result_dir", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(found.read_text())["facts"]["lines"] == []
+
+
+@pytest.mark.gpu
 def test_bfloat16_has_no_scaler(digits, tmp_path):
     options = ["--dataset", digits, *TINY, "--result_dir"]
     train(SRC / "train_amp.py", *options, tmp_path, "--amp_dtype", "bfloat16")
