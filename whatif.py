@@ -657,9 +657,13 @@ class Run:
         """Find the user's own lines that make the host wait for the GPU in each step."""
         lines = collections.Counter()
 
-        def shown(message, *_, **__):
-            if "called a synchronizing" in str(message) and self.is_users(self.frames()[0][0]):
-                lines[tuple(self.place().values())] += 1
+        def shown(message, category, file, number, *_):
+            frame, _ = self.frames()[0]
+            if "called a synchronizing" in str(message) and self.is_users(frame):
+                at, text = self.place().values()
+                if file != frame.f_code.co_filename:  # the line calls what waits
+                    text += f"  ({re.split('(?:site|dist)-packages.', file)[-1]}:{number})"
+                lines[at, text] += 1
         warnings.showwarning = shown
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")

@@ -66,6 +66,18 @@ def test_no_step_waits_for_the_gpu(name, digits, tmp_path):
 
 
 @pytest.mark.gpu
+def test_whatif_names_what_waits_inside_a_line(digits, tmp_path):
+    """torchvision's Normalize copies mean and std to the GPU each time that it is called."""
+    script = edited("train", tmp_path, (
+        "transforms.Lambda(lambda images: (images - mean) / std)",
+        "transforms.Normalize([.485, .456, .406], [.229, .224, .225])"))
+    done = run(sys.executable, ROOT / "whatif.py", "--only", "plain", "--seconds", 1, script,
+               "--dataset", digits, "--batch_size", 20, "--epochs", 99, "--result_dir", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"output = net\(images\)  \(torchvision\S+_misc.py:\d+\)", done.stdout)
+
+
+@pytest.mark.gpu
 def test_bfloat16_has_no_scaler(digits, tmp_path):
     options = ["--dataset", digits, *TINY, "--result_dir"]
     train(SRC / "train_amp.py", *options, tmp_path, "--amp_dtype", "bfloat16")
