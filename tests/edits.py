@@ -202,7 +202,7 @@ MODELS = [
           "        transforms.Grayscale(), transforms.Resize(val_size), "),
          (TRANSFORM, "    train_transform = transforms.Compose(\n"
                      "        [*crop, transforms.Grayscale(), transforms.PILToTensor()])\n"),
-         ("mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]", "mean=[0.45], std=[0.22]"),
+         ("[[.485, .456, .406], [.229, .224, .225]]", "[[.45], [.22]]"),
          ("    layers, channels = [], 3\n", "    layers, channels = [], 1\n"),
          ("torch.zeros(1, 3, side, side)", "torch.zeros(1, 1, side, side)")],
          said="DALI cache"),
