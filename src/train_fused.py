@@ -173,9 +173,9 @@ def main():
     # ----------------------------------------------------------------------------------- model
     # the device turns bytes into floats; mean and std are there, so that no step waits for a copy
     mean, std = torch.tensor([[.485, .456, .406], [.229, .224, .225]]).to(device)[..., None, None]
-    normalize = transforms.Compose([transforms.ToDtype(torch.float32, scale=True),
-                                    transforms.Lambda(lambda images: (images - mean) / std)])
-
+    normalize = transforms.Compose([
+        transforms.ToDtype(torch.float32, scale=True), transforms.Lambda(
+            lambda images: (images - mean.to(images.device)) / std.to(images.device))])
     classes = len(train_set.classes)
     try:
         if args.model == "conv11":
@@ -236,8 +236,8 @@ def main():
                    checkpoint["options"].items() if str(vars(args).get(name, old)) != old]
         print(f"{script}: {len(epochs)} of {args.epochs} epochs are done", *changed, sep="; ")
 
-    # the learning rate rises for a fifth of all steps, then falls to zero
     steps = min(len(train_loader), args.steps or len(train_loader))
+    # the learning rate rises for a fifth of all steps, then falls to zero
     done, total = len(epochs) * steps, args.epochs * steps
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
         1, (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
