@@ -62,7 +62,7 @@ SELDOM = 0.02  # a script that waits a smaller share of its time needs no faster
 WAITS = 0.2  # above this share, waiting for data hides what other techniques gain
 TRIAL = "WHATIF_TRIAL"  # the variable that tells a process how to run the script
 RANKS = int(os.environ.get("WORLD_SIZE", 1))  # processes that torchrun has started
-RANK = int(os.environ["RANK"]) if RANKS > 1 else 0
+RANK = int(os.environ.get("RANK", 0)) if RANKS > 1 else 0
 
 # what to write for each technique, with names and places of the script, and what to watch
 TECHNIQUES = {
@@ -215,6 +215,7 @@ class Clock:
         self.measures, self.compiles = True, self.compiled()
         self.window = dict.fromkeys(self.window, 0)
         self.resume()
+        self.opened = self.since
 
     def is_warm(self, now, ahead):
         """Return whether steps are steady; the first `ahead` batches were loaded in advance."""
@@ -236,8 +237,12 @@ class Clock:
             self.resume()
             return False
         self.window["steps"] += 1
-        is_full = self.window["seconds"] + now - self.since >= self.length
-        if is_full if self.measures else self.is_warm(now, ahead):
+        if self.measures:  # a window that is mostly pauses ends after four times its length
+            timed = self.window["seconds"] + now - self.since
+            is_due = max(timed, (now - self.opened) / 4) >= self.length
+        else:
+            is_due = self.is_warm(now, ahead)
+        if is_due:
             self.close()
         return self.count == WINDOWS
 
@@ -343,7 +348,8 @@ class Run:
         self.lead = None  # the optimizer whose steps are counted
         self.device, self.scaler, self.scales, self.look = "cpu", None, False, None
         self.numbers, self.kept = {}, collections.defaultdict(list)  # of loaders; cached batches
-        self.fetched_from = set()  # loaders, by number, that gave a batch since the last step
+        self.fetched_from = {}  # loaders, by number, that gave a batch since the last step ...
+        self.recent = []  # ... and for it
         self.steps_of = collections.Counter()  # to how many steps each loader gave a batch
 
     def send(self, **record):
@@ -460,11 +466,13 @@ class Run:
         if number in self.spec["training"] and "workers" in self.techniques:
             given |= dict(num_workers=self.spec["workers"], persistent_workers=True,
                           pin_memory=torch.cuda.is_available())
-        original(*call.args, **call.kwargs)
         if number in self.spec["training"] and "batch" in self.techniques:
-            sampler = loader.batch_sampler  # which another loader may have had before
-            sampler._whatif = getattr(sampler, "_whatif", sampler.batch_size)
-            sampler.batch_size = sampler._whatif * self.spec["times"]
+            if sampler := given.get("batch_sampler"):  # another loader may have had it before
+                sampler._whatif = getattr(sampler, "_whatif", sampler.batch_size)
+                sampler.batch_size = sampler._whatif * self.spec["times"]
+            else:
+                given["batch_size"] = given.get("batch_size", 1) * self.spec["times"]
+        original(*call.args, **call.kwargs)
         self.note_loader(loader, number)
 
     def note_loader(self, loader, number):
@@ -482,13 +490,14 @@ class Run:
             shuffles=isinstance(loader.sampler, kinds[1]) and loader.sampler.shuffle)]
 
     def training(self):
-        """Return the numbers of the loaders that give a batch to most steps."""
-        return [number for number, count in self.steps_of.items() if 2 * count >= self.clock.steps]
+        """Return the numbers of the loaders that give a batch to most steps, or to the last."""
+        return [number for number, count in self.steps_of.items()
+                if 2 * count >= self.clock.steps] or self.recent
 
     def iterate(self, original, loader):
         if loader._whatif >= len(self.facts["loaders"]):  # made in the process that spawned this
             self.note_loader(loader, len(self.facts["loaders"]))
-        if loader._whatif in self.training():
+        if loader._whatif in (*self.training(), *self.recent):
             self.clock.resume()
         else:
             self.clock.pause()  # validation
@@ -497,11 +506,12 @@ class Run:
         return Batches(self, loader, original)
 
     def fetched(self, number, samples, wait):
-        self.fetched_from.add(number)
+        self.fetched_from[number] = True
         training = self.training()
-        if number not in training:
-            self.clock.pause()
-        self.clock.fetched(samples if number in training[:1] else 0, wait)
+        if number not in (*training, *self.recent):
+            self.clock.pause()  # validation, or other data from now on
+        counted = training[:1] if number in training else self.recent[:1]
+        self.clock.fetched(samples if number in counted else 0, wait)
 
     # ---- the model
     def make_ddp(self, original, parallel, module, *args, **kwargs):
@@ -632,8 +642,8 @@ class Run:
         self.lead = self.lead or optimizer
         if optimizer is not self.lead or self.rank_of()[0] > 0:
             return
-        self.steps_of.update(self.fetched_from)
-        self.fetched_from.clear()
+        self.steps_of.update([*self.fetched_from])
+        self.recent, self.fetched_from = [*self.fetched_from] or self.recent, {}
         if self.look:
             next(self.look)
         elif self.clock.step(ahead=2 * max((self.facts["loaders"][number]["workers"]
@@ -655,7 +665,7 @@ class Run:
 
     def find_waits(self, steps):
         """Find the user's own lines that make the host wait for the GPU in each step."""
-        lines = collections.Counter()
+        lines, texts = collections.Counter(), {}
 
         def shown(message, category, file, number, *_):
             frame, _ = self.frames()[0]
@@ -663,14 +673,15 @@ class Run:
                 at, text = self.place().values()
                 if file != frame.f_code.co_filename:  # the line calls what waits
                     text += f"  ({re.split('(?:site|dist)-packages.', file)[-1]}:{number})"
-                lines[at, text] += 1
+                lines[at] += 1
+                texts[at] = text
         warnings.showwarning = shown
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         for _ in range(steps):
             yield
         torch.cuda.set_sync_debug_mode("default")
-        self.facts["lines"] = [line for line, count in lines.items() if count >= steps]
+        self.facts["lines"] = [(at, texts[at]) for at, count in lines.items() if count >= steps]
 
     def time_kernels(self, steps):
         """Find for how many seconds of a step the GPU works, and on what."""
@@ -756,7 +767,8 @@ def run_script():
             where = where.tb_next
         lines = str(error).strip().splitlines() or [""]
         line = lines[-1 if kind.__name__ == "ProcessRaisedException" else 0]
-        run.send(error=f"{kind.__name__}: {line}".rstrip(": ")[:150], traceback="".join(
+        who = f" (rank {RANK})" if RANKS > 1 else ""
+        run.send(error=f"{kind.__name__}: {line}".rstrip(": ")[:150] + who, traceback="".join(
             traceback.format_exception(kind, error, where)), done=True)
         os._exit(1)
     if RANK == 0:
@@ -897,7 +909,8 @@ class Row:
         return statistics.median(rate for run in self.runs for rate in run["rates"])
 
     def mean(self, key):
-        return statistics.fmean(run[key] or 0 for run in self.runs)
+        found = [run[key] for run in self.runs if run[key] is not None]
+        return statistics.fmean(found) if found else None
 
     def ratio(self, base=None):
         """Return (how many times as fast as `base` it is, the uncertainty)."""

@@ -173,8 +173,9 @@ def markdown(found):
         parts += [f"The script as it is: {plain.rate():,.0f} {unit}/s by whatif.py; {rates} by "
                   "hand.",
                   "`by hand` is a copy of the script that was changed as whatif.py says and ran "
-                  "once without it, beside the mean of the script as it is by hand. `apart`: so "
-                  "much more or less than whatif.py said."]
+                  "once without whatif.py: its speed, then how many times as fast it is as the "
+                  "script as it is (the mean by hand). `apart`: how far the gain by hand is from "
+                  "the forecast."]
     if any(len(row.runs) == 1 for row, *_ in rows):
         parts += [f"`n` is the number of runs. After one run, ± is at least {whatif.ONE_RUN:.0%} "
                   "of the ratio."]

@@ -63,7 +63,7 @@ const DATA = {
 "    add(\"--image_size\", type=count, default=32, help=\"height and width in training, pixels\")",
 "    add(\"--val_size\", type=count, help=\"height and width in validation; None: IMAGE_SIZE\")",
 "    add(\"--augment\", choices=[\"none\", \"resized\", \"crop\"], default=\"none\",",
-"        help=\"random flips and crops: resized as for ImageNet, or padded by an eighth\")",
+"        help=\"random flips and crops: resized as for ImageNet, or crop: padded by 1/8\")",
 "    cores = len(os.sched_getaffinity(0)) if hasattr(os, \"sched_getaffinity\") else os.cpu_count()",
 "    add(\"--workers\", type=int, default=min(16, cores), help=\"loading processes in all\")",
 "    add(\"--width\", type=count, default=16, help=\"channels of conv11's first layer\")",

@@ -62,7 +62,7 @@ def build_parser():
     add("--small", type=float, default=0.5, help="part of IMAGE_SIZE in the first epochs")
 
     add("--augment", choices=["none", "resized", "crop"], default="none",
-        help="random flips and crops: resized as for ImageNet, or padded by an eighth")
+        help="random flips and crops: resized as for ImageNet, or crop: padded by 1/8")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     add("--workers", type=int, default=min(16, cores), help="loading processes in all")
     add("--width", type=count, default=16, help="channels of conv11's first layer")

@@ -94,6 +94,15 @@ def test_waiting_for_data_and_validation(tmp_path):
     assert re.fullmatch("1+0+", (tmp_path / "workers.txt").read_text())
 
 
+def test_shards_with_a_loader_each(tmp_path):
+    """Each is timed from its second step; a loader with larger batches says how large they are."""
+    rows, out = ask(copy_of("shards.py", tmp_path), "shards.py", only="batch")
+    (run_,) = rows["as it is"]["runs"]
+    assert "samples/s" in out
+    assert rows["as it is"]["rate"] * run_["step_seconds"] == pytest.approx(8, rel=0.3)
+    assert rows["batch"]["verdict"] == "another training"
+
+
 def test_what_is_unusual_and_common(tmp_path):
     rows, out = ask(copy_of("unusual.py", tmp_path), "unusual.py", only="no_loading,amp")
     assert list(rows) == ["as it is", "no_loading", "no_loading + amp bfloat16"] or (

@@ -32,4 +32,5 @@ if __name__ == "__main__":
     if "RANK" in os.environ:
         work(int(os.environ["RANK"]))
     else:
+        os.environ["WORLD_SIZE"] = "2"  # as many scripts do
         multiprocessing.spawn(work, nprocs=2, args=(int(sys.argv[1]),))
