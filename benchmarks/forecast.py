@@ -125,9 +125,9 @@ def measure(script, techniques, arguments, limit):
 
 # ------------------------------------------------------------------------------ the page
 def whatif_rows(found):
-    """Return [(a row of a record as whatif.Row, its speed by hand or None, this in times)].
+    """Return [(a row of a record as whatif.Row, its speed by hand, its gain by hand)].
 
-    So verdicts follow the present rules of whatif.py.
+    So verdicts follow the present rules of whatif.py. What was not measured by hand is None.
     """
     rows, plain = {}, found.get("plain_by_hand")
     for each in found["rows"]:
@@ -139,7 +139,7 @@ def whatif_rows(found):
     base = statistics.mean(plain) if plain else None
     hands = [each.get("by_hand", None if row.base else base)
              for each, row in zip(found["rows"], rows.values())]
-    return [(row, hand, hand and row.base and hand / base)
+    return [(row, hand, hand / base if hand and row.base else None)
             for row, hand in zip(rows.values(), hands)]
 
 

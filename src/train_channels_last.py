@@ -174,8 +174,8 @@ def main():
     # the device turns bytes into floats; mean and std are there, so that no step waits for a copy
     mean, std = torch.tensor([[.485, .456, .406], [.229, .224, .225]]).to(device)[..., None, None]
     normalize = transforms.Compose([
-        transforms.ToDtype(torch.float32, scale=True), transforms.Lambda(
-            lambda images: (images - mean.to(images.device)) / std.to(images.device))])
+        transforms.ToDtype(torch.float32, scale=True),
+        transforms.Lambda(lambda x: (x - mean.to(x.device)) / std.to(x.device))])  # DP: of each GPU
     classes = len(train_set.classes)
     try:
         if args.model == "conv11":

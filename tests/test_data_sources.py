@@ -320,7 +320,7 @@ def test_padded_crops_have_torchvisions_pixels_and_distribution(technique, devic
 
 
 def test_padded_crops_in_training(photos, tmp_path):
-    """In all scripts each batch holds the baseline's images, moved by up to an eighth or flipped."""
+    """In all scripts a batch holds the baseline's images, moved by up to an eighth or flipped."""
     options = ["--dataset", photos, *SMALL]
     plain = batches_of(SRC / "train.py", tmp_path / "plain", *options)
     for name in ("train", "train_DALI", "train_cache"):

@@ -69,8 +69,8 @@ def test_no_step_waits_for_the_gpu(name, digits, tmp_path):
 def test_whatif_names_what_waits_inside_a_line(digits, tmp_path):
     """torchvision's Normalize copies mean and std to the GPU each time that it is called."""
     script = edited("train", tmp_path, (
-        "transforms.Lambda(\n            lambda images: (images - mean.to(images.device)) / std.to(images."
-        "device))", "transforms.Normalize([.485, .456, .406], [.229, .224, .225])"))
+        "transforms.Lambda(lambda x: (x - mean.to(x.device)) / std.to(x.device))",
+        "transforms.Normalize([.485, .456, .406], [.229, .224, .225])"))
     done = run(sys.executable, ROOT / "whatif.py", "--only", "plain", "--seconds", 1, script,
                "--dataset", digits, "--batch_size", 20, "--epochs", 99, "--result_dir", tmp_path)
     assert done.returncode == 0, done.stderr

@@ -17,7 +17,7 @@ for epoch in range(9999):
         loader = DataLoader(shard, batch_size=8)
         for (inputs,) in loader:
             state = torch.zeros(1, loader.batch_size, 8)
-            output, _ = net(inputs.transpose(0, 1)[:, :loader.batch_size], state[:, :len(inputs)])
+            output, _ = net(inputs.transpose(0, 1), state[:, :len(inputs)])
             optimizer.zero_grad()
             output.square().mean().backward()
             optimizer.step()
