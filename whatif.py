@@ -665,23 +665,26 @@ class Run:
 
     def find_waits(self, steps):
         """Find the user's own lines that make the host wait for the GPU in each step."""
-        lines, texts = collections.Counter(), {}
+        found, times, texts = set(), collections.Counter(), {}
 
         def shown(message, category, file, number, *_):
             frame, _ = self.frames()[0]
             if "called a synchronizing" in str(message) and self.is_users(frame):
                 at, text = self.place().values()
                 if file != frame.f_code.co_filename:  # the line calls what waits
-                    text += f"  ({re.split('(?:site|dist)-packages.', file)[-1]}:{number})"
-                lines[at] += 1
+                    folders = (f"{folder}{os.sep}" for folder in filter(None, sys.path))
+                    text += f"  ({min(map(file.removeprefix, folders), key=len)}:{number})"
+                found.add(at)
                 texts[at] = text
         warnings.showwarning = shown
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         for _ in range(steps):
             yield
+            times.update(found)
+            found.clear()
         torch.cuda.set_sync_debug_mode("default")
-        self.facts["lines"] = [(at, texts[at]) for at, count in lines.items() if count >= steps]
+        self.facts["lines"] = [(at, texts[at]) for at, count in times.items() if count == steps]
 
     def time_kernels(self, steps):
         """Find for how many seconds of a step the GPU works, and on what."""
