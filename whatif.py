@@ -55,9 +55,9 @@ CACHED = 8  # batches that a run without loading repeats
 PAYS = 1.02  # a smaller gain counts as no difference
 CLEAR = 0.1  # the largest uncertainty with which "no difference" can be said
 LIKELY = 1.05  # after one run, a larger gain may well pay
-ONE_RUN = 0.2  # the least uncertainty of a single comparison
+ONE_RUN = 0.2  # the uncertainty of a single comparison on a machine of which nothing is known
 STEADY = 0.005  # the least standard deviation of a ratio
-STUDENT = 12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36  # Student's t of 95 % for 2, 3, ... runs
+STUDENT = 12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36  # Student's t of 95 %
 SELDOM = 0.02  # a script that waits a smaller share of its time needs no faster loading
 WAITS = 0.2  # above this share, waiting for data hides what other techniques gain
 TRIAL = "WHATIF_TRIAL"  # the variable that tells a process how to run the script
@@ -863,13 +863,27 @@ def scatter(rates):
     return error / statistics.median(rates)
 
 
-def compare(runs, others):
+def doubt_of(sets):
+    """Return the uncertainty of 95 % of the ratio of two single runs, as a share of it.
+
+    `sets` are lists of runs of the same script. How much a run differs from the one before it
+    tells: by the median, so that a stall does not count, and Student's t. Of few runs it is at
+    most ONE_RUN, or twice what was seen.
+    """
+    changes = [abs(math.log(statistics.median(run["rates"]) / statistics.median(before["rates"])))
+               for runs in sets for before, run in zip(runs, runs[1:])]
+    if not changes:
+        return ONE_RUN
+    seen = 1.48 * statistics.median(changes)  # the standard deviation of normal numbers
+    return min(STUDENT[min(len(changes), 7) - 1] * seen, max(ONE_RUN, 2 * seen))
+
+
+def compare(runs, others, doubt):
     """Return (how many times as fast `runs` are as `others`, the uncertainty of 95 %).
 
     A run is {"number": its place in time, "rates": its speeds}. Each is compared with the last one
-    of `others` before it, since a machine's speed drifts. The uncertainty is that of the ratios, by
-    Student's t, or of the rates in the runs, whichever is larger; of few ratios, at most their
-    range and what a single one may be off.
+    of `others` before it, since a machine's speed drifts. The uncertainty is what the rates in the
+    runs scatter, what the ratios scatter, or `doubt` (doubt_of), whichever is largest.
     """
     ratios, scatters = [], []
     for run in runs:
@@ -878,12 +892,9 @@ def compare(runs, others):
         ratios.append(statistics.median(run["rates"]) / statistics.median(other["rates"]))
         scatters.append(math.hypot(scatter(run["rates"]), scatter(other["rates"])))
     ratio, n = statistics.median(ratios), len(ratios)
-    least = max(STEADY, statistics.fmean(scatters))
-    if n == 1:
-        return ratio, ratio * max(2 * least, ONE_RUN)
-    error = max(2 * ratio * least, STUDENT[min(n, 8) - 2] * statistics.stdev(ratios))
-    most = max(max(ratios) - ratio, ratio - min(ratios)) + ratio * ONE_RUN / n ** 0.5
-    return ratio, min(error / n ** 0.5, most)
+    apart = statistics.stdev(ratios) / ratio if n > 1 else 0
+    most = max(2 * max(STEADY, statistics.fmean(scatters)), 2 * apart, doubt)
+    return ratio, ratio * most / n ** 0.5
 
 
 def is_settled(ratio, spread):
@@ -901,6 +912,8 @@ def verdict(ratio, spread):
 class Row:
     """A set of techniques, what its runs gave, and the row that it is compared with."""
 
+    doubt = ONE_RUN  # the uncertainty of the ratio of two runs on this machine
+
     def __init__(self, techniques=(), base=None):
         self.techniques, self.base, self.runs, self.error = techniques, base, [], ""
 
@@ -917,7 +930,7 @@ class Row:
 
     def ratio(self, base=None):
         """Return (how many times as fast as `base` it is, the uncertainty)."""
-        return compare(self.runs, (base or self.base).runs)
+        return compare(self.runs, (base or self.base).runs, self.doubt)
 
     def gains(self, least=PAYS):
         ratio, spread = self.ratio()
@@ -1080,6 +1093,7 @@ class Session:
                    for window in windows],
             wait=sum(window["wait"] for window in windows) / seconds,
             step_seconds=seconds / sum(window["steps"] for window in windows)))
+        Row.doubt = doubt_of(each.runs for each in self.rows)
         return True
 
     def attempt(self, base, *names, then=0):
@@ -1096,13 +1110,12 @@ class Session:
         say(line_of(row, self.rows[0]))
         return row
 
-    def settle(self, row, then=0, least=1):
+    def settle(self, row, then=0):
         """Run a row and its base by turns until the difference is beyond the spread.
 
-        The row runs at least `least` times. It stops earlier if there is no time for two runs and
-        `then` more.
+        It stops earlier if there is no time for two runs and `then` more.
         """
-        while row.runs and (len(row.runs) < least or not row.is_settled()) and (
+        while row.runs and not row.is_settled() and (
                 len(row.runs) < self.args.runs and self.has_time(2 + then)):
             if not (self.measure(row.base) and self.measure(row)):
                 break
@@ -1122,6 +1135,8 @@ def explore(session, wanted):
     loads = [name for name in wanted if name in ("no_loading", "workers")]
     if plain.mean("wait") < SELDOM:  # loading cannot gain much: it is tried last
         wanted, loads = [name for name in wanted if name not in loads] + loads, []
+    if session.args.runs > 1 and session.has_time(2 + len(wanted)):
+        session.measure(plain)  # again, which tells how much runs differ on this machine
     found = {name: session.attempt(plain, name) for name in loads}
     if "workers" in found:
         session.settle(found["workers"], then=len(wanted))
@@ -1145,7 +1160,7 @@ def explore(session, wanted):
             continue
         if top is not base:
             row = session.attempt(top, name)
-        session.settle(row, then=len(alone) - number + 2, least=2)  # it decides what is kept
+        session.settle(row, then=len(alone) - number + 2)
         top = row if row.pays() else top
     if base is not best:  # measure the sum with real loading
         if top is not base:

@@ -13,7 +13,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from verdict import PAYS, compare
+from verdict import ONE_RUN, PAYS, compare
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
@@ -46,7 +46,7 @@ def ratio(row, base):
     """Return '1.67x': how many times as fast a row is; '' where a run did not end well."""
     if row["status"] != "ok" or base["status"] != "ok":
         return ""
-    return f"{compare(runs(row), runs(base))[0]:.2f}x"
+    return f"{compare(runs(row), runs(base), ONE_RUN)[0]:.2f}x"
 
 
 def gain(row):

@@ -17,7 +17,7 @@ import compose
 import report
 from runs import (ROOT, GiveUp, Stopped, check_options, conclude, cores, failure, follow,
                   folder_of_its_own, guarded, machine, say, show, stop_on_signals)
-from verdict import compare, is_settled, verdict
+from verdict import compare, doubt_of, is_settled, verdict
 
 SECONDS = 5  # of training to compare in a run of the baseline ...
 LONGEST = 20  # ... if the run takes no longer than so many seconds
@@ -100,12 +100,14 @@ def due(stairs, last, best):
             continue
         begun = any(name in last for name in names)
         for name in names:
+            later = waits and group != "data"
             if not (row := last.get(name)):
-                found.append((0 if begun else 2, waits and group != "data", name))
+                found.append((False, later, 0 if begun else 2, 0, name))
             elif row["status"] == "ok" and (gains(row) or is_open(row, best)):
                 ratio, more = row.get("ratio", row["images_per_second"]), row.get("spread", 0)
-                found.append((1, -ratio, name) if gains(row) else (3, -ratio - more, name))
-    return [name for *_, name in sorted(found, key=lambda each: each[:2])]
+                found.append((False, later, 1, -ratio, name) if gains(row) else
+                             (True, later, 3, -ratio - more, name))
+    return [name for *_, name in sorted(found, key=lambda each: each[:4])]
 
 
 def gains(row):
@@ -284,8 +286,8 @@ class Session:
         """Measure a set of techniques, unless it has been measured before, and add its row."""
         base = self.rows[0] if self.rows else None
         if base and base["status"] == "ok" and self.runs > 1 and self.has_time(2) and (
-                self.number >= base["runs"][-1]["number"] + EVERY):
-            self.repeat(base)
+                len(base["runs"]) == 1 or self.number >= base["runs"][-1]["number"] + EVERY):
+            self.repeat(base)  # at once, too: how much do runs differ on this machine?
         say(f"[{len(self.rows) + 1:>2}/{self.count}] {row} {column}")
         key = frozenset(techniques), row == "again"
         if key not in self.results:
@@ -305,19 +307,44 @@ class Session:
         say(f"        {report.summary(self.rows[-1], self.rows[0])}")
         return self.rows[-1]
 
-    def judge(self, row, best):
-        """Add to a row how many times as fast as the set before it, `best`, it is."""
-        if row["status"] == best["status"] == "ok":
-            (ratio, spread), n = compare(row["runs"], best["runs"]), len(row["runs"])
-            told = verdict(ratio, spread) if n > 1 or self.runs == 1 else "ran once"
-            row |= dict(ratio=ratio, spread=spread, n=n, verdict=told,
-                        settled=is_settled(ratio, spread, n) or n >= self.runs)
-            say(f"        {report.gain(row)} of the set before: {told}")
+    def judge(self, row):
+        """Add to a row how many times as fast as the set before it is, by all runs until now."""
+        before = self.results[frozenset(row["on"]), False]
+        if row["status"] == before["status"] == "ok":
+            sets = {id(each["runs"]): each["runs"] for each in self.results.values()
+                    if each["status"] == "ok"}
+            n = len(row["runs"])
+            ratio, spread = compare(row["runs"], before["runs"], doubt_of(sets.values()))
+            settled = is_settled(ratio, spread) or n >= self.runs
+            told = verdict(ratio, spread) if settled or n > 1 else "ran once"
+            row |= dict(ratio=ratio, spread=spread, n=n, verdict=told, settled=settled)
+
+    def tell(self, row):
+        """Judge a row, and say what came out."""
+        self.judge(row)
+        if "ratio" in row:
+            say(f"        {report.gain(row)} of the set before: {row['verdict']}")
+
+    def confirm(self):
+        """Run the baseline and what was kept again by turns: twice, or until the time is over."""
+        rows = [row for row in self.rows if row.get("kept", row is self.rows[0])
+                and row["status"] == "ok"]
+        self.reserved, most = 0, self.runs if self.minutes < math.inf else min(2, self.runs)
+        for n in range(2, most + 1):
+            for row in rows if len(rows) > 1 else []:
+                if len(row["runs"]) < n and self.has_time(1):
+                    self.repeat(row)
+        for row in self.rows:
+            if row.get("verdict", "tried again") != "tried again":
+                self.judge(row)
 
     def climb(self, stairs, cells):
         """Add technique after technique to the baseline; return the row of the last set."""
         best, last = self.rows[0], {}
         while True:
+            for row in last.values():
+                if row.get("on") == best["techniques"]:
+                    self.judge(row)
             steps, on = due(stairs, last, best), best["techniques"]
             new = [name for name in steps if name not in last]
             self.reserved = 2 * bool(on) + len(new) + sum(
@@ -333,12 +360,12 @@ class Session:
                     row["verdict"] = "tried again"
                 last[name] = row = self.attempt("staircase", f"+{name}", sorted([*on, name]))
                 row |= dict(on=on, kept=False)
-                self.judge(row, best)
+                self.tell(row)
             elif not is_open(row, best):  # it gains most
                 row["kept"], best = True, row
                 self.rows[1:] = sorted(self.rows[1:], key=lambda row: (len(row["on"]), row["kept"]))
             elif self.repeat(best) and self.repeat(row):  # a turn
-                self.judge(row, best)
+                self.tell(row)
             else:
                 last[name] = {"status": "skip"}  # not again
 
@@ -421,14 +448,10 @@ def main():
     session.count, interrupted = 1 + others + bool(others), ""
     try:
         session.attempt(*baseline)
-        best = session.climb(stairs, cells)
+        session.climb(stairs, cells)
         for cell in cells:
             session.attempt(*cell)
-        session.reserved = 0
-        if "ratio" in best and session.rows[0]["status"] == "ok" and args.runs > 1 and (
-                session.has_time(2)):  # beside the baseline
-            session.repeat(session.rows[0])
-            session.repeat(best)
+        session.confirm()
         if others:
             session.attempt("again", "baseline", [])
     except Stopped as reason:

@@ -4,12 +4,6 @@ import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
-import whatif
-from whatif import PAYS, compare, verdict
+from whatif import ONE_RUN, PAYS, compare, doubt_of, is_settled, verdict
 
-__all__ = ["PAYS", "compare", "is_settled", "verdict"]
-
-
-def is_settled(ratio, spread, n):
-    """Return whether more runs would hardly change the verdict; one run alone settles nothing."""
-    return n > 1 and whatif.is_settled(ratio, spread)
+__all__ = ["ONE_RUN", "PAYS", "compare", "doubt_of", "is_settled", "verdict"]
