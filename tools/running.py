@@ -25,7 +25,7 @@ EVERY = 5  # after so many runs the baseline runs again
 WAITS = 0.2  # above this share of waiting for data, other techniques cannot show a gain
 SLOW, SLOW_SECONDS = 3, 10  # a run is given up after so many times the baseline's seconds ...
 START_SECONDS = 150  # ... and twice its start, at most so long: validation may compile, too
-FIRST = ("channels_last", "amp", "compile", "cache", "DALI")  # these usually pay most
+FIRST = ("channels_last", "amp", "cache", "DALI", "compile")  # these usually pay most
 MINUTES = 5  # of the whole without a DATASET
 SHARE = 30  # with a limit of time, a run of the baseline takes at most this part of it
 LEAST_STEPS = 5  # an epoch is not made shorter than this
@@ -90,8 +90,9 @@ def due(stairs, last, best):
     """Return the techniques to run next on top of the row `best`, the most promising first.
 
     `last` is {technique: its last row}. What seems to gain comes first, then what was never tried,
-    then the rest, first what may gain most. All of a list are tried before one of it is kept.
-    While steps wait for data, nothing else can show what it gains: then data is tried first.
+    then the rest, first what may gain most; compile, which starts slowest, after others that seem
+    to gain. All of a list are tried before one of it is kept. While steps wait for data, nothing
+    else can show what it gains: then data is tried first.
     """
     found = []
     waits = best["status"] == "ok" and report.data_wait(best) > WAITS
@@ -100,14 +101,18 @@ def due(stairs, last, best):
             continue
         begun = any(name in last for name in names)
         for name in names:
-            later = waits and group != "data"
-            if not (row := last.get(name)):
-                found.append((False, later, 0 if begun else 2, 0, name))
+            row, most = last.get(name), 0
+            if not row:
+                turn = 0 if begun else 2
             elif row["status"] == "ok" and (gains(row) or is_open(row, best)):
-                ratio, more = row.get("ratio", row["images_per_second"]), row.get("spread", 0)
-                found.append((False, later, 1, -ratio, name) if gains(row) else
-                             (True, later, 3, -ratio - more, name))
-    return [name for *_, name in sorted(found, key=lambda each: each[:4])]
+                turn = 1 if gains(row) else 3
+                most = row.get("ratio", row["images_per_second"]) + (
+                    row["spread"] if turn == 3 else 0)
+            else:
+                continue
+            found.append((turn == 3, waits and group != "data", turn,
+                          bool(row) and name == "compile", -most, name))
+    return [name for *key, name in sorted(found, key=lambda each: each[:-1])]
 
 
 def gains(row):
