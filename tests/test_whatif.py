@@ -215,7 +215,7 @@ def test_verdicts(monkeypatch):
     with monkeypatch.context() as known:  # by how much runs differ on this machine
         known.setattr(whatif.Row, "doubt", 0.01)
         assert rows_of([100, 101, 99], [115, 116, 114])[1].verdict() == "pays"
-        assert rows_of([100, 101, 99], [100, 101, 101])[1].verdict() == "no difference"
+        assert rows_of([100, 100.2, 99.8], [99.9, 100, 100.3])[1].verdict() == "no difference"
     ones, twos, nan = (1.0,) * 20, (2.0,) * 20, (float("nan"),) * 20
     for other in (twos, nan):
         row = rows_of([100] * 3, [200] * 3, losses=(ones, other))[1]
