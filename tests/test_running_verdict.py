@@ -150,6 +150,7 @@ def test_by_turns_until_it_is_settled(monkeypatch):
     turns = ["large", "large small"]
     assert ran[9:13] == turns * 2 and ran[13] == ""  # the baseline runs along the way
     assert [len(rows[name]["runs"]) for name in ("+large", "+small", "+equal")] == [4, 6, 4]
+    session.confirm()
     # each row stands below the row that it was added to
     assert [(row["column"], report.verdict(row)) for row in session.rows[1:]] == [
         ("+small", "tried again"), ("+equal", "tried again"), ("+slow", "slower"),

@@ -339,9 +339,12 @@ class Session:
             for row in rows if len(rows) > 1 else []:
                 if len(row["runs"]) < n and self.has_time(1):
                     self.repeat(row)
-        for row in self.rows:
-            if row.get("verdict", "tried again") != "tried again":
-                self.judge(row)
+        steps = [row for row in self.rows if "on" in row]
+        for number, row in enumerate(steps, 1):
+            self.judge(row)
+            if row.get("verdict") == "ran once" and any(
+                    row["column"] == other["column"] for other in steps[number:]):
+                row["verdict"] = "tried again"
 
     def climb(self, stairs, cells):
         """Add technique after technique to the baseline; return the row of the last set."""
@@ -361,8 +364,6 @@ class Session:
                 return best
             name, row = steps[0], last.get(steps[0])
             if not row or row["on"] != on:  # one run
-                if row and row.get("verdict") == "ran once":
-                    row["verdict"] = "tried again"
                 last[name] = row = self.attempt("staircase", f"+{name}", sorted([*on, name]))
                 row |= dict(on=on, kept=False)
                 self.tell(row)
