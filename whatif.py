@@ -57,7 +57,7 @@ CLEAR = 0.1  # the largest uncertainty with which "no difference" can be said
 LIKELY = 1.05  # after one run, a larger gain may well pay
 ONE_RUN = 0.2  # the uncertainty of a single comparison on a machine of which nothing is known
 STEADY = 0.005  # the least standard deviation of a ratio
-STUDENT = 12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36  # Student's t of 95 %
+STUDENT = 12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36  # Student's t of 95 %, from 1 degree of freedom
 SELDOM = 0.02  # a script that waits a smaller share of its time needs no faster loading
 WAITS = 0.2  # above this share, waiting for data hides what other techniques gain
 TRIAL = "WHATIF_TRIAL"  # the variable that tells a process how to run the script
@@ -684,7 +684,7 @@ class Run:
             times.update(found)
             found.clear()
         torch.cuda.set_sync_debug_mode("default")
-        self.facts["lines"] = [(at, texts[at]) for at, count in times.items() if count == steps]
+        self.facts["lines"] = [(at, text) for at, text in texts.items() if times[at] == steps]
 
     def time_kernels(self, steps):
         """Find for how many seconds of a step the GPU works, and on what."""
@@ -866,9 +866,9 @@ def scatter(rates):
 def doubt_of(sets):
     """Return the uncertainty of 95 % of the ratio of two single runs, as a share of it.
 
-    `sets` are lists of runs of the same script. How much a run differs from the one before it
-    tells: by the median, so that a stall does not count, and Student's t. Of few runs it is at
-    most ONE_RUN, or twice what was seen.
+    `sets` are lists of runs of the same script. It is estimated from the changes between
+    successive runs of a set: by their median, so that a stall does not count, and Student's t. Of
+    few changes it is at most ONE_RUN, or twice what was seen.
     """
     changes = [abs(math.log(statistics.median(run["rates"]) / statistics.median(before["rates"])))
                for runs in sets for before, run in zip(runs, runs[1:])]
@@ -878,23 +878,24 @@ def doubt_of(sets):
     return min(STUDENT[min(len(changes), 7) - 1] * seen, max(ONE_RUN, 2 * seen))
 
 
-def compare(runs, others, doubt):
+def compare(runs, others, doubt=ONE_RUN):
     """Return (how many times as fast `runs` are as `others`, the uncertainty of 95 %).
 
     A run is {"number": its place in time, "rates": its speeds}. Each is compared with the last one
-    of `others` before it, since a machine's speed drifts. The uncertainty is what the rates in the
-    runs scatter, what the ratios scatter, or `doubt` (doubt_of), whichever is largest.
+    of `others` before it, since a machine's speed drifts. The uncertainty of one comparison is
+    `doubt` (doubt_of), or twice what the rates or the ratios scatter if that is larger.
     """
-    ratios, scatters = [], []
+    ratios, scatters, used = [], [], set()
     for run in runs:
         other = max((each for each in others if each["number"] < run["number"]),
                     key=lambda each: each["number"], default=others[0])
         ratios.append(statistics.median(run["rates"]) / statistics.median(other["rates"]))
         scatters.append(math.hypot(scatter(run["rates"]), scatter(other["rates"])))
+        used.add(other["number"])
     ratio, n = statistics.median(ratios), len(ratios)
     apart = statistics.stdev(ratios) / ratio if n > 1 else 0
     most = max(2 * max(STEADY, statistics.fmean(scatters)), 2 * apart, doubt)
-    return ratio, ratio * most / n ** 0.5
+    return ratio, ratio * most * ((1 / n + 1 / len(used)) / 2) ** 0.5
 
 
 def is_settled(ratio, spread):
@@ -1136,7 +1137,7 @@ def explore(session, wanted):
     loads = [name for name in wanted if name in ("no_loading", "workers")]
     if plain.mean("wait") < SELDOM:  # loading cannot gain much: it is tried last
         wanted, loads = [name for name in wanted if name not in loads] + loads, []
-    if session.args.runs > 1 and session.has_time(2 + len(wanted)):
+    if wanted and session.args.runs > 1 and session.has_time(2 + len(wanted)):
         session.measure(plain)  # again, which tells how much runs differ on this machine
     found = {name: session.attempt(plain, name) for name in loads}
     if "workers" in found:

@@ -136,7 +136,9 @@ def whatif_rows(found):
         row = whatif.Row(tuple(each["name"].split(" + ")) if base else (), base)
         row.runs, row.error = each["runs"], each["verdict"]
         rows[each["name"]] = row
-    whatif.Row.doubt = whatif.doubt_of(row.runs for row in rows.values())
+    doubt = whatif.doubt_of(row.runs for row in rows.values())
+    for row in rows.values():
+        row.doubt = doubt
     base = statistics.mean(plain) if plain else None
     hands = [each.get("by_hand", None if row.base else base)
              for each, row in zip(found["rows"], rows.values())]

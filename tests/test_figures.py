@@ -24,7 +24,7 @@ SETTINGS = {
     "README.md": {"20%": "what 1.20x means", "3.12": "a version of Python"},
     "loading.md": {"20%": "a threshold", "10,000": "a setting of loading.sh"},
     "measuring.md": {"5 s": "a setting of running.sh", "20 s": "a setting of running.sh",
-                     "95%": "of Student's t", "20%": "of a single ratio, in whatif.py",
+                     "95%": "of Student's t", "20%": "of a single ratio, in whatif.py", "1%": "STEADY there",
                      "2%": "PAYS in whatif.py", "10%": "CLEAR there, and MOVED in tools/report.py"},
     "reliability.md": {"2,000": "an example of FUZZ", "3.11": "a version of Python"},
     "techniques.md": {"20%": "a threshold"},

@@ -13,7 +13,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from verdict import ONE_RUN, PAYS, compare
+from verdict import PAYS, compare
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
@@ -25,6 +25,7 @@ COLUMNS = {"plain": [], "+cudnn": ["cudnn"], "+amp": ["amp"], "+cudnn +amp": ["c
 COLORS = {"baseline": "tab:blue", "kept": "tab:green", "left out": "lightgrey",
           "no difference": "lightgrey", "slower": "silver", "gains less": "palegreen",
           "ran once": "palegreen", "tried again": "palegreen", "not clear": "palegreen",
+          "kept, now not clear": "tab:olive",
           "single": "tab:blue", "DP": "tab:orange", "DDP": "tab:purple"}
 
 
@@ -46,7 +47,7 @@ def ratio(row, base):
     """Return '1.67x': how many times as fast a row is; '' where a run did not end well."""
     if row["status"] != "ok" or base["status"] != "ok":
         return ""
-    return f"{compare(runs(row), runs(base), ONE_RUN)[0]:.2f}x"
+    return f"{compare(runs(row), runs(base))[0]:.2f}x"
 
 
 def gain(row):
@@ -57,7 +58,9 @@ def gain(row):
 def verdict(row):
     """Return the verdict on a row of the staircase; '' for the baseline."""
     told = row.get("verdict", "left out" if "on" in row else "")
-    return "kept" if row.get("kept") else told.replace("faster", "gains less")
+    if row.get("kept"):
+        return "kept" if told in ("faster", "left out") else "kept, now not clear"
+    return told.replace("faster", "gains less")
 
 
 def warmup(row):
@@ -185,8 +188,8 @@ def not_usable(rows):
         if max(one, other) > MOVED * min(one, other):
             return (f"**Ratios to the baseline are not usable:** it trained {one:,.0f} images/s "
                     f"and then {other:,.0f}, more than {MOVED - 1:.0%} apart. Something else used "
-                    "the machine, or loading varied. Ratios with ± are of runs by turns: their "
-                    "spread tells how far they can be used. Or run it again.")
+                    "the machine, or loading varied. The ± of the other ratios "
+                    "tells how far they can be used. Or run it again.")
     return ""
 
 

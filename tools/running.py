@@ -101,18 +101,18 @@ def due(stairs, last, best):
             continue
         begun = any(name in last for name in names)
         for name in names:
-            row, most = last.get(name), 0
-            if not row:
-                turn = 0 if begun else 2
-            elif row["status"] == "ok" and (gains(row) or is_open(row, best)):
-                turn = 1 if gains(row) else 3
-                most = row.get("ratio", row["images_per_second"]) + (
-                    row["spread"] if turn == 3 else 0)
-            else:
-                continue
+            row, turn, gain = last.get(name), 0 if begun else 2, 0
+            if row:
+                if row["status"] != "ok" or not (gains(row) or is_open(row, best)):
+                    continue
+                turn, gain = 3, row.get("ratio", row["images_per_second"])
+                if gains(row):
+                    turn = 1
+                else:
+                    gain += row["spread"]
             found.append((turn == 3, waits and group != "data", turn,
-                          bool(row) and name == "compile", -most, name))
-    return [name for *key, name in sorted(found, key=lambda each: each[:-1])]
+                          bool(row) and name == "compile", -gain, name))
+    return [each[-1] for each in sorted(found, key=lambda each: each[:-1])]
 
 
 def gains(row):
@@ -291,8 +291,8 @@ class Session:
         """Measure a set of techniques, unless it has been measured before, and add its row."""
         base = self.rows[0] if self.rows else None
         if base and base["status"] == "ok" and self.runs > 1 and self.has_time(2) and (
-                len(base["runs"]) == 1 or self.number >= base["runs"][-1]["number"] + EVERY):
-            self.repeat(base)  # at once, too: how much do runs differ on this machine?
+                self.number >= base["runs"][-1]["number"] + EVERY):
+            self.repeat(base)
         say(f"[{len(self.rows) + 1:>2}/{self.count}] {row} {column}")
         key = frozenset(techniques), row == "again"
         if key not in self.results:
@@ -316,10 +316,9 @@ class Session:
         """Add to a row how many times as fast as the set before it is, by all runs until now."""
         before = self.results[frozenset(row["on"]), False]
         if row["status"] == before["status"] == "ok":
-            sets = {id(each["runs"]): each["runs"] for each in self.results.values()
-                    if each["status"] == "ok"}
-            n = len(row["runs"])
-            ratio, spread = compare(row["runs"], before["runs"], doubt_of(sets.values()))
+            n, sets = len(row["runs"]), [each["runs"] for each in self.results.values()
+                                         if each["status"] == "ok"]
+            ratio, spread = compare(row["runs"], before["runs"], doubt_of(sets))
             settled = is_settled(ratio, spread) or n >= self.runs
             told = verdict(ratio, spread) if settled or n > 1 else "ran once"
             row |= dict(ratio=ratio, spread=spread, n=n, verdict=told, settled=settled)
@@ -331,24 +330,26 @@ class Session:
             say(f"        {report.gain(row)} of the set before: {row['verdict']}")
 
     def confirm(self):
-        """Run the baseline and what was kept again by turns: twice, or until the time is over."""
-        rows = [row for row in self.rows if row.get("kept", row is self.rows[0])
-                and row["status"] == "ok"]
+        """Run what was kept, the last set first, and the baseline beside it a second time.
+
+        With a limit of time, up to `runs` times.
+        """
+        kept = [row for row in reversed(self.rows) if row.get("kept") and row["status"] == "ok"]
         self.reserved, most = 0, self.runs if self.minutes < math.inf else min(2, self.runs)
         for n in range(2, most + 1):
-            for row in rows if len(rows) > 1 else []:
-                if len(row["runs"]) < n and self.has_time(1):
+            fewer = [row for row in kept if len(row["runs"]) < n]
+            for row in [self.rows[0], *fewer] if fewer else []:
+                if row["status"] == "ok" and self.has_time(1):
                     self.repeat(row)
-        steps = [row for row in self.rows if "on" in row]
-        for number, row in enumerate(steps, 1):
+        for row in kept:
             self.judge(row)
-            if row.get("verdict") == "ran once" and any(
-                    row["column"] == other["column"] for other in steps[number:]):
-                row["verdict"] = "tried again"
 
     def climb(self, stairs, cells):
         """Add technique after technique to the baseline; return the row of the last set."""
         best, last = self.rows[0], {}
+        self.reserved = sum(len(names) for _, names in stairs) + len(cells)
+        if stairs and best["status"] == "ok" and self.runs > 1 and self.has_time(1):
+            self.repeat(best)  # how much do runs differ on this machine?
         while True:
             for row in last.values():
                 if row.get("on") == best["techniques"]:
@@ -364,6 +365,8 @@ class Session:
                 return best
             name, row = steps[0], last.get(steps[0])
             if not row or row["on"] != on:  # one run
+                if row and row.get("verdict") == "ran once":
+                    row["verdict"] = "tried again"
                 last[name] = row = self.attempt("staircase", f"+{name}", sorted([*on, name]))
                 row |= dict(on=on, kept=False)
                 self.tell(row)
