@@ -259,9 +259,9 @@ def test_sets_run_until_the_verdict_holds(stand_ins, data):
         ("+fused", 1, "slower"), ("baseline", None, None)]
     assert [row.get("kept") for row in rows[1:4]] == [True, False, False]
     base, amp, cudnn, fused, again = (row["runs"] for row in rows)
-    assert (len(base), len(amp), len(cudnn), len(fused)) == (3, 2, 1, 1) and base[-1] == again[0]
+    assert (len(base), len(amp), len(cudnn), len(fused)) == (4, 2, 1, 1) and base[-1] == again[0]
     numbers = [run["number"] for runs in (base, amp, cudnn, fused) for run in runs]
-    assert sorted(numbers) == [*range(1, 8)]
+    assert sorted(numbers) == [*range(1, 9)]
     assert all(run["rates"] == [1500] and run["wall_seconds"] > 0 for run in amp)
     table = (stand_ins / "results" / "running.md").read_text()
     assert "| +cudnn | 1,500 | 1.50x | 1.00x ±0.01 | 1 |  | 90.00% | no difference |" in table
