@@ -101,15 +101,15 @@ def due(stairs, last, best):
             continue
         begun = any(name in last for name in names)
         for name in names:
-            row, turn, gain = last.get(name), 0 if begun else 2, 0
-            if row:
-                if row["status"] != "ok" or not (gains(row) or is_open(row, best)):
-                    continue
-                turn, gain = 3, row.get("ratio", row["images_per_second"])
-                if gains(row):
-                    turn = 1
-                else:
-                    gain += row["spread"]
+            row = last.get(name)
+            if not row:
+                turn, gain = 0 if begun else 2, 0
+            elif row["status"] != "ok" or not (gains(row) or is_open(row, best)):
+                continue
+            elif gains(row):
+                turn, gain = 1, row.get("ratio", row["images_per_second"])
+            else:
+                turn, gain = 3, row["ratio"] + row["spread"]
             found.append((turn == 3, waits and group != "data", turn,
                           bool(row) and name == "compile", -gain, name))
     return [each[-1] for each in sorted(found, key=lambda each: each[:-1])]
