@@ -881,21 +881,28 @@ def doubt_of(sets):
 def compare(runs, others, doubt=ONE_RUN):
     """Return (how many times as fast `runs` are as `others`, the uncertainty of 95 %).
 
-    A run is {"number": its place in time, "rates": its speeds}. Each is compared with the last one
-    of `others` before it, since a machine's speed drifts. The uncertainty of one comparison is
-    `doubt` (doubt_of), or twice what the rates or the ratios scatter if that is larger.
+    A run is {"number": its place in time, "rates": its speeds}. A machine's speed drifts, so each
+    is compared with `others` at its time: in proportion between their last run before it and the
+    next one after it. The uncertainty of one comparison is `doubt` (doubt_of), or twice what the
+    rates or the ratios scatter if that is larger.
     """
     ratios, scatters, used = [], [], set()
     for run in runs:
-        other = max((each for each in others if each["number"] < run["number"]),
-                    key=lambda each: each["number"], default=others[0])
-        ratios.append(statistics.median(run["rates"]) / statistics.median(other["rates"]))
-        scatters.append(math.hypot(scatter(run["rates"]), scatter(other["rates"])))
-        used.add(other["number"])
+        at, rate = run["number"], statistics.median(run["rates"])
+        first = ([each for each in others if each["number"] <= at] or others[:1])[-1]
+        last = ([each for each in others if each["number"] >= at] or others[-1:])[0]
+        begin, end = first["number"], last["number"]
+        share = (at - begin) / (end - begin) if end > begin else 0
+        other = (1 - share) * statistics.median(first["rates"]) + (
+            share * statistics.median(last["rates"]))
+        ratios.append(rate / other)
+        nearest = last if share > 0.5 else first
+        scatters.append(math.hypot(scatter(run["rates"]), scatter(nearest["rates"])))
+        used |= {begin, end}
     ratio, n = statistics.median(ratios), len(ratios)
     apart = statistics.stdev(ratios) / ratio if n > 1 else 0
     most = max(2 * max(STEADY, statistics.fmean(scatters)), 2 * apart, doubt)
-    return ratio, ratio * most * ((1 / n + 1 / len(used)) / 2) ** 0.5
+    return ratio, ratio * most * ((1 / n + 1 / min(n, len(used))) / 2) ** 0.5
 
 
 def is_settled(ratio, spread):

@@ -43,12 +43,12 @@ def test_verdicts(speeds, others, settled, told):
     assert verdict.is_settled(ratio, spread) == settled
 
 
-def test_each_run_is_compared_with_the_last_before_it():
+def test_each_run_is_compared_with_the_other_set_at_its_time():
     drifting = runs_of(100, 80, 60)
-    ratio, spread = verdict.compare(runs_of(150, 120, 90, start=0.5), drifting, doubt=0.01)
-    assert ratio == 1.5 and spread < 0.05
+    ratio, spread = verdict.compare(runs_of(135, 105, start=1), drifting, doubt=0.01)
+    assert math.isclose(ratio, 1.5) and spread < 0.05
     assert [compare(runs_of(90, start=start), drifting)[0]
-            for start in (-1, 3.5, 9)] == [0.9, 90 / 80, 1.5]
+            for start in (-1, 0, 0.5, 3, 9)] == [0.9, 0.9, 90 / 95, 90 / 70, 1.5]
 
 
 def test_epochs_that_scatter_make_a_ratio_uncertain():

@@ -279,8 +279,8 @@ def markdown(rows):
         steps = good["options"].get("steps")
         length = f"{len(good['epochs'])} epochs" + (f" of {steps} steps" if steps else "")
         parts += [f"{workload(good)}, {length}. Seconds and images/s are of {which_epochs(good)}; "
-                  "the warm-up is start and first epoch. Ratios compare a run's median with that "
-                  "of the last run of the other set before it; ± is the 95 % uncertainty.",
+                  "the warm-up is start and first epoch. Ratios compare a run's median with the "
+                  "other set's at that time; ± is the 95 % uncertainty.",
                   setting(good)]
         reasons = [f"{name}, because {why}" for name, why in good["left_out"].items()]
         parts += [f"Left out: {'; '.join(reasons)}."] * bool(reasons)
