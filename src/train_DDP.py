@@ -69,7 +69,7 @@ def build_parser():
     add("--steps", type=count, help="end each epoch after this many steps; None: all")
     add("--seed", type=int, default=0, help="sets weights, image order and augmentation")
     # new #
-    # sync_bn halves the speed of ResNet-50 on 4 H200s
+    # with sync_bn all GPUs wait for each other in every batch norm; torchrun needs no local-rank
     add("--sync_bn", action="store_true", help="batch norm over all GPUs: slow")
     add("--bucket_cap_mb", type=count, help="MB of gradients that are averaged at once; None: 25")
     add("--local-rank", help=argparse.SUPPRESS)  # python -m torch.distributed.launch passes it
