@@ -172,13 +172,9 @@ def test_what_was_kept_and_gains_no_longer_says_so(monkeypatch):
 
 def test_ratios_to_the_same_run_are_not_independent():
     four = runs_of(110, 110, 110, 110, start=1, step=0.1)
-    apart, shared = (compare_with(four, others) for others in (
+    apart, shared = (verdict.compare(four, others, doubt=0.1)[1] for others in (
         runs_of(100, 100, 100, 100, start=0.95, step=0.1), runs_of(100)))
     assert math.isclose(apart, 1.1 * 0.1 / 2) and math.isclose(shared, 1.1 * 0.1 * (5 / 8) ** 0.5)
-
-
-def compare_with(runs, others):
-    return verdict.compare(runs, others, doubt=0.1)[1]
 
 
 def test_few_sets_keep_what_does_nothing(monkeypatch):

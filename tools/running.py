@@ -17,12 +17,11 @@ import compose
 import report
 from runs import (ROOT, GiveUp, Stopped, check_options, conclude, cores, failure, follow,
                   folder_of_its_own, guarded, machine, say, show, stop_on_signals)
-from verdict import compare, doubt_of, is_settled, verdict
+from verdict import WAITS, compare, doubt_of, is_settled, verdict
 
 SECONDS = 5  # of training to compare in a run of the baseline ...
 LONGEST = 20  # ... if the run takes no longer than so many seconds
 EVERY = 5  # after so many runs the baseline runs again
-WAITS = 0.2  # above this share of waiting for data, other techniques cannot show a gain
 SLOW, SLOW_SECONDS = 3, 10  # a run is given up after so many times the baseline's seconds ...
 START_SECONDS = 150  # ... and twice its start, at most so long: validation may compile, too
 FIRST = ("channels_last", "amp", "cache", "DALI", "compile")  # these usually pay most
@@ -316,8 +315,8 @@ class Session:
         """Add to a row how many times as fast as the set before it is, by all runs until now."""
         before = self.results[frozenset(row["on"]), False]
         if row["status"] == before["status"] == "ok":
-            n, sets = len(row["runs"]), [each["runs"] for each in self.results.values()
-                                         if each["status"] == "ok"]
+            n = len(row["runs"])
+            sets = [each["runs"] for each in self.results.values() if each["status"] == "ok"]
             ratio, spread = compare(row["runs"], before["runs"], doubt_of(sets))
             settled = is_settled(ratio, spread) or n >= self.runs
             told = verdict(ratio, spread) if settled or n > 1 else "ran once"
