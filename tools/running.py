@@ -88,10 +88,11 @@ def stairs_of(gpus, allowed):
 def due(stairs, last, best):
     """Return the techniques to run next on top of the row `best`, the most promising first.
 
-    `last` is {technique: its last row}. What seems to gain comes first, then what was never tried,
-    then the rest, first what may gain most; compile, which starts slowest, after others that seem
-    to gain. All of a list are tried before one of it is kept. While steps wait for data, nothing
-    else can show what it gains: then data is tried first.
+    `last` is {technique: its last row}. What seems to gain comes first, compile after the others,
+    because it starts slowest; then what never ran on top of `best`, in the order of `stairs`, what
+    was slower last; then what is still open there, first what may gain most. All of a list are
+    tried before one of it is kept. While steps wait for data, nothing else can show what it gains:
+    then data is tried first.
     """
     found = []
     waits = best["status"] == "ok" and report.data_wait(best) > WAITS
@@ -100,18 +101,20 @@ def due(stairs, last, best):
             continue
         begun = any(name in last for name in names)
         for name in names:
-            row = last.get(name)
+            row, gain = last.get(name), 0
             if not row:
-                turn, gain = 0 if begun else 2, 0
+                turn = 0 if begun else 2
             elif row["status"] != "ok" or not (gains(row) or is_open(row, best)):
                 continue
             elif gains(row):
                 turn, gain = 1, row.get("ratio", row["images_per_second"])
+            elif row["on"] != best["techniques"]:
+                turn = 3 if row["ratio"] + row["spread"] < 1 else 2
             else:
-                turn, gain = 3, row["ratio"] + row["spread"]
-            found.append((turn == 3, waits and group != "data", turn,
-                          bool(row) and name == "compile", -gain, name))
-    return [each[-1] for each in sorted(found, key=lambda each: each[:-1])]
+                turn, gain = 4, row["ratio"] + row["spread"]
+            found.append((turn > 2, waits and group != "data", turn,
+                          turn == 1 and name == "compile", -gain, len(found), name))
+    return [each[-1] for each in sorted(found)]
 
 
 def gains(row):
