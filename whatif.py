@@ -858,9 +858,13 @@ def run_once(spec, limit, show):
 
 # ------------------------------------------------------------------------------------ the verdicts
 def scatter(rates):
-    """Return the standard error of the median of `rates`, divided by it; 0 for one rate."""
-    error = 1.25 * statistics.stdev(rates) / len(rates) ** 0.5 if len(rates) > 1 else 0
-    return error / statistics.median(rates)
+    """Return the standard error of the median of `rates`, divided by it; 0 for one rate.
+
+    By the median deviation, so that one odd rate, as where an epoch begins, does not count.
+    """
+    middle = statistics.median(rates)
+    deviation = 2 * statistics.median(abs(rate - middle) for rate in rates)  # of few, 1.48 of many
+    return 1.25 * deviation / len(rates) ** 0.5 / middle
 
 
 def doubt_of(sets):

@@ -56,6 +56,7 @@ def test_epochs_that_scatter_make_a_ratio_uncertain():
                      for noise in (0.01, 0.2))
     assert steady < 0.02 < 0.1 < loose
     assert whatif.scatter([5]) == 0 and whatif.scatter([5, 5, 5]) == 0
+    assert whatif.scatter([5.02, 5, 5.01, 2, 4.99]) < 0.005  # one odd window
 
 
 def test_what_is_known_of_a_machine_decides_how_far_one_run_counts():
