@@ -47,15 +47,15 @@ import warnings
 from pathlib import Path
 from types import MethodType, SimpleNamespace
 
-WINDOWS = 5  # that a run measures
+WINDOWS = 5  # measured in each run
 LEAST_STEPS = 5  # of the warm-up
 WATCHED = 10  # steps in which models are looked for
-LOSSES = 100  # at most, of a run, to be compared with those of the plain run
+LOSSES = 100  # the most losses of a run that are compared with the plain run's
 CACHED = 8  # batches that a run without loading repeats
 PAYS = 1.02  # a smaller gain counts as no difference
 CLEAR = 0.1  # the largest uncertainty with which "no difference" can be said
 LIKELY = 1.05  # after one run, a larger gain may well pay
-ONE_RUN = 0.2  # the uncertainty of a single comparison on a machine of which nothing is known
+ONE_RUN = 0.2  # the uncertainty of one comparison if nothing is known of the machine
 STEADY = 0.005  # the least standard deviation of a ratio
 STUDENT = 12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36  # Student's t of 95 %, from 1 degree of freedom
 SELDOM = 0.02  # a script that waits a smaller share of its time needs no faster loading
@@ -109,9 +109,9 @@ TECHNIQUES = {
             a batch {times} times as large
         watch: this is another training: tune the learning rate again""",
 }
-OTHER_DATA = {  # techniques whose losses are of other batches, and their verdict
+OTHER_DATA = {  # these train on other batches, so losses are not compared; with their verdict
     "no_loading": "the most that a loader can gain", "batch": "another training"}
-STOPPED = []  # signals that came, checked where a run can be ended first
+STOPPED = []  # signals received; run_once ends the run then
 
 if TRIAL in os.environ:  # the process that starts the others does not need it
     import torch
@@ -123,9 +123,10 @@ if TRIAL in os.environ:  # the process that starts the others does not need it
 def hold_writes(folder, free):
     """Send files that Python code writes to `folder`, unless they are below a path in `free`.
 
-    Folders are not made there, and nothing is moved or deleted.
+    Elsewhere nothing is moved or deleted. A folder that is made is free, and its path is written
+    to `folder`.made, to remove it after the run.
     """
-    real_open, save, chdir = builtins.open, torch.save, os.chdir
+    real_open, save, mkdir = builtins.open, torch.save, os.mkdir
     os.makedirs(folder)
 
     def is_held(path):
@@ -147,9 +148,14 @@ def hold_writes(folder, free):
     def save_(obj, f, *rest, **options):
         return save(obj, held(f) if is_held(f) else f, *rest, **options)
 
-    def chdir_(path):
-        if not is_held(path) or os.path.isdir(path):  # other folders were not made
-            chdir(path)
+    def mkdir_(path, *rest, **options):
+        if "dir_fd" in options or not is_held(path):
+            mkdir(path, *rest, **options)
+        elif not os.path.exists(path):  # a script may make one that the first run has left
+            mkdir(path, *rest, **options)
+            free.append(os.path.abspath(path))
+            with real_open(f"{folder}.made", "a") as made:
+                made.write(f"{free[-1]}\n")
 
     def leave_out(owner, name, target):
         """Make a function do nothing if its argument `target` is a path that is held."""
@@ -167,8 +173,9 @@ def hold_writes(folder, free):
     accessor = getattr(pathlib, "_NormalAccessor", SimpleNamespace())  # of Python 3.10
     accessor.open = staticmethod(open_)
     builtins.open = io.open = open_
-    torch.save, os.chdir = save_, chdir_
-    for owner, target, names in ((os, "path", ("mkdir", "remove", "unlink", "rmdir")),
+    pathlib.Path.touch = lambda path, *_, **__: open_(path, "a").close()
+    torch.save, os.mkdir, accessor.mkdir = save_, mkdir_, staticmethod(mkdir_)
+    for owner, target, names in ((os, "path", ("remove", "unlink", "rmdir")),
                                  (os, "dst", ("rename", "replace", "symlink", "link")),
                                  (shutil, "path", ("rmtree",)),
                                  (shutil, "dst", ("copymode", "copystat"))):
@@ -323,12 +330,18 @@ class Forward:
         return functools.partial, (self.plain,)
 
 
+def length_of(data):
+    with contextlib.suppress(TypeError, NotImplementedError):  # an IterableDataset may have none
+        return len(data)
+
+
 def watched(target, *args, **kwargs):
     """Call the target of a process that the script starts, and watch it as the script is."""
     if Run.active is None:  # started by spawn; a fork has it already
         Run().install()
+    before = Run.active.clock.steps  # of the process that forked this one
     target(*args, **kwargs)
-    if Run.active.clock.steps:
+    if Run.active.clock.steps > before:
         Run.active.ended()
 
 
@@ -346,10 +359,12 @@ class Run:
         self.windows, self.losses, self.models, self.optimizers = [], [], [], []
         self.called = {}  # what the models are called where the optimizers are made, by id
         self.lead = None  # the optimizer whose steps are counted
+        self.others = collections.Counter()  # steps of the others since its last one, by id
         self.device, self.scaler, self.scales, self.look = "cpu", None, False, None
         self.numbers, self.kept = {}, collections.defaultdict(list)  # of loaders; cached batches
-        self.fetched_from = {}  # loaders, by number, that gave a batch since the last step ...
-        self.recent = []  # ... and for it
+        self.made = collections.Counter()  # loaders since the last step, by where they are made
+        self.fetched_from = {}  # loaders, by number, that gave a batch since the last step
+        self.recent = []  # loaders that gave a batch for the last step
         self.steps_of = collections.Counter()  # to how many steps each loader gave a batch
 
     def send(self, **record):
@@ -419,6 +434,13 @@ class Run:
         setattr(owner, name, wrapped)
         return original, wrapped
 
+    def before(self, owner, name, action):
+        """Let owner.name call action with its own arguments first."""
+        def call(original, *args, **kwargs):
+            action(*args, **kwargs)
+            return original(*args, **kwargs)
+        self.wrap(owner, name, call)
+
     def install(self):
         """Begin to watch, and change what this run's techniques change."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -432,37 +454,33 @@ class Run:
         self.calls = self.wrap(torch.nn.Module, "__call__", self.call_module)
         register_optimizer_step_post_hook(self.step)
         if self.spec["first"]:  # in the others, a compiled model may enter autocast
-            self.wrap(torch.autocast, "__enter__", self.enter_autocast)
-            self.wrap(data.distributed.DistributedSampler, "set_epoch", self.set_epoch)
+            self.before(torch.autocast, "__enter__", lambda it: self.see("amp", it._enabled))
+            self.before(data.distributed.DistributedSampler, "set_epoch",
+                        lambda *_, **__: self.see("set_epoch"))
         else:
             hold_writes(f"{self.spec['folder']}/held.{os.getpid()}", self.spec["free"])
         if "channels_last" in self.techniques:
-            self.wrap(torch.nn.parallel.DistributedDataParallel, "__init__", self.make_ddp)
+            self.before(  # DDP's buckets take the layout of the weights
+                torch.nn.parallel.DistributedDataParallel, "__init__",
+                lambda _, module, *__, **___: module.to(memory_format=torch.channels_last))
         if "amp float16" in self.techniques:
             self.scaler = torch.amp.GradScaler("cuda")
-            self.wrap(torch.nn.utils, "clip_grad_norm_", self.clip)
-            self.wrap(torch.nn.utils, "clip_grad_value_", self.clip)
+            self.before(torch.nn.utils, "clip_grad_norm_", self.unscale)
+            self.before(torch.nn.utils, "clip_grad_value_", self.unscale)
         random.seed(0)  # a script that sets no seed gets the same one in each run
         torch.manual_seed(0)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(0)
-
-    def set_epoch(self, original, *args, **kwargs):
-        self.see("set_epoch")
-        return original(*args, **kwargs)
-
-    def enter_autocast(self, original, context):
-        self.see("amp", context._enabled)
-        return original(context)
 
     # ---- data
     def make_loader(self, original, loader, *args, **kwargs):
         call = inspect.signature(original).bind(loader, *args, **kwargs)
         given = call.arguments
         # a loader that is made anew in each epoch keeps its number
-        length = len(given["dataset"]) if hasattr(given["dataset"], "__len__") else None
-        key = length, *((frame.f_code.co_filename, line) for frame, line in self.frames())
-        number = self.numbers.setdefault(key, len(self.numbers))
+        key = length_of(given["dataset"]), *(
+            (frame.f_code.co_filename, line) for frame, line in self.frames())
+        self.made[key] += 1  # a comprehension makes several in one line
+        number = self.numbers.setdefault((self.made[key], key), len(self.numbers))
         if number in self.spec["training"] and "workers" in self.techniques:
             given |= dict(num_workers=self.spec["workers"], persistent_workers=True,
                           pin_memory=torch.cuda.is_available())
@@ -477,16 +495,14 @@ class Run:
 
     def note_loader(self, loader, number):
         loader._whatif = number
-        try:
-            length = len(loader)
-        except TypeError:  # of an IterableDataset
-            length = None
         kinds = torch.utils.data.IterableDataset, torch.utils.data.distributed.DistributedSampler
         self.facts["loaders"][number:number + 1] = [dict(
-            **self.place(), workers=loader.num_workers, pin=loader.pin_memory, length=length,
+            **self.place(), workers=loader.num_workers, pin=loader.pin_memory,
+            length=length_of(loader),
             persistent=loader.persistent_workers, iterable=isinstance(loader.dataset, kinds[0]),
             batch=getattr(loader.batch_sampler, "batch_size", None),
-            method=(loader.multiprocessing_context or multiprocessing).get_start_method(),
+            method=(loader.multiprocessing_context or multiprocessing).get_start_method(
+                allow_none=True) or multiprocessing.get_all_start_methods()[0],  # the default
             shuffles=isinstance(loader.sampler, kinds[1]) and loader.sampler.shuffle)]
 
     def training(self):
@@ -514,11 +530,6 @@ class Run:
         self.clock.fetched(samples if number in counted else 0, wait)
 
     # ---- the model
-    def make_ddp(self, original, parallel, module, *args, **kwargs):
-        """Change the weights first: DDP's buckets take their layout."""
-        module.to(memory_format=torch.channels_last)
-        original(parallel, module, *args, **kwargs)
-
     def call_module(self, original, module, *args, **kwargs):
         """Find the outermost modules that train, in the first steps."""
         trains = module.training and torch.is_grad_enabled() and any(
@@ -608,11 +619,10 @@ class Run:
             scaled._unscaled = outputs
         return scaled
 
-    def clip(self, original, *args, **kwargs):
+    def unscale(self, *_, **__):
         for optimizer in self.optimizers:
             with contextlib.suppress(RuntimeError, AssertionError):  # unscaled, or no gradients
                 self.scaler.unscale_(optimizer)
-        return original(*args, **kwargs)
 
     def make_optimizer(self, original, optimizer, params, defaults):
         self.optimizers.append(optimizer)
@@ -628,7 +638,7 @@ class Run:
             optimizer.step = MethodType(Run.scaled_step, optimizer)
 
     def scaled_step(optimizer, *args, **kwargs):
-        """Be the step of an optimizer: its own method, since schedulers wrap that."""
+        """Replace an optimizer's step, by a bound method because schedulers wrap that."""
         run = Run.active
         if run.scales:  # called by the scaler
             return type(optimizer).step(optimizer, *args, **kwargs)
@@ -638,10 +648,14 @@ class Run:
         run.scaler.update()
 
     def step(self, optimizer, *_):
-        """Count a step of the first optimizer that steps; end the run after the last one."""
-        self.lead = self.lead or optimizer
+        """Count a step of the leading optimizer; end the run after the last one."""
+        self.others[id(optimizer)] += 1
+        if not self.lead or self.others[id(optimizer)] > WATCHED:  # the script goes on with this
+            self.lead = optimizer
         if optimizer is not self.lead or self.rank_of()[0] > 0:
             return
+        self.others.clear()
+        self.made.clear()
         self.steps_of.update([*self.fetched_from])
         self.recent, self.fetched_from = [*self.fetched_from] or self.recent, {}
         if self.look:
@@ -656,7 +670,7 @@ class Run:
 
     # ---- after the windows
     def looking(self):
-        """Look at some more steps of a GPU, one each time that this is continued, and finish."""
+        """Examine more steps on a GPU, one for each next(), then end the run."""
         yield from self.find_waits(3)
         self.report()
         yield from self.time_kernels(10)
@@ -762,7 +776,7 @@ def run_script():
         if end.code:  # the process that started this one tells it, and the last words
             raise
     except BaseException as error:
-        if run.look:  # it was measured; the look at its kernels may disturb a profiler of its own
+        if run.look:  # already measured; profiling may disturb a profiler of the script
             run.finish()
         kind, where = type(error), error.__traceback__
         while where and (where.tb_frame.f_code.co_filename == __file__
@@ -803,7 +817,7 @@ def why_failed(result, code, log):
     """Return, in one line, why a run gave no rate; or "" if it gave one."""
     output = "".join(f": {line[:150]}" for line in log.strip().splitlines()[-1:])
     if error := result.get("error"):
-        asks = "it asks for input, and gets none here (stdin is /dev/null)"
+        asks = "it asks for input, but whatif.py gives it none (stdin is /dev/null)"
         return asks if error.startswith("EOFError") else error
     if not result.get("done"):
         if code == -signal.SIGKILL:
@@ -830,7 +844,7 @@ def run_once(spec, limit, show):
             while not result.get("done"):
                 codes = [process.poll() for process in processes]
                 *lines, text = (text + file.read()).split("\n")  # the last one may be cut
-                for record in map(json.loads, lines):  # of several that train, one counts
+                for record in map(json.loads, lines):  # if several train, the first to report
                     counts = result.setdefault("pid", record["pid"]) == record["pid"]
                     if (counts or "error" in record) and not result.get("done"):
                         result |= record
@@ -843,7 +857,7 @@ def run_once(spec, limit, show):
                     raise KeyboardInterrupt
                 show(result["windows"])
                 time.sleep(0.1)
-        if result.get("ended"):  # let it do what it does at its end
+        if result.get("ended"):  # let the script finish by itself
             with contextlib.suppress(subprocess.TimeoutExpired):
                 processes[0].wait(30)
     finally:
@@ -851,6 +865,9 @@ def run_once(spec, limit, show):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        for made in folder.glob("*.made"):
+            for path in made.read_text().splitlines():
+                shutil.rmtree(path, ignore_errors=True)
     log = (folder / "log").read_text(errors="replace")
     shutil.rmtree(folder, ignore_errors=True)
     return result | dict(error=why_failed(result, next(filter(None, codes), 0), log))
@@ -860,10 +877,10 @@ def run_once(spec, limit, show):
 def scatter(rates):
     """Return the standard error of the median of `rates`, divided by it; 0 for one rate.
 
-    By the median deviation, so that one odd rate, as where an epoch begins, does not count.
+    It uses the median deviation, so that one odd rate, as at an epoch's start, does not count.
     """
     middle = statistics.median(rates)
-    deviation = 2 * statistics.median(abs(rate - middle) for rate in rates)  # of few, 1.48 of many
+    deviation = 2 * statistics.median(abs(rate - middle) for rate in rates)  # 1.48 for many
     return 1.25 * deviation / len(rates) ** 0.5 / middle
 
 
@@ -1003,7 +1020,7 @@ def batch_times(facts):
 
 
 def kind(name):
-    """Return amp for amp bfloat16, and so on: of a kind, one technique can be used."""
+    """Return "amp" for "amp bfloat16". Only one technique of a kind can be used."""
     return name.split()[0]
 
 
@@ -1093,7 +1110,7 @@ class Session:
         if not windows or result["error"] and not is_enough:
             row.error, row.traceback = result["error"], result.get("traceback", "")
             return False
-        seconds = sum(window["seconds"] for window in windows)
+        seconds, steps = (sum(window[key] for window in windows) for key in ("seconds", "steps"))
         self.took.append(time.monotonic() - begin - seconds)
         if is_first:
             self.facts = facts | dict(peak=result["memory"])
@@ -1104,7 +1121,8 @@ class Session:
             rates=[window[self.unit] * facts["processes"] / window["seconds"]
                    for window in windows],
             wait=sum(window["wait"] for window in windows) / seconds,
-            step_seconds=seconds / sum(window["steps"] for window in windows)))
+            step_seconds=seconds / steps,
+            step_samples=sum(window["samples"] for window in windows) / steps))
         Row.doubt = doubt_of(each.runs for each in self.rows)
         return True
 
@@ -1141,8 +1159,8 @@ def has_kind(row, name):
 def explore(session, wanted):
     """Measure each technique alone, then together with those that pay, the best first.
 
-    Of these, compile is the last: what is as fast without it starts faster. Return the row of the
-    best set, with the script's own loading or with the workers that pay.
+    compile comes last, because it starts slowly: a set as fast without it is better. Return the
+    row of the best set, with the script's own loading or with the workers that pay.
     """
     plain = best = session.rows[0]
     loads = [name for name in wanted if name in ("no_loading", "workers")]
@@ -1186,6 +1204,8 @@ def explore(session, wanted):
         session.measure(top)  # the sum once more, beside the plain script
     for row in [*found.values(), *alone]:
         session.settle(row)
+    while top.base and not top.pays():  # only its first runs did
+        top = top.base
     return top
 
 
@@ -1384,10 +1404,10 @@ def measure_all(session):
     where = "" if args.copy else "\n--copy runs all in a copy of the folder."
     say(f"""{args.script} runs several times, each for about {args.seconds:g} s after its warm-up, \
 in at most {args.minutes:g} minutes.
-The first run writes, deletes and sends what the script does, up to there; a file that it is
-writing then stays unfinished. In the others, files that Python and torch.save write go to a
-temporary folder, and W&B and Comet are off; not so files of other libraries and programs, and the
-network.{where}""")
+The first run writes, deletes and sends what the script does until it is ended; a file that it is
+writing at that moment stays unfinished. In later runs, files that Python and torch.save write go
+to a temporary folder, and W&B and Comet are off. Files that other libraries or programs write, and
+the network, are not held back.{where}""")
     best = plain
     try:
         if not session.measure(plain):

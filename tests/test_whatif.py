@@ -43,7 +43,8 @@ def test_techniques_losses_advice_and_files(tmp_path):
     assert "other losses" in rows["amp bfloat16"]["verdict"]
     assert "losses" not in rows["fused"]["verdict"]
     one, other = (rows[name]["runs"][0]["losses"] for name in ("as it is", "fused"))
-    assert other[:20] == pytest.approx(one[:20], rel=1e-4)
+    n = min(20, len(one), len(other))
+    assert other[:n] == pytest.approx(one[:n], rel=1e-4)
     assert "Net, SGD" in out and "plain_loop.py:46: a DataLoader without workers" in out
     assert re.search(r"amp float16: it needs an NVIDIA GPU", out)
     # the plain run wrote, the others did not
@@ -99,19 +100,43 @@ def test_shards_with_a_loader_each(tmp_path):
     rows, out = ask(copy_of("shards.py", tmp_path), "shards.py", only="batch")
     (run_,) = rows["as it is"]["runs"]
     assert "samples/s" in out
-    assert rows["as it is"]["rate"] * run_["step_seconds"] == pytest.approx(8, rel=0.3)
+    assert run_["step_samples"] == pytest.approx(8, rel=0.2)
     assert rows["batch"]["verdict"] == "another training"
 
 
 def test_what_is_unusual_and_common(tmp_path):
     rows, out = ask(copy_of("unusual.py", tmp_path), "unusual.py", only="no_loading,amp")
-    assert list(rows) == ["as it is", "no_loading", "no_loading + amp bfloat16"] or (
-        list(rows) == ["as it is", "no_loading", "amp bfloat16"]), out
+    assert {"as it is", "no_loading"} < {*rows}, out  # and amp, with or without loading
     for row in rows.values():
         (run_,) = row["runs"]
-        assert row["rate"] * run_["step_seconds"] == pytest.approx(4, rel=0.3)  # a batch
+        assert run_["step_samples"] == pytest.approx(4, rel=0.2)  # a batch
     assert {path.name for path in (tmp_path / "out" / "deep").iterdir()} <= {"last.pt", "best.pt"}
     assert {path.name for path in tmp_path.iterdir()} == {"unusual.py", "out"}
+
+
+def test_habits_of_scripts(tmp_path):
+    rows, out = ask(copy_of("habits.py", tmp_path), "habits.py", only="fused")
+    assert list(rows) == ["as it is", "fused"]
+    for row in rows.values():  # 8 a step, without validation; the first 10 of an optimizer are lost
+        (run_,) = row["runs"]
+        assert run_["step_samples"] == pytest.approx(9, rel=0.2), out
+    assert len(list((tmp_path / "runs").iterdir())) == 1  # of the plain run
+
+
+def test_what_pays_no_more_is_not_advised(tmp_path, monkeypatch):
+    speeds = iter([100, 100, 115, 100, 92, 100, 92, 100, 92, 100, 92])  # plain, plain, fused, ...
+    args = SimpleNamespace(seconds=1, minutes=60, runs=4, arguments=[])
+    session = whatif.Session(args, tmp_path, tmp_path / "x.py", tmp_path)
+
+    def run_once(*_):
+        speed = next(speeds)
+        return dict(windows=[dict(seconds=1, steps=speed, samples=speed, wait=0)] * 5, error="",
+                    facts=dict(processes=1, training=[0]), memory=None, losses=[1.0] * 20)
+    monkeypatch.setattr(whatif, "run_once", run_once)
+    session.measure(session.rows[0])
+    session.extra = {}
+    best = whatif.explore(session, ["fused"])
+    assert best is session.rows[0] and not session.rows[1].pays()
 
 
 def test_a_technique_that_fails_after_some_windows_does_not_pay(tmp_path, monkeypatch):
