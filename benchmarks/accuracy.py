@@ -12,6 +12,7 @@ import argparse
 import collections
 import datetime
 import fnmatch
+import functools
 import json
 import os
 import re
@@ -116,7 +117,7 @@ def ratio(row, plain, key):
 
 
 def plain_of(record):
-    """Return the row that ratios are to."""
+    """Return the row of the plain training, the base of all ratios."""
     return next((row for row in record if row["name"] == "plain"), {"status": "not run"})
 
 
@@ -175,9 +176,7 @@ def shows(record):
     return report.place(record[0]), recipe(record[0]), what, record[0]["date"]
 
 
-def write(record, stem):
-    """Write a record to <stem>.json and its page to <stem>.md."""
-    report.save(record, stem, markdown(record))
+write = functools.partial(report.save, markdown)
 
 
 # ------------------------------------------------------------------------------ the driver

@@ -4,7 +4,8 @@
 
 The pipeline does the work of loader.py: resize, random crop, flip, bytes. With --random_crop it is
 the example's own for training: it decodes a random part of each picture and normalizes to floats.
-It has all options of loader.py; --num_workers counts threads.
+It takes loader.py's options, without --samples, --split, --pair and --cold; --num_workers counts
+threads.
 """
 
 import itertools

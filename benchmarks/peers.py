@@ -10,10 +10,9 @@ train.py or loader.py. Writes RESULT_DIR/peers.json and .md; a row that fails sa
 
 import argparse
 import collections
-import contextlib
 import datetime
 import fnmatch
-import importlib.metadata
+import functools
 import json
 import os
 import re
@@ -35,7 +34,7 @@ import runs
 PACKAGES = "lightning", "pytorch-lightning", "accelerate", "spdl"
 EXAMPLE = "imagenet/main.py"  # of pytorch/examples
 SWITCHES = "Lightning + 16-mixed benchmark compile"
-REFERENCES = {"train": SWITCHES, "load": "loader.py"}  # the rows that ratios are to
+REFERENCES = {"train": SWITCHES, "load": "loader.py"}  # ratios are relative to these rows
 
 # what a reader has to know of the rows with these names
 NOTES = {
@@ -187,7 +186,7 @@ def spread(values, form="{:,.0f}"):
 
 
 def cells(of_it, reference):
-    """Return the cells of a row; `of_it` has its runs, `reference` the images/s of REFERENCES."""
+    """Return the cells of a row; `of_it` has its runs, `reference` the speeds to compare with."""
     first, trains = of_it[0], of_it[0]["work"] == "train"
     start = [first["name"], *([first["precision"]] if trains else [])]
     if bad := [row for row in of_it if row["status"] != "ok"]:
@@ -259,21 +258,10 @@ def shows(rows):
             "; ".join(map(best, works(rows))), rows[0]["date"])
 
 
-def write(rows, stem):
-    """Write rows to <stem>.json and their tables to <stem>.md."""
-    report.save(rows, stem, markdown(rows))
+write = functools.partial(report.save, markdown)
 
 
 # ------------------------------------------------------------------------------ the driver
-def machine():
-    """Return what figures depend on, with the versions of the peers."""
-    here = runs.machine()
-    for name in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            here["packages"][name] = importlib.metadata.version(name)
-    return here
-
-
 def parse(arguments):
     """Return (options of this script, those behind the --)."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
@@ -304,12 +292,15 @@ def main():
     parser.prog = "peers.py"
     values = {key: str(value) if isinstance(value, Path) else value
               for key, value in vars(parser.parse_args(options)).items() if key != "result_dir"}
+    if args.WORK == "load" and any(values[key] != parser.get_default(key)
+                                   for key in ("samples", "split", "pair", "cold")):
+        parser.error("the other libraries have no --samples, --split, --pair and --cold")
     folder = args.result_dir.resolve() / "peers"
     lock = runs.folder_of_its_own(folder, "peers.py")  # held until the process ends
     stem = args.result_dir / "peers"
 
     import torch
-    here = machine()
+    here = runs.machine(*PACKAGES)
     common = dict(
         work=args.WORK, options=values, machine=here, date=datetime.date.today().isoformat(),
         command=shlex.join(["python", "benchmarks/peers.py", *sys.argv[1:]]),
@@ -328,6 +319,9 @@ def main():
         if done[0]["machine"] != here:
             sys.exit(f"peers.py: error: --add: {stem}.json is of another machine or other versions")
         done[-1].pop("stopped", None)
+        rerun = {row.name for row in rows}  # of these, what did not end well before does not count
+        done = [each for each in done if each["status"] == "ok" or each["name"] not in rerun
+                or (each["work"], each["options"]) != (args.WORK, values)]
     try:
         for turn, row in [(turn, row) for turn in range(1, args.runs + 1) for row in rows]:
             if row.name in bad:

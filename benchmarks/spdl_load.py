@@ -3,7 +3,8 @@
     python spdl_load.py --data_source DATASET
 
 FFmpeg's filters resize each picture and crop its center; SPDL applies the same filter to all. It
-has all options of loader.py; --num_workers counts threads.
+takes loader.py's options, without --samples, --split, --pair and --cold; --num_workers counts
+threads.
 """
 
 import itertools

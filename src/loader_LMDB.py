@@ -241,7 +241,7 @@ def match_lmdb(path, pictures):
 # new #
 # reads without the folder; unlike pickles, records (pictures, JSON) cannot run code
 class ImageFolderLMDB(Pictures):
-    """Pictures that are read from an LMDB file. Use it like ImageFolder. Raises OSError."""
+    """Pictures from an LMDB file, with ImageFolder's samples and classes. Raises OSError."""
     def __init__(self, path, transform=None, least=1):
         self.path, self.transform, self.least = str(path), transform, least
         try:

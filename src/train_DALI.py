@@ -117,7 +117,7 @@ def image_pipeline(paths, size, augment, on_gpu):
     engine = dict(device="mixed", hw_decoder_load=1.0, jpeg_fancy_upsampling=True) if on_gpu else {}
     resize = dict(size=[size, size], antialias=True, interp_type=types.INTERP_LINEAR)
     encoded = fn.io.file.read(fn.external_source(paths, dtype=types.UINT8, ndim=1))
-    # the new shape makes decoding wait for the size: a decoder can crash on a file that is no image
+    # decode only after the size is known: a decoder can crash on a file that is no image
     shape = fn.peek_image_shape(encoded, dtype=types.INT32)[:2]
     encoded = fn.reinterpret(encoded, shape=0 * shape[:1] - 1)
     images = fn.decoders.image(encoded, **engine)
@@ -213,13 +213,13 @@ def main():
     world_size = 1
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-    # every process starts from the same weights
-    torch.manual_seed(args.seed)
     on_gpu = device.type == "cuda"
     if args.batch_size % world_size:
         fail(f"--batch_size {args.batch_size} is not a multiple of {world_size} processes")
     if not 0 < args.lr < 3e38 or not 0 <= args.seed < 2 ** 31 or args.workers < 0:
         fail("--lr has to be above 0 and below 3e38, --seed 0 to 2147483647, --workers 0 or more")
+    # every process starts from the same weights
+    torch.manual_seed(args.seed)
     saved = args.result_dir / f"{script}.pt"
     try:
         args.result_dir.mkdir(parents=True, exist_ok=True)
@@ -251,7 +251,7 @@ def main():
     # each process has its share of the validation images, the batch and the workers
     val_sampler = range(rank, len(val_set), world_size)
     workers = -(-args.workers // world_size)
-    stay = workers > 0 and args.augment == "none"  # workers that augment start anew, reseeded
+    stay = workers > 0 and args.augment == "none"  # False for random transforms: reseeds workers
     loading = dict(batch_size=args.batch_size // world_size, num_workers=workers,
                    pin_memory=on_gpu, generator=torch.Generator())
 
@@ -271,7 +271,7 @@ def main():
     mean, std = torch.tensor([[.485, .456, .406], [.229, .224, .225]]).to(device)[..., None, None]
     normalize = transforms.Compose([
         transforms.ToDtype(torch.float32, scale=True),
-        transforms.Lambda(lambda x: (x - mean.to(x.device)) / std.to(x.device))])  # DP: of each GPU
+        transforms.Lambda(lambda x: (x - mean.to(x.device)) / std.to(x.device))])  # DP: on each GPU
     classes = len(train_set.classes)
     try:
         if args.model == "conv11":
@@ -329,7 +329,7 @@ def main():
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
         1, (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
 
-    # no step waits for the device; only the clock does, before the first step and after the last
+    # the clock waits for the device before the first step and after the last; no step has to
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None
     warmup_seconds = 0.0
     resumed = len(epochs)

@@ -118,7 +118,7 @@ def merged(techniques):
 
 
 def test_every_set_is_the_script_of_compose_sh(visit):
-    choices = [[[], *([name] for name in choice)] for choice in SITE.choices("train", TECHNIQUES)]
+    choices = [[[], *([name] for name in choice)] for choice in compose.choices(TECHNIQUES)]
     sets = [tuple(sorted(sum(picked, []))) for picked in itertools.product(*choices)]
     assert len(set(sets)) == 3 * 4 * 2 ** (len(TECHNIQUES) - 5)
     assert merged(sets[-1]) == compose.join(sets[-1])

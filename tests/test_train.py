@@ -239,7 +239,8 @@ def test_real_faulty_files_are_read_or_named(photos, tmp_path):
     ["--model", "fasterrcnn_resnet50_fpn"], ["--workers", "-1"], ["--steps", "0"],
     ["--image_size", "0"], ["--batch_size", "100000"], ["--nothing"], ["--lr", "x"],
     ["--lr", "inf"], ["--lr", "nan"], ["--lr", "-0.1"], ["--lr", "0"], ["--seed", "-1"],
-    ["--seed", "12345678901234567890"], ["--augment"], ["--augment", "--steps"],
+    ["--seed", "12345678901234567890"], ["--seed", "99999999999999999999"],
+    ["--augment"], ["--augment", "--steps"],
     ["--augment", "mine"]], ids=" ".join)
 def test_wrong_options(options, digits, tmp_path):
     done = run_forked(SRC / "train.py", "--dataset", digits, *TINY, *options, cwd=tmp_path)

@@ -140,6 +140,18 @@ def excluded(one, other):
             f'({one}: "{why[0]}"; {other}: "{why[1]}")')
 
 
+def choices(names):
+    """Return the techniques as lists: of each list at most one can be chosen."""
+    found = []
+    for name in names:
+        same = next((choice for choice in found if excluded(choice[0], name)), None)
+        if same:
+            same.append(name)
+        else:
+            found.append([name])
+    return found
+
+
 def check(techniques):
     """Return the techniques sorted, each once. Raise UsageError if they cannot be joined."""
     for name in techniques:

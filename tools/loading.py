@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import functools
 import json
 import os
 import random
@@ -69,10 +70,10 @@ def parse(arguments):
     pictures = loader.open_pictures(parser, args, None)
     if not args.samples and len(pictures) > MOST_SAMPLES:
         args.samples = MOST_SAMPLES
-    common = []
-    for name, value in vars(args).items():
-        if name != "result_dir" and value != parser.get_default(name):
-            common += ([f"--{name}", *value] if isinstance(value, list) else [f"--{name}={value}"])
+    common = [word for name, value in vars(args).items()  # all: a copy may have other defaults
+              if name not in ("cold", "result_dir") and value is not None
+              for word in ([f"--{name}", *value] if isinstance(value, list) else
+                           [f"--{name}={value}"])]
     return script, loader, args, pictures, common, own
 
 
@@ -139,7 +140,8 @@ class GPUWatch:
     def __enter__(self):
         with contextlib.suppress(FileNotFoundError):
             self.process = subprocess.Popen(
-                ["nvidia-smi", "-i", "0", "--query-gpu=utilization.gpu,utilization.jpeg",
+                ["nvidia-smi", "-i", os.getenv("CUDA_VISIBLE_DEVICES", "0").split(",")[0],
+                 "--query-gpu=utilization.gpu,utilization.jpeg",
                  "--format=csv,noheader,nounits", "-lms", "200"], text=True,
                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
             threading.Thread(target=self.collect, daemon=True).start()
@@ -272,7 +274,8 @@ def main():
     except runs.Stopped as reason:
         interrupted = f"Stopped by {reason} after {len(rows)} runs."
         print(f"\n{interrupted}", file=sys.stderr)
-    runs.conclude(rows, report.write_loading, args.result_dir / "loading", interrupted)
+    runs.conclude(rows, functools.partial(report.save, report.loading_markdown),
+                  args.result_dir / "loading", interrupted)
 
 
 if __name__ == "__main__":

@@ -160,10 +160,10 @@ def text_of(parts, rows):
                        for part in parts if part) + "\n"
 
 
-def save(rows, stem, markdown):
-    """Write rows to <stem>.json and their tables to <stem>.md."""
+def save(markdown, rows, stem):
+    """Write rows to <stem>.json and markdown(rows), their tables, to <stem>.md."""
     stem.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(markdown)
+    stem.with_suffix(".md").write_text(markdown(rows))
 
 
 # ------------------------------------------------------------------------------ running.sh
@@ -265,6 +265,8 @@ def markdown(rows):
         if row["status"] != "ok":
             problems.setdefault(problem(row), []).append(name)
             continue
+        if "failed" in row:
+            problems.setdefault(row["failed"], []).append(f"{name}, a later run")
         memory = row["peak_memory_bytes"]
         later = [run["warmup_seconds"] for run in runs(row)[1:]]
         cells.append([name, str(len(later) + 1), spread(row), f"{row['val_top1']:.2%}",
@@ -328,7 +330,7 @@ def chart(rows, path):
 
 def write(rows, stem):
     """Write rows to <stem>.json, .md and, if the baseline ended well, .png."""
-    save(rows, stem, markdown(rows))
+    save(markdown, rows, stem)
     stem.with_suffix(".png").unlink(missing_ok=True)
     if rows[0]["status"] == "ok":
         chart(rows, stem.with_suffix(".png"))
@@ -372,14 +374,9 @@ def loading_markdown(rows):
     return text_of(parts, rows)
 
 
-def write_loading(rows, stem):
-    """Write rows to <stem>.json and .md."""
-    save(rows, stem, loading_markdown(rows))
-
-
 # ------------------------------------------------------------------------------ results/
 def running_shows(rows):
-    """Return what shows() of KINDS returns, of a record of running.sh."""
+    """Return (machine, workload, what it shows, date) of a record of running.sh."""
     best = fastest(rows)
     told = (f"{' '.join(best['techniques']) or 'the baseline'}: {ratio(best, rows[0])}"
             if not not_usable(rows) else "the baseline moved: ratios to it are not usable")
@@ -387,7 +384,7 @@ def running_shows(rows):
 
 
 def loading_shows(rows):
-    """Return what shows() of KINDS returns, of a record of loading.sh."""
+    """Return (machine, workload, what it shows, date) of a record of loading.sh."""
     last = rows[-1]
     base = next(row for row in rows if row["cache"] == last["cache"])
     told = f"{last['loader']} {ratio(last, base)} {base['loader']}, {last['cache']}" + (

@@ -39,16 +39,9 @@ def groups():
     Techniques that exclude each other are one list. If all of them change the data section, it is
     one of data, else a parallel one. A script that profiles is no technique.
     """
-    choices, result = [], {"data": [], "compute": [], "parallel": []}
+    result = {"data": [], "compute": [], "parallel": []}
     texts = {name: compose.script(f"train_{name}") for name in compose.TECHNIQUES}
-    for name in (name for name in texts if "torch.profiler" not in texts[name]):
-        for choice in choices:
-            if compose.excluded(choice[0], name):
-                choice.append(name)
-                break
-        else:
-            choices.append([name])
-    for choice in choices:
+    for choice in compose.choices(name for name in texts if "torch.profiler" not in texts[name]):
         of_data = all("# new #" in re.search(r" -+ data\n.*? -----", texts[name], re.DOTALL)[0]
                       for name in choice)
         result["compute" if len(choice) == 1 else "data" if of_data else "parallel"].append(choice)
@@ -88,11 +81,14 @@ def stairs_of(gpus, allowed):
 def due(stairs, last, best):
     """Return the techniques to run next on top of the row `best`, the most promising first.
 
-    `last` is {technique: its last row}. What seems to gain comes first, compile after the others,
-    because it starts slowest; then what never ran on top of `best`, in the order of `stairs`, what
-    was slower last; then what is still open there, first what may gain most. All of a list are
-    tried before one of it is kept. While steps wait for data, nothing else can show what it gains:
-    then data is tried first.
+    `last` is {technique: its last row}. The order:
+    1. the rest of a list that was begun
+    2. what seems to gain, most first, compile after the others, because it starts slowest
+    3. what never ran on top of `best`, in the order of `stairs`
+    4. the same, if it was slower before
+    5. what ran on top of `best` and is still open, first what may gain most
+    While steps wait for data, data comes first within 1 to 3, and within 4 and 5: nothing else can
+    show what it gains.
     """
     found = []
     waits = best["status"] == "ok" and report.data_wait(best) > WAITS
@@ -205,7 +201,7 @@ class Session:
 
     def time_left(self):
         """Return the seconds left, less those kept for the baseline's last run."""
-        return self.deadline - time.monotonic() - 1.5 * statistics.median(self.took)
+        return self.deadline - time.monotonic() - 1.5 * self.took[0]
 
     def has_time(self, runs):
         """Return whether there is time for so many runs besides those that are reserved."""
@@ -285,6 +281,8 @@ class Session:
         status, _, details = self.measure(row["techniques"])
         if status == "ok":
             self.add(details["runs"], row)
+        elif status == "fail":
+            row["failed"] = report.problem({"status": status, **details})
         say(f"        again {' '.join(row['techniques']) or 'the baseline'}: "
             + report.summary({**row, **details, "status": status}, self.rows[0]))
         return status == "ok"

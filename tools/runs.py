@@ -56,8 +56,11 @@ def has_bfloat16():
     return bool(allowed) and not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(words)
 
 
-def machine():
-    """Return what figures depend on: CPU, cores, GPUs, driver, Python and packages, as a dict."""
+def machine(*others):
+    """Return what figures depend on: CPU, cores, GPUs, driver, Python and packages, as a dict.
+
+    `others` are packages to tell the version of, too.
+    """
     import torch  # takes seconds
     gpus = torch.cuda.device_count()
     gpu, driver = "GPU" if gpus else None, None
@@ -70,7 +73,8 @@ def machine():
     with contextlib.suppress(OSError, TypeError):  # some systems or CPUs have no such line
         cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())[1]
     packages = {}
-    for name in ("torch", "torchvision", "lmdb", "nvidia-dali-cuda120", "nvidia-dali-cuda130"):
+    for name in ("torch", "torchvision", "lmdb", "nvidia-dali-cuda120", "nvidia-dali-cuda130",
+                 *others):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             packages[name] = importlib.metadata.version(name)
     return dict(cpu=cpu, cores=cores(), bfloat16=has_bfloat16(), gpus=gpus, gpu=gpu, driver=driver,
@@ -276,4 +280,5 @@ def conclude(rows, write, stem, interrupted):
         rows[-1] |= {"stopped": interrupted} if interrupted else {}
         write(rows, stem)
         print(f"\n{stem.with_suffix('.md').read_text()}")
-    sys.exit(130 if interrupted else any(row["status"] == "fail" for row in rows))
+    sys.exit(130 if interrupted else any(
+        row["status"] == "fail" or "failed" in row for row in rows))

@@ -41,21 +41,6 @@ def sections(family):
     return found
 
 
-def choices(family, names):
-    """Return the techniques as lists: of each list at most one can be chosen."""
-    if family == "loader":
-        return [names]
-    found = []
-    for name in names:
-        for choice in found:
-            if compose.excluded(choice[0], name):
-                choice.append(name)
-                break
-        else:
-            found.append([name])
-    return found
-
-
 def family_of(family):
     """Return what the page has to know about src/<family>*.py."""
     described = sections(family)
@@ -67,7 +52,8 @@ def family_of(family):
         variants[path.stem.removeprefix(f"{family}_")] = dict(
             described[path.stem], added=added, hunks=hunks(base, text))
     order = [name.removeprefix(f"{family}_") for name in described if name != family]
-    return dict(base=base, variants=variants, choices=choices(family, order))
+    choices = compose.choices(order) if family == "train" else [order]
+    return dict(base=base, variants=variants, choices=choices)
 
 
 def measured(family, row, first):
