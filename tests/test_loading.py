@@ -88,13 +88,16 @@ def test_table_records_and_bottleneck(project, data, tmp_path):
 def test_a_path_and_options_of_its_own(in_memory, tmp_path):
     """A script of the user's, and an option that the baseline does not have."""
     mine = tmp_path / "my loader.py"
-    mine.write_text((SRC / "loader_DALI.py").read_text())
+    text = (SRC / "loader_DALI.py").read_text()
+    assert text.count("default=0, help=\"sets order") == 1
+    mine.write_text(text.replace("default=0, help=\"sets order", "default=7, help=\"sets order"))
     done = run_forked(DRIVER, mine, in_memory, "--result_dir", tmp_path, *SMALL,
                       "--samples", "16", "--dali_device", "cpu", "--split", "train")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(tmp_path)
     assert list(dict.fromkeys(row["loader"] for row in rows)) == ["loader", "my loader"]
     assert rows[-1]["options"]["dali_device"] == "cpu" and rows[-1]["samples"] == 16
+    assert {row["options"]["seed"] for row in rows} == {0}  # the baseline's default for both
     baseline = (tmp_path / "loading" / "loader_warm.log").read_text().splitlines()[0]
     assert "--samples=16" in baseline and "--dali_device" not in baseline
 

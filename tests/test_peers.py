@@ -68,7 +68,7 @@ common.time_reading(args, iter([[(torch.zeros(25, 3, 8, 8), torch.zeros(25))]]),
 
 def compare(folder, *options, example=EXAMPLE):
     """Run peers.py on digits with this imagenet/main.py; return (process, rows, table)."""
-    (folder / "imagenet").mkdir()
+    (folder / "imagenet").mkdir(exist_ok=True)
     (folder / "imagenet" / "main.py").write_text(example)
     done = run_forked(PEERS / "peers.py", "train", *options[:1], "--examples", folder,
                       "--result_dir", folder, *options[1:])
@@ -111,6 +111,14 @@ def test_a_row_that_fails_says_why_and_runs_once(digits, tmp_path, example, erro
                                example=example)
     assert done.returncode == 1 and len(rows) == 1
     assert f"FAIL: {error} (log: " in text
+
+
+def test_a_row_that_was_mended_runs_with_add(digits, tmp_path):
+    compare(tmp_path, digits, "--only", "imagenet*", *IMAGENET, example="raise OSError")
+    done, rows, text = compare(tmp_path, digits, "--runs", 1, "--add", "--only", "imagenet*",
+                               *IMAGENET)
+    assert done.returncode == 0 and [row["status"] for row in rows] == ["ok"], done.stderr
+    assert "FAIL" not in text
 
 
 def test_ratios_are_to_the_median_of_the_reference(digits, tmp_path):

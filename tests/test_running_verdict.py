@@ -198,6 +198,21 @@ def test_time_that_is_left_goes_into_more_runs(monkeypatch):
     assert [rows[name]["n"] for name in ("+good", "+little", "+bad")] == [4, 4, 1]
 
 
+def test_a_later_run_that_fails_is_told(monkeypatch, tmp_path):
+    session, _ = session_of(product_of(GAINS), monkeypatch)
+    climb(session, "good")
+    monkeypatch.setattr(running, "run", lambda *_: (
+        "fail", 1, {"error": "RuntimeError: no memory", "log": "a.log"}))
+    session.confirm()
+    session.repeat(session.rows[-1])
+    assert "a later run: FAIL: RuntimeError: no memory (log: a.log)" in report.markdown(
+        session.rows)
+    monkeypatch.setattr(runs.signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as end:
+        runs.conclude(session.rows, report.write, tmp_path / "running", None)
+    assert end.value.code == 1
+
+
 def test_a_baseline_that_was_disturbed(monkeypatch):
     """Its first run is slow: what does nothing is not kept, and the table tells that it moved."""
     session, ran = session_of(lambda _, number: 20 if number == 0 else 100, monkeypatch)
