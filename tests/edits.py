@@ -927,9 +927,9 @@ TEXTS = [
     Edit("tabs", "text", [lambda text: re.sub(
         "^( {4})+", lambda found: "\t" * (len(found[0]) // 4), text, flags=re.M)], refused="all"),
     Edit("no comments", "text", [lambda text: re.sub("^ +# .*\n", "", text, flags=re.M)],
-         refused=" ".join(set(ALL) - {"fused"})),
+         refused=" ".join(set(ALL) - {"cudnn", "fused"})),
     Edit("a comment over each paragraph", "text", [lambda text: re.sub(
-        r"\n\n( {4,8})(?=[a-z])", r"\n\n\1# mine\n\1", text)], refused="DALI cache fused"),
+        r"\n\n( {4,8})(?=[a-z])", r"\n\n\1# mine\n\1", text)], refused="DALI cache cudnn fused"),
     Edit("another docstring", "text", [
          ('"""Train an image classifier on DATASET/train/<class>/* and validate it on '
           'DATASET/val/<class>/*.\n', '"""My training.\n')]),
