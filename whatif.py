@@ -1114,7 +1114,8 @@ class Session:
         self.took.append(time.monotonic() - begin - seconds)
         if is_first:
             self.facts = facts | dict(peak=result["memory"])
-            counts = facts["training"] and all(window["samples"] for window in windows)
+            counts = facts["training"] and statistics.median(
+                window["samples"] for window in windows)  # one may hold the start of a loader only
             self.unit = "samples" if counts else "steps"
         row.runs.append(dict(
             number=self.number - 1, memory=result.get("memory"), losses=result.get("losses", []),
