@@ -142,21 +142,20 @@ def test_one_run_is_enough_where_runs_do_not_differ(monkeypatch):
 
 
 def test_by_turns_until_it_is_settled(monkeypatch):
-    gains = dict(small=1.1, equal=1, large=1.15, slow=0.8)
+    gains = dict(slow=0.8, equal=1, near=0.99, large=1.15)
     session, ran = session_of(product_of(gains, (1, 1.03, 0.98)), monkeypatch)
     best, rows = climb(session, *gains)
-    assert best["techniques"] == ["large", "small"]
-    # what never ran on top of the set comes first, then what gains most
-    assert ran[:7] == ["", "", "small", "equal", "large", "slow", ""]
-    assert ran[7:11] == ["large", "large small", "equal large", "large slow"]
-    assert ran[11:14] == ["large", "large small", ""]  # the baseline runs along the way
+    # `equal` seems to gain on top of `large` once; the baseline runs along the way
+    assert ran == ["", "", "slow", "equal", "near", "large", "equal large", "", "equal large near",
+                   "equal large slow", "equal large", "equal large near"]
     session.confirm()
     # each row stands below the row that it was added to
-    again = [("+equal", "tried again"), ("+slow", "slower")]
     assert [(row["column"], report.verdict(row)) for row in session.rows[1:]] == [
-        ("+small", "tried again"), *again, ("+large", "kept"), *again,
-        ("+small", "kept"), ("+equal", "no difference"), ("+slow", "slower")]
-    assert best is session.rows[7] and report.fastest(session.rows) is best
+        ("+slow", "slower"), ("+equal", "tried again"), ("+near", "tried again"),
+        ("+large", "kept"), ("+equal", "kept, no difference"), ("+near", "slower"),
+        ("+slow", "slower")]
+    assert best is session.rows[5] and report.fastest(session.rows) is best
+    assert (rows["+large"]["n"], rows["+equal"]["n"]) == (2, 4)  # what is not clear runs again
 
 
 def test_what_was_kept_and_gains_no_longer_says_so(monkeypatch):
@@ -165,10 +164,10 @@ def test_what_was_kept_and_gains_no_longer_says_so(monkeypatch):
                               monkeypatch)
     _, rows = climb(session, "lucky")
     session.confirm()
-    assert ran == ["", "", "lucky", "", "lucky"]
-    assert rows["+lucky"]["kept"] and rows["+lucky"]["ratio"] == 1.05
-    assert report.verdict(rows["+lucky"]) == "kept, now not clear"
-    assert "kept, now not clear" in report.COLORS
+    assert ran == ["", "", "lucky", *["", "lucky"] * 3]
+    assert rows["+lucky"]["kept"] and rows["+lucky"]["ratio"] == 1
+    assert report.verdict(rows["+lucky"]) == "kept, no difference"
+    assert report.color("kept, no difference") != report.color("kept")
 
 
 def test_ratios_to_the_same_run_are_not_independent():
@@ -179,15 +178,15 @@ def test_ratios_to_the_same_run_are_not_independent():
 
 
 def test_few_sets_keep_what_does_nothing(monkeypatch):
-    """Eight techniques that do nothing, where runs differ by 1 %; what is kept gains little."""
+    """Eight techniques that do nothing, where runs differ by 1 %: few seem to gain."""
     kept = []
     for seed in range(40):
         noise = random.Random(seed)
         session, _ = session_of(lambda *_: 100 * math.exp(noise.gauss(0, 0.01)), monkeypatch)
         climb(session, *"abcdefgh")
         session.confirm()
-        kept += [row["ratio"] for row in session.rows if row.get("kept")]
-    assert len(kept) < 0.05 * 40 * 8 and max(kept, default=1) < 1.05
+        kept += [report.verdict(row) for row in session.rows if row.get("kept")]
+    assert len(kept) < 0.1 * 40 * 8 and kept.count("kept") < 0.02 * 40 * 8
 
 
 def test_time_that_is_left_goes_into_more_runs(monkeypatch):
@@ -247,22 +246,15 @@ def test_while_steps_wait_loading_comes_first(monkeypatch):
     assert ran[:5] == ["", "", "cache", "cache fast", "cache fast slow"]
 
 
-def test_what_ran_once_is_not_kept_but_runs_again(monkeypatch):
-    def speed_of(techniques, number):
-        if number == more_time_at:
-            session.deadline += 80
-        return (110 if "a" in techniques else 100) * (1, 1.04, 0.98)[number % 3]
-    more_time_at = None
-    session, ran = session_of(speed_of, monkeypatch, minutes=0.9)
+def test_what_gains_in_its_first_run_is_kept_and_the_table_says_how_sure_that_is(monkeypatch):
+    noise = 1, 1.04, 0.98
+    session, ran = session_of(product_of(dict(a=1.1, b=1), noise), monkeypatch, minutes=0.9)
     best, rows = climb(session, "a", "b")
-    assert ran == ["", "a", "b"] and best is session.rows[0]
-    assert [rows[name]["verdict"] for name in ("+a", "+b")] == ["ran once", "ran once"]
-    assert not any(rows[name]["kept"] for name in ("+a", "+b"))
-    more_time_at = 2
-    session, ran = session_of(speed_of, monkeypatch, minutes=0.9)
-    best, _ = climb(session, "a", "b")
-    assert ran[:5] == ["", "a", "b", "", "a"]  # the first run counts
-    assert best["techniques"] == ["a"] and best["n"] > 1 and best["kept"]
+    assert ran == ["", "a", "a b"] and best is rows["+a"]
+    assert [report.verdict(rows[name]) for name in ("+a", "+b")] == ["kept, ran once", "ran once"]
+    session.deadline += 100
+    session.confirm()
+    assert report.verdict(best) == "kept" and best["n"] > 1
 
 
 def test_a_run_is_given_up_when_it_takes_far_longer_not_when_it_stalls(monkeypatch):

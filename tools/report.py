@@ -25,7 +25,6 @@ COLUMNS = {"plain": [], "+cudnn": ["cudnn"], "+amp": ["amp"], "+cudnn +amp": ["c
 COLORS = {"baseline": "tab:blue", "kept": "tab:green", "left out": "lightgrey",
           "no difference": "lightgrey", "slower": "silver", "gains less": "palegreen",
           "ran once": "palegreen", "tried again": "palegreen", "not clear": "palegreen",
-          "kept, now not clear": "tab:olive",
           "single": "tab:blue", "DP": "tab:orange", "DDP": "tab:purple"}
 
 
@@ -59,7 +58,7 @@ def verdict(row):
     """Return the verdict on a row of the staircase; '' for the baseline."""
     told = row.get("verdict", "left out" if "on" in row else "")
     if row.get("kept"):
-        return "kept" if told in ("faster", "left out") else "kept, now not clear"
+        return "kept" if told in ("faster", "left out") else f"kept, {told}"
     return told.replace("faster", "gains less")
 
 
@@ -221,8 +220,8 @@ def staircase(rows):
         return []
     lines = table("| staircase | images/s | to the baseline | to the step before | runs | "
                   "pays back after | top-1 | |", cells)
-    lines += ["", "Each technique is added to those kept before it, and kept if it gains. One that "
-              "was left out is tried again", "after others have been kept, if time is left."]
+    lines += ["", "Each technique is added to those kept before it, and kept if it gains 2 % or more. "
+              "One that was left out is", "tried again after others have been kept, if time is left."]
     if any(row.get("verdict") in ("ran once", "not clear") for row in rows):
         lines += ["Ran once, not clear: more --minutes or --runs give a verdict."]
     sets = [row for row in rows if row["status"] == "ok" and (
@@ -292,6 +291,11 @@ def markdown(rows):
     return text_of(parts, rows)
 
 
+def color(kind):
+    """Return the color of a bar: of a verdict, or of a row of the grid."""
+    return COLORS.get(kind, "tab:olive")  # kept, but not clearly faster
+
+
 def chart(rows, path):
     """Draw bars of images/s with their spread, the ratio to the baseline and the accuracy."""
     from matplotlib.figure import Figure
@@ -311,12 +315,12 @@ def chart(rows, path):
     for axis, (title, bars) in zip(axes, panels):
         for i, (_, kind, row) in enumerate(bars):
             median, least, most = row["images_per_second"], min(speeds(row)), max(speeds(row))
-            axis.barh(i, median, xerr=[[median - least], [most - median]], color=COLORS[kind],
+            axis.barh(i, median, xerr=[[median - least], [most - median]], color=color(kind),
                       error_kw={"capsize": 2, "elinewidth": 1, "ecolor": "dimgrey"})
             axis.annotate(f"{ratio(row, rows[0])}  top-1 {row['val_top1']:.1%}", (most, i),
                           (6, 0), textcoords="offset points", va="center")
         axis.set_yticks(range(len(bars)), [name for name, *_ in bars])
-        axis.legend(handles=[Patch(color=COLORS[kind], label=kind)
+        axis.legend(handles=[Patch(color=color(kind), label=kind)
                              for kind in dict.fromkeys(kind for _, kind, _ in bars)],
                     loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=9)
         axis.set_title(title, loc="left", fontsize=10)

@@ -17,7 +17,7 @@ import compose
 import report
 from runs import (ROOT, GiveUp, Stopped, check_options, conclude, cores, failure, follow,
                   folder_of_its_own, guarded, machine, say, show, stop_on_signals)
-from verdict import WAITS, compare, doubt_of, is_settled, verdict
+from verdict import PAYS, WAITS, compare, doubt_of, is_settled, verdict
 
 SECONDS = 5  # of training to compare in a run of the baseline ...
 LONGEST = 20  # ... if the run takes no longer than so many seconds
@@ -114,8 +114,12 @@ def due(stairs, last, best):
 
 
 def gains(row):
-    """Return whether a row seems faster than the set before it; true if that did not run."""
-    return "ratio" not in row or verdict(row["ratio"], row["spread"]) == "faster"
+    """Return whether a row seems faster than the set before it; true if that did not run.
+
+    By its first run alone: later there is time to find out. By more runs, beyond the uncertainty.
+    """
+    return row.get("ratio", PAYS) >= PAYS and (
+        row.get("n", 1) == 1 or verdict(row["ratio"], row["spread"]) == "faster")
 
 
 def is_open(row, best):
@@ -290,7 +294,7 @@ class Session:
     def attempt(self, row, column, techniques):
         """Measure a set of techniques, unless it has been measured before, and add its row."""
         base = self.rows[0] if self.rows else None
-        if base and base["status"] == "ok" and self.runs > 1 and self.has_time(2) and (
+        if base and base["status"] == "ok" and self.runs > 1 and self.has_time(2 * self.runs) and (
                 self.number >= base["runs"][-1]["number"] + EVERY):
             self.repeat(base)
         say(f"[{len(self.rows) + 1:>2}/{self.count}] {row} {column}")
@@ -330,19 +334,21 @@ class Session:
             say(f"        {report.gain(row)} of the set before: {row['verdict']}")
 
     def confirm(self):
-        """Run what was kept, the last set first, and the baseline beside it a second time.
+        """Run what was kept again, the last set first, and the baseline beside it.
 
-        With a limit of time, up to `runs` times.
+        Each set has two runs then. With a limit of time, or if its gain is not clear, it has up to
+        `runs`.
         """
         kept = [row for row in reversed(self.rows) if row.get("kept") and row["status"] == "ok"]
-        self.reserved, most = 0, self.runs if self.minutes < math.inf else min(2, self.runs)
-        for n in range(2, most + 1):
-            fewer = [row for row in kept if len(row["runs"]) < n]
+        self.reserved = 0
+        for n in range(2, self.runs + 1):
+            fewer = [row for row in kept if len(row["runs"]) < n and (
+                n == 2 or self.minutes < math.inf or not row.get("settled", True))]
             for row in [self.rows[0], *fewer] if fewer else []:
                 if row["status"] == "ok" and self.has_time(1):
                     self.repeat(row)
-        for row in kept:
-            self.judge(row)
+            for row in kept:
+                self.judge(row)
 
     def climb(self, stairs, cells):
         """Add technique after technique to the baseline; return the row of the last set."""
@@ -359,7 +365,8 @@ class Session:
             self.reserved = 2 * bool(on) + len(new) + sum(
                 (frozenset(cell[2]), False) not in self.results for cell in cells)
             if not self.has_time(2):  # only what was never tried, and what is settled
-                steps = [name for name in steps if name in new or not is_open(last[name], best)]
+                steps = [name for name in steps if name in new or (
+                    last[name]["on"] == on and gains(last[name]))]
             self.count = 1 + len(self.rows + cells) + max(len(new), bool(steps))
             if not steps:
                 return best
@@ -370,7 +377,7 @@ class Session:
                 last[name] = row = self.attempt("staircase", f"+{name}", sorted([*on, name]))
                 row |= dict(on=on, kept=False)
                 self.tell(row)
-            elif not is_open(row, best):  # it gains most
+            elif gains(row):  # most of all
                 row["kept"], best = True, row
                 self.rows[1:] = sorted(self.rows[1:], key=lambda row: (len(row["on"]), row["kept"]))
             elif self.repeat(best) and self.repeat(row):  # a turn
