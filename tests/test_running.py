@@ -291,12 +291,15 @@ def test_techniques_are_tried_again_and_loading_comes_first_where_steps_wait():
     assert running.due(stairs, {}, row([], 0.15)) == ["amp", *data, "compile", *both]
     assert running.due(stairs, {}, row([], 0.25)) == [*data, "amp", "compile", *both]
 
-    def tried(ratio, on=(), settled=False, status="ok"):
-        return dict(ratio=ratio, spread=0.2, on=[*on], settled=settled, status=status,
+    def tried(ratio, on=(), settled=False, status="ok", n=2):
+        return dict(ratio=ratio, spread=0.2, on=[*on], settled=settled, status=status, n=n,
                     images_per_second=100)
     # a list is tried to its end; what seems to gain comes before what was never tried
     last = {"amp": tried(1.5), "DALI": tried(1.1)}
     assert running.due(stairs, last, row([], 0.15)) == ["cache", "amp", "compile", *both, "DALI"]
+    last["DALI"] = tried(1.1, n=1)  # in its first run
+    assert running.due(stairs, last, row([], 0.15)) == ["cache", "amp", "DALI", "compile", *both]
+    last["DALI"] = tried(1.1)
     # what did not pay is due again after others have been kept, but not what cannot run
     last |= {"cache": tried(1.6, status="fail"), "compile": tried(0.9, settled=True),
              "DP": tried(1.2), "DDP": tried(1, settled=True)}

@@ -495,8 +495,9 @@ def pays_part(words, up):
     for name in words:
         _, rows = results()[name]
         head.append(f"[{workload(rows[0])}, {place(rows[0])}]({up}results/{name}/README.md)")
-        columns.append({row["column"].removeprefix("+"): f"**{gain}**" if row.get("kept") else gain
-                        for row, gain in gains(rows)})  # of one tried again, the last counts
+        columns.append({row["column"].removeprefix("+"): (
+            f"**{gain}**" if verdict(row) == "kept" else gain)
+            for row, gain in gains(rows)})  # of one tried again, the last counts
     names = dict.fromkeys(name for column in columns for name in column)  # as they were tried
     return table(f"| {' | '.join(head)} |", (
         [f"[{name}]({up}src/train_{name}.py)", *(column.get(name, "") for column in columns)]

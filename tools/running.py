@@ -116,10 +116,12 @@ def due(stairs, last, best):
 def gains(row):
     """Return whether a row seems faster than the set before it; true if that did not run.
 
-    By its first run alone: later there is time to find out. By more runs, beyond the uncertainty.
+    Its first run is taken at its word, so that a few minutes find a fast set; `confirm` runs that
+    again. By more runs it has to gain more than the uncertainty.
     """
-    return row.get("ratio", PAYS) >= PAYS and (
-        row.get("n", 1) == 1 or verdict(row["ratio"], row["spread"]) == "faster")
+    if row.get("n", 1) == 1:
+        return row.get("ratio", PAYS) >= PAYS
+    return verdict(row["ratio"], row["spread"]) == "faster"
 
 
 def is_open(row, best):
