@@ -200,9 +200,10 @@ def gains(rows):
 
 
 def fastest(rows):
-    """Return the row of the staircase's last set; without one, that with most images/s."""
+    """Return the last row of the staircase that gains; without one, that with most images/s."""
     if any("on" in row for row in rows):
-        return [rows[0], *(row for row in rows if row.get("kept"))][-1]
+        return [rows[0], *(row for row in rows if row.get("kept") and (
+            row.get("ratio", PAYS) >= PAYS))][-1]
     return max((row for row in rows if row["row"] != "again"),
                key=lambda row: row["images_per_second"] if row["status"] == "ok" else 0)
 
@@ -220,8 +221,8 @@ def staircase(rows):
         return []
     lines = table("| staircase | images/s | to the baseline | to the step before | runs | "
                   "pays back after | top-1 | |", cells)
-    lines += ["", "Each technique is added to those kept before it, and kept if it gains 2 % or more. "
-              "One that was left out is", "tried again after others have been kept, if time is left."]
+    lines += ["", "Each technique is added to those kept before it, and kept if it gains. One that "
+              "was left out is tried again", "after others have been kept, if time is left."]
     if any(row.get("verdict") in ("ran once", "not clear") for row in rows):
         lines += ["Ran once, not clear: more --minutes or --runs give a verdict."]
     sets = [row for row in rows if row["status"] == "ok" and (
@@ -496,7 +497,7 @@ def pays_part(words, up):
         _, rows = results()[name]
         head.append(f"[{workload(rows[0])}, {place(rows[0])}]({up}results/{name}/README.md)")
         columns.append({row["column"].removeprefix("+"): (
-            f"**{gain}**" if verdict(row) == "kept" else gain)
+            f"**{gain}**" if verdict(row) == "kept" and float(gain[:-1]) >= PAYS else gain)
             for row, gain in gains(rows)})  # of one tried again, the last counts
     names = dict.fromkeys(name for column in columns for name in column)  # as they were tried
     return table(f"| {' | '.join(head)} |", (

@@ -82,7 +82,7 @@ def due(stairs, last, best):
     """Return the techniques to run next on top of the row `best`, the most promising first.
 
     `last` is {technique: its last row}. The order:
-    1. the rest of a list that was begun
+    1. the rest of a list that was begun on top of `best`
     2. what seems to gain, most first, compile after the others, because it starts slowest
     3. what never ran on top of `best`, in the order of `stairs`
     4. the same, if it was slower before
@@ -95,7 +95,7 @@ def due(stairs, last, best):
     for group, names in stairs:
         if set(names) & set(best["techniques"]):
             continue
-        begun = any(name in last for name in names)
+        begun = any(last.get(name, {}).get("on") == best["techniques"] for name in names)
         for name in names:
             row, gain = last.get(name), 0
             if not row:
@@ -105,7 +105,7 @@ def due(stairs, last, best):
             elif gains(row):
                 turn, gain = 1, row.get("ratio", row["images_per_second"])
             elif row["on"] != best["techniques"]:
-                turn = 3 if row["ratio"] + row["spread"] < 1 else 2
+                turn = 3 if row["ratio"] + row["spread"] < 1 else 0 if begun else 2
             else:
                 turn, gain = 4, row["ratio"] + row["spread"]
             found.append((turn > 2, waits and group != "data", turn,
@@ -296,8 +296,8 @@ class Session:
     def attempt(self, row, column, techniques):
         """Measure a set of techniques, unless it has been measured before, and add its row."""
         base = self.rows[0] if self.rows else None
-        if base and base["status"] == "ok" and self.runs > 1 and self.has_time(2 * self.runs) and (
-                self.number >= base["runs"][-1]["number"] + EVERY):
+        if base and base["status"] == "ok" and row != "again" and self.runs > 1 and (
+                self.number >= base["runs"][-1]["number"] + EVERY and self.has_time(EVERY)):
             self.repeat(base)
         say(f"[{len(self.rows) + 1:>2}/{self.count}] {row} {column}")
         key = frozenset(techniques), row == "again"
@@ -336,18 +336,18 @@ class Session:
             say(f"        {report.gain(row)} of the set before: {row['verdict']}")
 
     def confirm(self):
-        """Run what was kept again, the last set first, and the baseline beside it.
+        """Run what was kept again, the last set first, beside the set that it was added to.
 
-        Each set has two runs then. With a limit of time, or if its gain is not clear, it has up to
-        `runs`.
+        Each set has two runs then; up to `runs` with a limit of time, or if it is not settled.
         """
-        kept = [row for row in reversed(self.rows) if row.get("kept") and row["status"] == "ok"]
+        kept = [row for row in reversed(self.rows) if row.get("kept")]
         self.reserved = 0
         for n in range(2, self.runs + 1):
-            fewer = [row for row in kept if len(row["runs"]) < n and (
+            fewer = [row for row in kept if len(row["runs"]) < n and "failed" not in row and (
                 n == 2 or self.minutes < math.inf or not row.get("settled", True))]
-            for row in [self.rows[0], *fewer] if fewer else []:
-                if row["status"] == "ok" and self.has_time(1):
+            sets = [row[key] for row in fewer for key in ("techniques", "on")]
+            for row in (self.rows[0], *kept):
+                if row["techniques"] in sets and row["status"] == "ok" and self.has_time(1):
                     self.repeat(row)
             for row in kept:
                 self.judge(row)
@@ -364,9 +364,9 @@ class Session:
                     self.judge(row)
             steps, on = due(stairs, last, best), best["techniques"]
             new = [name for name in steps if name not in last]
-            self.reserved = 2 * bool(on) + len(new) + sum(
+            self.reserved = len(on) + bool(on) + len(new) + sum(
                 (frozenset(cell[2]), False) not in self.results for cell in cells)
-            if not self.has_time(2):  # only what was never tried, and what is settled
+            if not self.has_time(2):  # only what was never tried, and what gains
                 steps = [name for name in steps if name in new or (
                     last[name]["on"] == on and gains(last[name]))]
             self.count = 1 + len(self.rows + cells) + max(len(new), bool(steps))
