@@ -965,8 +965,11 @@ class Row:
         ratio, spread = self.ratio()
         return ratio >= least and ratio - 1 > spread
 
-    def pays(self):
-        return bool(self.runs) and self.gains() and not self.has_other_losses()
+    def is_kept(self):
+        """Return whether others are added to it: its first run gains, or all gain for certain."""
+        if not self.runs or self.has_other_losses():
+            return False
+        return self.ratio()[0] >= PAYS if len(self.runs) == 1 else self.gains()
 
     def is_settled(self):
         return is_settled(*self.ratio()) or self.has_other_losses()
@@ -1157,6 +1160,11 @@ def has_kind(row, name):
     return kind(name) in map(kind, row.techniques)
 
 
+def chain(row):
+    """Return the rows that lead to a set, the last one first, without the script as it is."""
+    return [row, *chain(row.base)] if row.base else []
+
+
 def explore(session, wanted):
     """Measure each technique alone, then together with those that pay, the best first.
 
@@ -1172,7 +1180,7 @@ def explore(session, wanted):
     found = {name: session.attempt(plain, name) for name in loads}
     if "workers" in found:
         session.settle(found["workers"], then=len(wanted))
-        best = found["workers"] if found["workers"].pays() else plain
+        best = found["workers"] if found["workers"].is_kept() else plain
     base = best
     if best.mean("wait") > WAITS and "no_loading" in found and found["no_loading"].runs:
         base = found["no_loading"]  # while steps wait for data, nothing else can show what it gains
@@ -1193,19 +1201,20 @@ def explore(session, wanted):
             continue
         if top is not base:
             row = session.attempt(top, name)
-        session.settle(row, then=len(alone) - number + 2)
-        top = row if row.pays() else top
+        if not row.is_kept():
+            session.settle(row, then=len(alone) - number + 2)
+        top = row if row.is_kept() else top
     if base is not best:  # measure the sum with real loading
         if top is not base:
             row = session.attempt(best, *top.techniques[1:])
             session.settle(row)
-            best = row if row.pays() else best
+            best = row if row.is_kept() else best
         top = best
     if top is not plain and session.args.runs > 1 and session.measure(plain):
         session.measure(top)  # the sum once more, beside the plain script
-    for row in [*found.values(), *alone]:
+    for row in [*chain(top), *found.values(), *alone]:
         session.settle(row)
-    while top.base and not top.pays():  # only its first runs did
+    while top.base and top.ratio()[0] < PAYS:  # only its first run gained
         top = top.base
     return top
 
@@ -1317,7 +1326,7 @@ def gains_alone(name, rows, best):
         row.techniques[0] == name or row.techniques[0] != "no_loading")]
     if has_kind(best, name) or len(rows) != 1:
         return False
-    return rows[0].gains(1.1) if name in OTHER_DATA else rows[0].pays()
+    return rows[0].gains(1.1 if name in OTHER_DATA else PAYS) and not rows[0].has_other_losses()
 
 
 def paragraph(text):
@@ -1341,8 +1350,11 @@ def report(session, best):
         name, session.rows, best)]
     if paying:
         say("\nWhat to write")
+    doubtful = {name for row in chain(best) if not row.gains()
+                for name in row.techniques[len(row.base.techniques):]}
     for name in paying:
-        say(f"  {name}\n        {advice(name, facts, session.extra)}")
+        say(f"  {name}{'  (may gain: see its verdict)' * (name in doubtful)}\n"
+            f"        {advice(name, facts, session.extra)}")
     if best.base:
         say("\nTogether, {}: {:.2f}x +- {:.2f}".format(best.name(), *best.ratio(plain)))
     if session.left_out:
