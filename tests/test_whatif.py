@@ -284,7 +284,9 @@ def test_a_transformer(tmp_path):
     (tmp_path / "bert.py").write_text("""
 import torch
 from transformers import BertConfig, BertForSequenceClassification
-model = BertForSequenceClassification(BertConfig(100, 16, 1, 2, 32))
+model = BertForSequenceClassification(BertConfig(
+    vocab_size=100, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+    intermediate_size=32))
 optimizer = torch.optim.AdamW(model.parameters())
 data = [{"input_ids": torch.randint(0, 100, (12,)), "labels": i % 2} for i in range(200)]
 loader = torch.utils.data.DataLoader(data, batch_size=8)
