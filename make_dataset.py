@@ -192,7 +192,7 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=[*DRAWN, "mnist", "cifar10", "imagenette"])
     parser.add_argument("--dst", type=Path, help="output folder (default: data/<name>)")
-    parser.add_argument("--train", type=int, help="drawn sets: training pictures per class")
+    parser.add_argument("--train", type=int, help="drawn sets: training pictures of each of ten classes")
     parser.add_argument("--val", type=int, help="drawn sets: validation pictures per class")
     parser.add_argument("--seed", type=int, default=0, help="drawn sets: random seed (0)")
     parser.add_argument("--workers", type=int, default=CORES, help="drawn sets: processes")

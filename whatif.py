@@ -74,7 +74,7 @@ TECHNIQUES = {
     "amp bfloat16": """{call}
             with torch.autocast("{device}", torch.bfloat16):
                 {text}
-            and the loss takes the output as .float()
+            {output}
         watch: compare the accuracy of a whole training""",
     "compile": """above {optimizer}
             {model}.compile()
@@ -96,7 +96,7 @@ TECHNIQUES = {
     "amp float16": """{call}
             with torch.autocast("{device}", torch.float16):
                 {text}
-            and the loss takes the output as .float()
+            {output}
         above {optimizer}
             scaler = torch.amp.GradScaler("{device}")
         for loss.backward() and optimizer.step()
@@ -1270,7 +1270,9 @@ def held_back_by(facts, rows):
     told = f"a step takes {1000 * step:.3g} ms and waits for data {wait:.0%} of it"
     loads = next((row for row in rows if row.runs and row.techniques == ("no_loading",)), None)
     if loads:
-        told += f"; with cached batches it is {loads.ratio()[0]:.2f}x as fast"
+        ratio = loads.ratio()[0]
+        told += "; with cached batches it is " + (
+            f"{ratio:.2f}x as fast" if ratio > 1 else "no faster")
     if wait > WAITS and (not loads or loads.ratio()[0] > 1.1) or (
             wait > 0.05 and loads and loads.gains(1.1)):
         return f"Data: {told}."
@@ -1314,8 +1316,12 @@ def advice(name, facts, extra):
     if kind(name) in ("amp", "compile", "channels_last", "fused", "cudnn"):
         text += (f"\n        the whole: diff src/train.py src/train_{kind(name)}.py "
                  "in pytorch-speedup")
+    named = re.match(r"(\w+) = ", model.get("text", ""))
+    output = "{0} = {0}.float()".format(named[1]) if named else (
+        "and the loss takes the output as .float()")
     return text.format(
         **extra, device=facts["device"], model=model.get("name"), text=model.get("text"),
+        output=output,
         call=line(model), loader=line(main_loader(facts)), optimizer=line(facts["optimizers"][0]),
         optimizers="\n        ".join(map(line, facts["optimizers"])))
 
@@ -1415,7 +1421,7 @@ def measure_all(session):
     """Run everything and print the report. Return the exit status."""
     args, plain, status = session.args, session.rows[0], 0
     where = "" if args.copy else "\n--copy runs all in a copy of the folder."
-    say(f"""{args.script} runs several times, each for about {args.seconds:g} s after its warm-up, \
+    say(f"""{args.script} runs several times, each for at most {args.seconds:g} s after its warm-up, \
 in at most {args.minutes:g} minutes.
 The first run writes, deletes and sends what the script does until it is ended; a file that it is
 writing at that moment stays unfinished. In later runs, files that Python and torch.save write go

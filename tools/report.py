@@ -225,6 +225,8 @@ def staircase(rows):
               "was left out is tried again", "after others have been kept, if time is left."]
     if any(row.get("verdict") in ("ran once", "not clear") for row in rows):
         lines += ["Ran once, not clear: more --minutes or --runs give a verdict."]
+    if any(verdict(row).startswith("kept, ") for row in rows):
+        lines += ["Kept, with another verdict: it gained when it was kept, but not by all its runs."]
     sets = [row for row in rows if row["status"] == "ok" and (
         row is rows[0] or row.get("kept") or row.get("verdict") == "faster")]
     if sets:

@@ -381,6 +381,7 @@ class Session:
                 self.tell(row)
             elif gains(row):  # most of all
                 row["kept"], best = True, row
+                say(f"        kept: {' '.join(row['techniques'])}")
                 self.rows[1:] = sorted(self.rows[1:], key=lambda row: (len(row["on"]), row["kept"]))
             elif self.repeat(best) and self.repeat(row):  # a turn
                 self.tell(row)

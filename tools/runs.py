@@ -279,6 +279,6 @@ def conclude(rows, write, stem, interrupted):
     if rows:
         rows[-1] |= {"stopped": interrupted} if interrupted else {}
         write(rows, stem)
-        print(f"\n{stem.with_suffix('.md').read_text()}")
+        print(f"\n{stem.with_suffix('.md').read_text()}\nThis is {stem.with_suffix('.md')}")
     sys.exit(130 if interrupted else any(
         row["status"] == "fail" or "failed" in row for row in rows))
