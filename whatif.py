@@ -1421,7 +1421,7 @@ def measure_all(session):
     """Run everything and print the report. Return the exit status."""
     args, plain, status = session.args, session.rows[0], 0
     where = "" if args.copy else "\n--copy runs all in a copy of the folder."
-    say(f"""{args.script} runs several times, each for at most {args.seconds:g} s after its warm-up, \
+    say(f"""{args.script} runs several times, each for up to {args.seconds:g} s after its warm-up, \
 in at most {args.minutes:g} minutes.
 The first run writes, deletes and sends what the script does until it is ended; a file that it is
 writing at that moment stays unfinished. In later runs, files that Python and torch.save write go

@@ -226,7 +226,7 @@ def staircase(rows):
     if any(row.get("verdict") in ("ran once", "not clear") for row in rows):
         lines += ["Ran once, not clear: more --minutes or --runs give a verdict."]
     if any(verdict(row).startswith("kept, ") for row in rows):
-        lines += ["Kept, with another verdict: it gained when it was kept, but not by all its runs."]
+        lines += ["Kept, with another verdict: it gained when it was kept, not by all its runs."]
     sets = [row for row in rows if row["status"] == "ok" and (
         row is rows[0] or row.get("kept") or row.get("verdict") == "faster")]
     if sets:
