@@ -938,6 +938,14 @@ def verdict(ratio, spread):
     return "faster" if ratio > 1 else "slower"
 
 
+def is_kept(ratio, spread, n):
+    """Return whether others are added to a set of `n` runs: its first gains, or all do for certain.
+
+    The first is taken at its word, so that a few minutes find a fast set.
+    """
+    return ratio >= PAYS if n == 1 else verdict(ratio, spread) == "faster"
+
+
 class Row:
     """A set of techniques, what its runs gave, and the row that it is compared with."""
 
@@ -966,10 +974,8 @@ class Row:
         return ratio >= least and ratio - 1 > spread
 
     def is_kept(self):
-        """Return whether others are added to it: its first run gains, or all gain for certain."""
-        if not self.runs or self.has_other_losses():
-            return False
-        return self.ratio()[0] >= PAYS if len(self.runs) == 1 else self.gains()
+        return bool(self.runs) and not self.has_other_losses() and (
+            is_kept(*self.ratio(), len(self.runs)))
 
     def is_settled(self):
         return is_settled(*self.ratio()) or self.has_other_losses()

@@ -17,7 +17,7 @@ import compose
 import report
 from runs import (ROOT, GiveUp, Stopped, check_options, conclude, cores, failure, follow,
                   folder_of_its_own, guarded, machine, say, show, stop_on_signals)
-from verdict import PAYS, WAITS, compare, doubt_of, is_settled, verdict
+from verdict import WAITS, compare, doubt_of, is_kept, is_settled, verdict
 
 SECONDS = 5  # of training to compare in a run of the baseline ...
 LONGEST = 20  # ... if the run takes no longer than so many seconds
@@ -114,14 +114,8 @@ def due(stairs, last, best):
 
 
 def gains(row):
-    """Return whether a row seems faster than the set before it; true if that did not run.
-
-    Its first run is taken at its word, so that a few minutes find a fast set; `confirm` runs that
-    again. By more runs it has to gain more than the uncertainty.
-    """
-    if row.get("n", 1) == 1:
-        return row.get("ratio", PAYS) >= PAYS
-    return verdict(row["ratio"], row["spread"]) == "faster"
+    """Return whether a row seems faster than the set before it; true if that did not run."""
+    return "ratio" not in row or is_kept(row["ratio"], row["spread"], row["n"])
 
 
 def is_open(row, best):

@@ -4,6 +4,6 @@ import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
-from whatif import PAYS, WAITS, compare, doubt_of, is_settled, verdict
+from whatif import PAYS, WAITS, compare, doubt_of, is_kept, is_settled, verdict
 
-__all__ = ["PAYS", "WAITS", "compare", "doubt_of", "is_settled", "verdict"]
+__all__ = ["PAYS", "WAITS", "compare", "doubt_of", "is_kept", "is_settled", "verdict"]
