@@ -25,6 +25,8 @@ TECHNIQUES = sorted(path.stem.removeprefix("train_") for path in SRC.glob("train
 # options of a run that takes a second: two epochs of three steps of a model with 8,000 weights
 TINY = ["--epochs", 2, "--batch_size", 40, "--steps", 3, "--width", 4, "--image_size", 16,
         "--workers", 0]
+# under DDP: before Python 3.11.8 a worker can hang as it starts (cpython#112275)
+DDP_WORKERS = 2 if sys.version_info >= (3, 11, 8) else 0
 HANG = 600  # seconds after which a process that should end, or an event that should come, hangs
 
 VARIABLES = {}  # of the environment, which conftest.py sets for each test and forked runs get

@@ -9,8 +9,9 @@ import sys
 import psutil
 import pytest
 import torch
-from helpers import (SRC, TINY, Hostile, assert_one_line, edited, free_port, processes_of, run,
-                     run_forked, spy, start, torchrun, train, wait_until, weights)
+from helpers import (DDP_WORKERS, SRC, TINY, Hostile, assert_one_line, edited, free_port,
+                     processes_of, run, run_forked, spy, start, torchrun, train, wait_until,
+                     weights)
 from test_loader import classes
 from test_resume import Pipe, assert_same_in_the_end, stamp
 from torch.utils.data import DistributedSampler, RandomSampler
@@ -74,7 +75,7 @@ def test_order_is_that_of_distributed_sampler():
 
 
 @pytest.mark.fault(74)
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", sorted({0, DDP_WORKERS}))
 def test_ranks_draw_different_crops_and_dropout(workers, digits, tmp_path):
     """All pictures are one, so that only the crops and flips can make a difference."""
     data = tmp_path / "data"
@@ -235,9 +236,9 @@ def test_a_rank_fails(first, second, digits, tmp_path):
 
     def epochs():
         return [int(number) for number in re.findall(r"^epoch (\d+)/", log.read_text(), re.M)]
-    workers = 2 if sys.version_info >= (3, 11, 8) else 0  # before, a worker can hang when it starts
     agent = begin(script, "--dataset", data, *TINY, "--epochs", 9999, "--steps", 6, "--workers",
-                  workers, "--resume", "auto", "--result_dir", saved.parent, log=log, restarts=1)
+                  DDP_WORKERS, "--resume", "auto", "--result_dir", saved.parent, log=log,
+                  restarts=1)
     wait_until(lambda: saved.exists() or agent.poll() is not None)
     ranks = new_ranks(agent)
     fail(first)

@@ -11,7 +11,7 @@ import termios
 
 import pytest
 import torch
-from helpers import (ROOT, SRC, TINY, SmallDisk, assert_one_line, module_of, run,
+from helpers import (DDP_WORKERS, ROOT, SRC, TINY, SmallDisk, assert_one_line, module_of, run,
                      run_forked, spy, start, train, weights)
 from test_loader import ODD_NAMES, SHARED, classes, photo, save, spoil, unusual
 from test_resize import claims
@@ -56,7 +56,8 @@ def test_as_many_workers_as_usable_cores(name):
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=ids)
 def test_each_variant_writes_its_record(script, digits, tmp_path):
-    record, output = train(script, "--dataset", digits, *TINY, "--workers", 1, "--result_dir",
+    workers = DDP_WORKERS if script.stem == "train_DDP" else 1
+    record, output = train(script, "--dataset", digits, *TINY, "--workers", workers, "--result_dir",
                            tmp_path, forked=script.stem not in ("train", "train_DDP"))
     assert record["script"] == script.stem
     assert record["options"]["batch_size"] == 40 and record["options"]["lr"] == 0.1
@@ -117,7 +118,8 @@ def accuracy_of(tmp_path_factory):
 
     def accuracy_of(name):
         record, _ = train(SRC / f"{name}.py", "--dataset", folder / "digits", "--image_size", 16,
-                          "--width", 8, "--batch_size", 40, "--result_dir", folder / name)
+                          "--width", 8, "--batch_size", 40, "--workers", DDP_WORKERS,
+                          "--result_dir", folder / name)
         return record["val_top1"]
     return accuracy_of
 
