@@ -1,13 +1,19 @@
 """benchmarks/: the peers do the same training as train.py, and the table is of what was run."""
 
 import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
-from helpers import ROOT, SRC, TINY, assert_one_line, run_forked
+from helpers import ROOT, SRC, TINY, assert_one_line, run, run_forked
 
 sys.path.append(str(ROOT / "benchmarks"))
+import accuracy
+import loading
 import peers
+import running
+import runs
 
 PEERS = ROOT / "benchmarks"
 
@@ -132,3 +138,30 @@ def test_ratios_are_to_the_median_of_the_reference(digits, tmp_path):
     place, work, told, _ = peers.shows(made)
     assert place == peers.report.place(rows[0]) and work == peers.report.workload(rows[0])
     assert told == f"train.py: 3.10x {peers.SWITCHES}"
+
+
+def test_each_command_that_makes_a_table_has_options_that_exist(photos, tmp_path):
+    """A stand-in for Python writes down what it is to run."""
+    python, told = tmp_path / "python", tmp_path / "told"
+    python.write_text(f"#!/bin/sh\n[ \"$1\" = -c ] || printf '%s\\n' \"$@\" '' >> '{told}'\n")
+    python.chmod(0o755)
+    script = ROOT / "benchmarks" / "tables.sh"
+    text = script.read_text()
+    tables = re.findall(r"^    ([a-z]\w+)\)$", text, re.MULTILINE)
+    assert "|".join(tables) in text and len(tables) == 6
+    done = run(script, "here", *tables, env={"PYTHON": str(python), "IMAGENET": str(photos)})
+    assert done.returncode == 0, done.stderr
+    commands = [words.split("\n") for words in told.read_text().strip().split("\n\n")]
+    assert len(commands) == len(tables)
+    for command in commands:
+        path, *words = [word for word in command if word != "-u"]
+        name = Path(path).stem
+        if name == "loading":
+            assert loading.parse(words)[0].name == "loader_DALI.py"
+            continue
+        module = {"running": running, "peers": peers, "accuracy": accuracy}[name]
+        args, options = module.parse(words)
+        assert args.minutes == 20 and args.result_dir.parent == Path("results")
+        for own in running.options_of([], options), running.options_of(["compile"], options):
+            runs.check_options(SRC / "train_compile.py", own, name)
+    assert_one_line(run(script, "here", "nothing"), 2, "tables.sh: error: no table nothing")
