@@ -10,6 +10,8 @@ The set is written to data/<name> or --dst, once it is complete.
 
 import argparse
 import concurrent.futures
+import contextlib
+import fcntl
 import functools
 import io
 import json
@@ -209,6 +211,9 @@ def main():
     elif (args.train, args.val) != (None, None):
         parser.error(f"--train and --val are for drawn sets; {args.name} has a fixed size")
 
+    with contextlib.suppress(OSError):  # another run that makes it is waited for
+        dst.parent.mkdir(parents=True, exist_ok=True)
+        fcntl.flock(os.open(dst.parent, os.O_RDONLY), fcntl.LOCK_EX)
     note = dst / "made.json"
     if note.exists() and json.loads(note.read_text()) == made:
         print(f"{dst} is there already")

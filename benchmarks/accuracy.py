@@ -11,7 +11,6 @@ Writes RESULT_DIR/accuracy.json and .md.
 import argparse
 import collections
 import datetime
-import fnmatch
 import functools
 import json
 import os
@@ -266,10 +265,8 @@ def main():
     rows = [Row("plain", [], [TRAIN, *options], folder / "compiled" / "plain", "new"),
             *(row_of(text, "new", options, folder) for text in args.set),
             *(row_of(text, "kept", options, folder) for text in args.kept)]
-    jobs = [(seed, row) for seed in args.seeds for row in rows
-            if any(fnmatch.fnmatchcase(row.name, name) for name in args.only)]
-    if not jobs:
-        sys.exit(f"accuracy.py: error: --only: the rows are {[row.name for row in rows]}")
+    rows = peers.chosen(rows, args.only, "accuracy.py")
+    jobs = [(seed, row) for seed in args.seeds for row in rows]
     for key in ("result_dir", "seed", "resume"):  # these are this script's own
         del values[key]
     common = dict(options=values, goal=args.goal, machine=runs.machine(),

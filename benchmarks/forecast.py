@@ -18,6 +18,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -102,17 +103,19 @@ def measure(script, techniques, arguments, limit):
     process = subprocess.Popen([sys.executable, "-u", copy.name, *arguments], cwd=script.parent,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     start, marks, tail = time.monotonic(), [], []
+    timer = threading.Timer(limit, process.kill)
+    timer.start()
     try:
         for line in process.stdout:
             tail = [*tail[-5:], line]
             found = re.search(LINE, line)
             epoch, done, whole = map(int, found.groups()) if found else (-1, 0, 0)
-            if time.monotonic() - start > limit or (
-                    epoch == about["epoch"] and done >= whole - about["last"]):
+            if epoch == about["epoch"] and done >= whole - about["last"]:
                 break
             if epoch == about["epoch"] and done >= about["first"]:
                 marks.append((done, time.monotonic()))
     finally:
+        timer.cancel()
         process.kill()
         process.wait()
         copy.unlink()

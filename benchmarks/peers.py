@@ -119,6 +119,16 @@ def loading_rows(args, options, folder, gpus):
             Row("SPDL", "", [HERE / "spdl_load.py"])]
 
 
+def chosen(rows, patterns, driver):
+    """Return the rows with a name of --only; exit 2 if there is none."""
+    found = [row for row in rows if any(fnmatch.fnmatchcase(row.name, name) for name in patterns)]
+    if not found:
+        names = "; ".join(row.name for row in rows)
+        print(f"{driver}: error: --only: the rows are: {names}", file=sys.stderr)
+        sys.exit(2)
+    return found
+
+
 # ------------------------------------------------------------------------------ one run
 def examples_record(log, batch_size):
     """Return the record of a run of imagenet/main.py, by the seconds that it prints for each step.
@@ -308,11 +318,7 @@ def main():
                                                torch.backends.cuda.matmul.allow_tf32)])
     rows = {"train": training_rows, "load": loading_rows}[args.WORK](
         args, values, folder, here["gpus"])
-    names = [row.name for row in rows]
-    rows = [row for row in rows if any(fnmatch.fnmatchcase(row.name, name) for name in args.only)]
-    if not rows:
-        print(f"peers.py: error: --only: the rows are: {'; '.join(names)}", file=sys.stderr)
-        sys.exit(2)
+    rows = chosen(rows, args.only, "peers.py")
     done, bad, interrupted = [], set(), ""
     if args.add and stem.with_suffix(".json").exists():
         done = json.loads(stem.with_suffix(".json").read_text())

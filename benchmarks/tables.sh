@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes tables of results/ again, on this machine:
 #   benchmarks/tables.sh MACHINE mnist|resnet50|cifar10|peers|peers_resnet50|loading ...
-# It reads data/mnist_png, data/cifar10 and $IMAGENET (data/imagenet); peers_resnet50 pytorch/examples in ../examples.
+# It reads $MNIST (data/mnist), $CIFAR10 (data/cifar10) and $IMAGENET (data/imagenet), and for peers_resnet50
+# pytorch/examples in ../examples.
 # The records go to results/MACHINE-TABLE; peers_resnet50 adds to those of peers. Then run: python tools/report.py
 # A table takes at most $MINUTES (20). With several GPUs, start one for each, with CUDA_VISIBLE_DEVICES and taskset.
 set -euo pipefail
@@ -9,6 +10,8 @@ root=$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")
 cd -- "$root"
 machine=${1:?it needs the name of the machine, such as h100}
 python=${PYTHON:-python3}
+mnist=${MNIST:-data/mnist}
+cifar10=${CIFAR10:-data/cifar10}
 imagenet=${IMAGENET:-data/imagenet}
 limit=(--minutes "${MINUTES:-20}")
 graphs=(--compile_mode reduce-overhead)
@@ -20,16 +23,16 @@ for table in "${@:2}"; do
   to=(--result_dir "results/$machine-$table")
   case $table in
     mnist)
-      command=(./running.sh 5 data/mnist_png --part staircase "${limit[@]}" "${to[@]}"
+      command=(./running.sh 5 "$mnist" --part staircase "${limit[@]}" "${to[@]}"
         -- "${conv11[@]}" "${graphs[@]}") ;;
     resnet50)
       command=(./running.sh 4 "$imagenet" --part staircase --without LMDB --without cache "${limit[@]}" "${to[@]}"
         -- "${resnet50[@]}" "${graphs[@]}") ;;
     cifar10)
-      command=("$python" benchmarks/accuracy.py data/cifar10 --set "$best" --set "cache amp channels_last fused cudnn"
+      command=("$python" benchmarks/accuracy.py "$cifar10" --set "$best" --set "cache amp channels_last fused cudnn"
         --goal 0.89 "${limit[@]}" "${to[@]}" -- "${conv11[@]}" --augment crop --epochs 30 --lr 0.4) ;;
     peers)
-      command=("$python" benchmarks/peers.py train data/mnist_png --best "$best" "${limit[@]}" "${to[@]}"
+      command=("$python" benchmarks/peers.py train "$mnist" --best "$best" "${limit[@]}" "${to[@]}"
         -- "${conv11[@]}") ;;
     peers_resnet50)
       command=("$python" benchmarks/peers.py train "$imagenet" --best "DALI amp channels_last compile fused"

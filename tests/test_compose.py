@@ -482,5 +482,6 @@ def test_shell_scripts_pass_shellcheck():
     shellcheck = shutil.which("shellcheck") or Path(sys.executable).with_name("shellcheck")
     if not Path(shellcheck).exists():
         pytest.skip("shellcheck is not installed")
-    done = run(shellcheck, "--external-sources", *ROOT.glob("*.sh"), ROOT / ".ci" / "run")
+    done = run(shellcheck, "--external-sources", *ROOT.glob("*.sh"),
+               *ROOT.glob("*/*.sh"), ROOT / ".ci" / "run")
     assert done.returncode == 0, done.stdout

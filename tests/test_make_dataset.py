@@ -75,6 +75,16 @@ def test_interrupted_and_run_again(number, tmp_path, rng):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "whole"]
 
 
+def test_two_at_once_make_one_set(tmp_path):
+    words = [sys.executable, SCRIPT, "digits", "--dst", tmp_path / "set", "--train", 40, "--val", 9]
+    first = start(words)
+    wait_until(lambda: (tmp_path / ".set.part").exists() or first.poll() is not None)
+    second = run(*words)
+    assert first.wait() == second.returncode == 0, second.stderr
+    assert second.stdout.endswith("is there already\n")
+    assert len([*(tmp_path / "set").rglob("*.png")]) == 10 * 49
+
+
 def test_made_before_with_other_options_is_refused(tmp_path):
     make("digits", "--dst", tmp_path / "a", "--train", 2, "--val", 1)
     again = make("digits", "--dst", tmp_path / "a", "--train", 2, "--val", 1)

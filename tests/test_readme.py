@@ -31,7 +31,7 @@ def test_every_option_named_is_one_of_the_scripts(page):
     torchrun = {"--nnodes", "--nproc_per_node", "--max-restarts", "--rdzv_id", "--rdzv_backend",
                 "--rdzv_endpoint", "--standalone", "--node_rank", "--master_addr", "--master_port"}
     others = {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--cpus-per-task",  # Slurm
-              "--depth", "--help"}  # git, every script
+              "--depth", "--help", "--dist"}  # git, every script, pytest
     for option in set(re.findall(r"(?<![\w-])(--[a-z]\w[\w-]*)", page.read_text())):
         assert option in text or option in torchrun | others, option
 

@@ -45,7 +45,8 @@ def root(tmp_path, monkeypatch):
     loading = [dict(good(speed), loader=loader, cache=cache, samples=9, bytes=9e6, seconds=1,
                     megabytes_per_second=5, cores_busy=2, gpu_busy=None,
                     options=dict(data_source="/data/pairs", batch_size=8),
-                    storage=dict(kind="SSD", file_system="ext4", device="/dev/x", droppable=False))
+                    storage=dict(kind="SSD", file_system="ext4", device="/dev/x",
+                                 answer_seconds=0.001, cold_megabytes_per_second=100))
                for loader, speed in (("loader", 10), ("loader_DALI", 90))
                for cache in ("cold", "warm")]
     loading[3] |= dict(bottleneck="CPU", evidence="all cores busy")

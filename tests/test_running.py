@@ -516,6 +516,20 @@ def test_ctrl_c_in_the_third_run(number, whole_group, stand_ins, data):
     assert "| single | " in out and "after 2 of 13 runs" in out and "Traceback" not in out + err
 
 
+def test_nohup_keeps_it_when_the_terminal_closes():
+    code = """import signal, runs
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+runs.stop_on_signals()
+signal.raise_signal(signal.SIGHUP)
+try:
+    signal.raise_signal(signal.SIGTERM)
+except runs.Stopped as reason:
+    print(reason)
+"""
+    done = run(sys.executable, "-c", code, cwd=compose.ROOT / "tools")
+    assert done.stdout == "SIGTERM\n", done.stderr
+
+
 def test_stop_ends_what_a_process_starts_while_it_ends():
     code = """import signal, subprocess, sys, time
 def started_late(*_):

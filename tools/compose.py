@@ -319,10 +319,10 @@ def hazards(text, others, techniques):
 
 def is_guarded(lines, number):
     """Return whether a line, counted from 1, is under an `if` that asks for the rank."""
-    indent = len(lines[number - 1]) - len(lines[number - 1].lstrip())
-    for line in [lines[number - 1], *lines[number - 2::-1]]:
+    indent = sys.maxsize
+    for line in lines[number - 1::-1]:  # this line, then those above it
         here = len(line) - len(line.lstrip())
-        if line.strip() and (here < indent or line is lines[number - 1]):
+        if line.strip() and here < indent:
             if re.search(r"\bif\b.*rank", line):
                 return True
             indent = here

@@ -110,23 +110,20 @@ def answer_seconds(path):
 def measure_storage(loader, files, threads):
     """Read some of `files` without decoding them: what the disk gives.
 
-    Return a dict: kind (HDD, SSD, network or memory), file_system, device, droppable (whether a
-    cold run makes sense), answer_seconds and cold_megabytes_per_second (None in memory) and
-    warm_megabytes_per_second.
+    Return a dict: kind (HDD, SSD, network or memory), file_system, device, and answer_seconds and
+    cold_megabytes_per_second (None in memory, where a cold run makes no sense).
     """
     some = random.Random(0).sample(files, min(len(files), 256))
     name, device = file_system(some[0])
-    result = dict(file_system=name, device=device, droppable=name not in MEMORY,
-                  answer_seconds=None, cold_megabytes_per_second=None, kind="memory")
-    if result["droppable"]:
+    result = dict(file_system=name, device=device, answer_seconds=None,
+                  cold_megabytes_per_second=None, kind="memory")
+    if name not in MEMORY:
         loader.drop_from_cache(some)
         result["cold_megabytes_per_second"] = read_speed(some, threads)
         loader.drop_from_cache(some)
         answer = result["answer_seconds"] = statistics.mean(map(answer_seconds, some[:64]))
         result["kind"] = ("network" if name in NETWORK else "HDD" if answer > ARM_SECONDS else
                           "SSD")
-    read_speed(some, threads)
-    result["warm_megabytes_per_second"] = read_speed(some, threads)
     return result
 
 
@@ -255,7 +252,7 @@ def main():
         runs.say(report.storage_line(storage))
         for path, words in scripts.items():
             done = {}
-            for state in ("cold", "warm") if storage["droppable"] else ("warm",):
+            for state in ("cold", "warm") if storage["kind"] != "memory" else ("warm",):
                 status, code, details = run(path, words, folder, state)
                 if not rows and code == 2:  # the others would refuse these options too
                     print(details["error"], file=sys.stderr)

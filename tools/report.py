@@ -160,9 +160,11 @@ def text_of(parts, rows):
 
 
 def save(markdown, rows, stem):
-    """Write rows to <stem>.json and markdown(rows), their tables, to <stem>.md."""
-    stem.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(markdown(rows))
+    """Write rows to <stem>.json and markdown(rows), their tables, to <stem>.md; never half."""
+    for suffix, text in ((".json", json.dumps(rows, indent=1) + "\n"), (".md", markdown(rows))):
+        part = stem.with_suffix(f"{suffix}.part")
+        part.write_text(text)
+        part.replace(stem.with_suffix(suffix))
 
 
 # ------------------------------------------------------------------------------ running.sh
@@ -348,11 +350,9 @@ def storage_line(storage):
     """Return one line: what the dataset is stored on, and what that gives."""
     line = (f"The dataset is on {storage['kind']} ({storage['file_system']} on "
             f"{storage['device']})")
-    if storage["droppable"]:
+    if storage["kind"] != "memory":
         line += (f"; read alone it gives {storage['cold_megabytes_per_second']:,.1f} MB/s cold "
                  f"and answers in {1000 * storage['answer_seconds']:.2f} ms")
-    elif storage["kind"] != "memory":
-        line += "; the kernel keeps its files in memory, so there is no cold run"
     return line + "."
 
 

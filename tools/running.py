@@ -282,7 +282,9 @@ class Session:
         if status == "ok":
             self.add(details["runs"], row)
         elif status == "fail":
-            row["failed"] = report.problem({"status": status, **details})
+            for each in self.rows:
+                if each.get("runs") is row["runs"]:
+                    each["failed"] = report.problem({"status": status, **details})
         say(f"        again {' '.join(row['techniques']) or 'the baseline'}: "
             + report.summary({**row, **details, "status": status}, self.rows[0]))
         return status == "ok"
@@ -297,10 +299,10 @@ class Session:
         key = frozenset(techniques), row == "again"
         if key not in self.results:
             status, code, details = self.measure(techniques)
-            if not base and (changed := details["error"] if self.steps else
-                             status == "ok" and self.lengthen(details)):
-                say(f"        {changed}")
-                status, code, details = self.measure(techniques)
+            if not base and (self.steps or status == "ok"):  # too long, or perhaps too short
+                if changed := details["error"] if self.steps else self.lengthen(details):
+                    say(f"        {changed}")
+                    status, code, details = self.measure(techniques)
             if not base and code == 2:  # wrong use is the same for every script
                 print(details["error"], file=sys.stderr)
                 sys.exit(2)

@@ -234,7 +234,8 @@ def stop_on_signals():
     def stopped(number, frame):
         raise Stopped(signal.Signals(number).name)
     for number in SIGNALS:
-        signal.signal(number, stopped)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, stopped)
 
 
 def guarded(main, driver):

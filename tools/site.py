@@ -87,7 +87,7 @@ def records():
         found.append(dict(
             folder=folder, family=family, file=f"{kind}.json", problem=problem, limits=limits,
             title=f"{report.workload(rows[0])}; {report.place(rows[0])}",
-            setting=report.setting(report.first_good(rows) or rows[0]),
+            setting=report.setting(rows[0]),
             rows=[measured(family, row, rows[0]) for row in rows]))
     return sorted(found, key=lambda record: bool(record["problem"]))
 

@@ -78,7 +78,7 @@ def numbers_of(text):
 
 
 def tensors_of(state, name=""):
-    """Yield (name, tensor) for each tensor and number in a checkpoint."""
+    """Yield (name, tensor) for each tensor in a checkpoint."""
     if isinstance(state, dict):
         for key, value in state.items():
             yield from tensors_of(value, f"{name}.{key}" if name else str(key))
@@ -189,16 +189,16 @@ class Bench:
         """Return the Result of a run that has ended well."""
         place, numbers, states = self.place(run), {}, {}
         printed = self.read(place / "out0") + self.read(place / "err0")
-        texts = {"the output": printed} | {
-            str(path.relative_to(place / "files")): self.read(path)
-            for path in sorted((place / "files").rglob("*.*")) if path.suffix in TEXTS}
-        for name, text in texts.items():
-            numbers |= {(name, line): rows for line, rows in numbers_of(text).items()}
+        texts = {"the output": printed}
         for path in sorted((place / "files").rglob("*.*")):
-            if path.suffix in verify_run.CHECKPOINTS:
+            if path.suffix in TEXTS:
+                texts[str(path.relative_to(place / "files"))] = self.read(path)
+            elif path.suffix in verify_run.CHECKPOINTS:
                 with contextlib.suppress(Exception):  # it holds more than tensors
                     state = torch.load(path, map_location="cpu", weights_only=True)
                     states |= {f"{path.name}: {name}": each for name, each in tensors_of(state)}
+        for name, text in texts.items():
+            numbers |= {(name, line): rows for line, rows in numbers_of(text).items()}
         return Result("", [torch.load(place / f"seen{rank}") for rank in range(max(1, run.ranks))],
                       numbers, states)
 
@@ -430,6 +430,8 @@ class Verifier:
     def comparable(self, pairs, before, again):
         """Return the views that can be compared; note why others cannot, and what is left out."""
         views = [view for view in pairs if not before[view].error]
+        if EXACT not in views:
+            again = pairs[AS_IT_IS][0]._replace(number=1)
         own = Noise(*self.bench.results(again._replace(number=0), again))
         self.noise = dict.fromkeys(pairs, own)
         if EXACT not in views:
