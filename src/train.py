@@ -160,7 +160,7 @@ def main():
     # each process has its share of the validation images, the batch and the workers
     val_sampler = range(rank, len(val_set), world_size)
     workers = -(-args.workers // world_size)
-    stay = workers > 0 and args.augment == "none"  # False for random transforms: reseeds workers
+    stay = workers > 0 and args.augment == "none"  # random crops need workers with new seeds
     loading = dict(batch_size=args.batch_size // world_size, num_workers=workers,
                    pin_memory=on_gpu, generator=torch.Generator())
 
