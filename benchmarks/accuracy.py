@@ -79,12 +79,9 @@ def train(row, seed, goal, processes, folder, end):
     for path in [place] if row.compiled == "kept" else [place, row.code]:
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
-    variables = dict(TORCHINDUCTOR_CACHE_DIR=row.code, TRITON_CACHE_DIR=row.code / "triton")
-    launcher = []
-    if "DDP" in row.techniques:
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-        variables["OMP_NUM_THREADS"] = str(max(1, runs.cores() // processes))  # they share cores
-    command = [sys.executable, *launcher, *row.command, "--seed", seed, "--result_dir", place]
+    words, variables = runs.launched(row.command[0], processes)
+    variables |= dict(TORCHINDUCTOR_CACHE_DIR=row.code, TRITON_CACHE_DIR=row.code / "triton")
+    command = [*words, *row.command[1:], "--seed", seed, "--result_dir", place]
     try:
         status, wall = peers.timed(command, log, end - time.monotonic(),
                                    env={**os.environ, **variables})

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import compose
 import report
-from runs import (ROOT, GiveUp, Stopped, check_options, conclude, cores, failure, follow,
-                  folder_of_its_own, guarded, machine, say, show, stop_on_signals)
+from runs import (ROOT, GiveUp, Stopped, check_options, conclude, failure, folder_of_its_own,
+                  follow, guarded, launched, machine, say, show, stop_on_signals)
 from verdict import WAITS, compare, doubt_of, is_kept, is_settled, verdict
 
 SECONDS = 5  # of training to compare in a run of the baseline ...
@@ -160,11 +160,7 @@ def run(techniques, options, folder, processes, judge):
     except RuntimeError as error:
         log.write_text(f"{error}\n")
         return "fail", 1, {"error": str(error).splitlines()[0], "log": str(log)}
-    words, variables = [sys.executable, str(script)], {}
-    if "init_process_group" in script.read_text():
-        words[1:1] = ["-m", "torch.distributed.run", "--standalone",
-                      f"--nproc_per_node={processes}"]
-        variables["OMP_NUM_THREADS"] = str(max(1, cores() // processes))  # they share the cores
+    words, variables = launched(script, processes)
     epochs, started = int(options[options.index("--epochs") + 1]), time.monotonic()
 
     def watch(progress, line):

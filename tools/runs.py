@@ -139,6 +139,15 @@ class Progress:
         return start + each * epochs * self.steps, start
 
 
+def launched(script, processes):
+    """Return (words that start a script, variables): by torchrun if it is for that."""
+    if "init_process_group" not in script.read_text():
+        return [sys.executable, str(script)], {}
+    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    threads = max(1, cores() // processes)  # they share the cores
+    return [sys.executable, *words, str(script)], {"OMP_NUM_THREADS": str(threads)}
+
+
 def follow(command, log, watch, env=None):
     """Run `command` to its end and return its exit code; append its lines to the file `log`.
 
