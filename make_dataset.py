@@ -20,6 +20,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -212,8 +213,8 @@ def main():
         parser.error(f"--train and --val are for drawn sets; {args.name} has a fixed size")
 
     with contextlib.suppress(OSError):  # another run that makes it is waited for
-        dst.parent.mkdir(parents=True, exist_ok=True)
-        fcntl.flock(os.open(dst.parent, os.O_RDONLY), fcntl.LOCK_EX)
+        lock = open(Path(tempfile.gettempdir(), "make_dataset" + str(dst).replace("/", "_")), "w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
     note = dst / "made.json"
     if note.exists() and json.loads(note.read_text()) == made:
         print(f"{dst} is there already")
@@ -230,8 +231,6 @@ def main():
         else:
             download(building, args.name)
         os.rename(building, dst)
-    except KeyboardInterrupt:
-        sys.exit("\nmake_dataset.py: stopped; run it again")
     except (OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         if "urlopen" in reason or "download" in reason:
@@ -243,4 +242,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("\nmake_dataset.py: stopped; run it again")

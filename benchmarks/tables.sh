@@ -4,7 +4,8 @@
 # It reads $MNIST (data/mnist), $CIFAR10 (data/cifar10) and $IMAGENET (data/imagenet), and for peers_resnet50
 # pytorch/examples in ../examples.
 # The records go to results/MACHINE-TABLE; peers_resnet50 adds to those of peers. Then run: python tools/report.py
-# A table takes at most $MINUTES (20). With several GPUs, start one for each, with CUDA_VISIBLE_DEVICES and taskset.
+# A table takes at most $MINUTES (20), but loading as long as it needs. With several GPUs, start one for each, with
+# CUDA_VISIBLE_DEVICES and taskset.
 set -euo pipefail
 root=$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")
 cd -- "$root"
