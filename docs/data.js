@@ -1801,17 +1801,17 @@ const DATA = {
 "problem": "",
 "limits": [],
 "title": "resnet50, 224 px, imagenet_copies, batch 256; 1x NVIDIA H100 80GB HBM3",
-"setting": "1x NVIDIA H100 80GB HBM3, driver 580.159.04, CUDA 13.0, cuDNN 92400; 16 cores of Intel(R) Xeon(R) Processor; lmdb 3.0.0, nvidia-dali-cuda120 2.4.0, torch 2.14.1, torchvision 0.29.2, Python 3.12.3; 2026-11-24; `./running.sh 4 data/imagenet_copies --part staircase --without LMDB --without cache --minutes 9.0 --result_dir results/h100-resnet50 -- --model resnet50 --image_size 224 --augment resized --batch_size 256 --compile_mode reduce-overhead`",
+"setting": "1x NVIDIA H100 80GB HBM3, driver 580.159.04, CUDA 13.0, cuDNN 92400; 16 cores of Intel(R) Xeon(R) Processor; lmdb 3.0.0, nvidia-dali-cuda120 2.4.0, torch 2.14.1, torchvision 0.29.2, Python 3.12.3; 2026-11-25; `./running.sh 4 data/imagenet_copies --part staircase --without LMDB --without cache --minutes 13.5 --result_dir results/h100-resnet50 -- --model resnet50 --image_size 224 --augment resized --batch_size 256 --compile_mode reduce-overhead`",
 "rows": [
 {
 "techniques": [],
 "note": "",
-"speed": 809.6129720396401,
-"value": "top-1 6.67%",
-"least": 768.7067045032649,
-"most": 873.0923536905768,
-"epochs": 9,
-"runs": 3,
+"speed": 751.9918109540906,
+"value": "top-1 10.00%",
+"least": 683.5450107649812,
+"most": 823.8399359414694,
+"epochs": 15,
+"runs": 5,
 "ratio": "1.00x"
 },
 {
@@ -1819,13 +1819,13 @@ const DATA = {
 "DALI"
 ],
 "note": "",
-"speed": 1650.1204291810272,
-"value": "top-1 10.00%",
-"least": 1573.9409585996275,
-"most": 1720.237862564193,
-"epochs": 3,
-"runs": 1,
-"ratio": "2.05x"
+"speed": 1503.8355467927722,
+"value": "top-1 13.33%",
+"least": 1427.152113052616,
+"most": 1637.5331510844026,
+"epochs": 6,
+"runs": 2,
+"ratio": "1.95x"
 },
 {
 "techniques": [
@@ -1833,13 +1833,13 @@ const DATA = {
 "channels_last"
 ],
 "note": "",
-"speed": 2238.8220785700555,
-"value": "top-1 3.33%",
-"least": 2163.3462813516894,
-"most": 2249.19994170684,
-"epochs": 3,
-"runs": 1,
-"ratio": "2.77x"
+"speed": 2138.434393190588,
+"value": "top-1 10.00%",
+"least": 2003.3983740528197,
+"most": 2175.3280365469095,
+"epochs": 6,
+"runs": 2,
+"ratio": "2.79x"
 },
 {
 "techniques": [
@@ -1848,12 +1848,12 @@ const DATA = {
 "channels_last"
 ],
 "note": "",
-"speed": 3254.743297283869,
+"speed": 3075.885160810774,
 "value": "top-1 10.00%",
-"least": 3183.7751856622685,
-"most": 3483.8924118326213,
-"epochs": 3,
-"runs": 1,
+"least": 2548.665832424351,
+"most": 3146.173867907746,
+"epochs": 6,
+"runs": 2,
 "ratio": "4.02x"
 },
 {
@@ -1864,13 +1864,13 @@ const DATA = {
 "compile"
 ],
 "note": "",
-"speed": 3983.5365104229627,
-"value": "top-1 3.33%",
-"least": 3960.3479290964174,
-"most": 3997.720311704202,
-"epochs": 3,
-"runs": 1,
-"ratio": "4.91x"
+"speed": 3566.2792401168954,
+"value": "top-1 13.33%",
+"least": 3103.782725800806,
+"most": 3917.4733135713254,
+"epochs": 6,
+"runs": 2,
+"ratio": "4.67x"
 },
 {
 "techniques": [
@@ -1881,13 +1881,13 @@ const DATA = {
 "cudnn"
 ],
 "note": "",
-"speed": 3710.32237101508,
-"value": "top-1 10.00%",
-"least": 3457.4886850687126,
-"most": 3964.187046441637,
-"epochs": 3,
-"runs": 1,
-"ratio": "4.56x"
+"speed": 3661.682819619821,
+"value": "top-1 13.33%",
+"least": 3324.710284507869,
+"most": 3969.189763970305,
+"epochs": 6,
+"runs": 2,
+"ratio": "4.80x"
 },
 {
 "techniques": [
@@ -1895,16 +1895,17 @@ const DATA = {
 "amp",
 "channels_last",
 "compile",
+"cudnn",
 "fused"
 ],
 "note": "",
-"speed": 4107.7822614896295,
-"value": "top-1 6.67%",
-"least": 4076.1383798666147,
-"most": 4176.684067644017,
+"speed": 3385.47141889975,
+"value": "top-1 10.00%",
+"least": 3056.176210636504,
+"most": 3466.496298604874,
 "epochs": 3,
 "runs": 1,
-"ratio": "5.04x"
+"ratio": "4.41x"
 },
 {
 "techniques": [
@@ -1912,18 +1913,25 @@ const DATA = {
 "amp",
 "channels_last",
 "compile",
+"cudnn",
 "stem"
 ],
 "note": "",
-"problem": "SKIP: time: cut off after 92 s, because the whole may take 9 minutes (--minutes)"
+"speed": 3154.862621337758,
+"value": "top-1 10.00%",
+"least": 2806.8204149936423,
+"most": 3402.7443935482584,
+"epochs": 3,
+"runs": 1,
+"ratio": "4.15x"
 },
 {
 "techniques": [],
 "note": "again",
-"speed": 817.9294726889077,
-"value": "top-1 6.67%",
-"least": 804.4934165862417,
-"most": 848.9026616842477,
+"speed": 739.6439396642481,
+"value": "top-1 10.00%",
+"least": 683.5450107649812,
+"most": 781.556320642103,
 "epochs": 3,
 "runs": 1,
 "ratio": "1.00x"
