@@ -2012,12 +2012,12 @@ const DATA = {
 {
 "techniques": [],
 "note": "",
-"speed": 36904.02983570576,
+"speed": 37820.66367167649,
 "value": "top-1 99.63%",
 "least": 36336.17726781483,
-"most": 38254.86472159721,
-"epochs": 4,
-"runs": 1,
+"most": 39071.83445795815,
+"epochs": 8,
+"runs": 2,
 "ratio": "1.00x"
 },
 {
@@ -2031,7 +2031,7 @@ const DATA = {
 "most": 51064.88950383175,
 "epochs": 4,
 "runs": 1,
-"ratio": "1.20x"
+"ratio": "1.19x"
 },
 {
 "techniques": [
@@ -2045,7 +2045,7 @@ const DATA = {
 "most": 68880.40385993622,
 "epochs": 4,
 "runs": 1,
-"ratio": "1.77x"
+"ratio": "1.75x"
 },
 {
 "techniques": [
@@ -2059,7 +2059,7 @@ const DATA = {
 "most": 21080.23853919923,
 "epochs": 4,
 "runs": 1,
-"ratio": "0.57x"
+"ratio": "0.56x"
 },
 {
 "techniques": [
@@ -2074,7 +2074,7 @@ const DATA = {
 "most": 83974.03251075867,
 "epochs": 4,
 "runs": 1,
-"ratio": "2.18x"
+"ratio": "2.13x"
 },
 {
 "techniques": [
@@ -2090,7 +2090,7 @@ const DATA = {
 "most": 112490.96827320119,
 "epochs": 4,
 "runs": 1,
-"ratio": "2.79x"
+"ratio": "2.72x"
 },
 {
 "techniques": [
@@ -2107,7 +2107,7 @@ const DATA = {
 "most": 111035.86014539094,
 "epochs": 4,
 "runs": 1,
-"ratio": "2.80x"
+"ratio": "2.71x"
 },
 {
 "techniques": [
@@ -2124,7 +2124,7 @@ const DATA = {
 "most": 145726.32696508238,
 "epochs": 4,
 "runs": 1,
-"ratio": "3.90x"
+"ratio": "3.76x"
 },
 {
 "techniques": [
@@ -2154,7 +2154,7 @@ const DATA = {
 "most": 150149.24389687783,
 "epochs": 4,
 "runs": 1,
-"ratio": "4.05x"
+"ratio": "3.88x"
 },
 {
 "techniques": [],
@@ -2165,7 +2165,7 @@ const DATA = {
 "most": 39071.83445795815,
 "epochs": 4,
 "runs": 1,
-"ratio": "1.05x"
+"ratio": "1.00x"
 }
 ]
 },
@@ -2181,12 +2181,12 @@ const DATA = {
 {
 "techniques": [],
 "note": "",
-"speed": 1444.0121160278352,
+"speed": 1469.1209033113807,
 "value": "top-1 10.00%",
 "least": 1350.2976641202604,
-"most": 1525.2922860893532,
-"epochs": 3,
-"runs": 1,
+"most": 1530.747338094433,
+"epochs": 6,
+"runs": 2,
 "ratio": "1.00x"
 },
 {
@@ -2214,7 +2214,7 @@ const DATA = {
 "most": 2810.605983251009,
 "epochs": 3,
 "runs": 1,
-"ratio": "1.92x"
+"ratio": "1.91x"
 },
 {
 "techniques": [
@@ -2229,7 +2229,7 @@ const DATA = {
 "most": 4408.831125546676,
 "epochs": 3,
 "runs": 1,
-"ratio": "3.03x"
+"ratio": "2.99x"
 },
 {
 "techniques": [
@@ -2245,7 +2245,7 @@ const DATA = {
 "most": 4952.90957536361,
 "epochs": 3,
 "runs": 1,
-"ratio": "3.40x"
+"ratio": "3.35x"
 },
 {
 "techniques": [
@@ -2262,7 +2262,7 @@ const DATA = {
 "most": 4905.253844383085,
 "epochs": 3,
 "runs": 1,
-"ratio": "3.34x"
+"ratio": "3.27x"
 },
 {
 "techniques": [
@@ -2279,7 +2279,7 @@ const DATA = {
 "most": 5180.552909956106,
 "epochs": 3,
 "runs": 1,
-"ratio": "3.56x"
+"ratio": "3.47x"
 },
 {
 "techniques": [
@@ -2297,7 +2297,7 @@ const DATA = {
 "most": 5204.489901578909,
 "epochs": 3,
 "runs": 1,
-"ratio": "3.60x"
+"ratio": "3.50x"
 },
 {
 "techniques": [],
@@ -2308,7 +2308,7 @@ const DATA = {
 "most": 1530.747338094433,
 "epochs": 3,
 "runs": 1,
-"ratio": "1.03x"
+"ratio": "1.00x"
 }
 ]
 },
@@ -2324,12 +2324,12 @@ const DATA = {
 {
 "techniques": [],
 "note": "",
-"speed": 1044.7914043720202,
+"speed": 1118.9709016204629,
 "value": "top-1 6.67%",
 "least": 1044.488700444649,
-"most": 1045.0941082993913,
-"epochs": 2,
-"runs": 1,
+"most": 1203.18610951048,
+"epochs": 4,
+"runs": 2,
 "ratio": "1.00x"
 },
 {
@@ -2343,7 +2343,7 @@ const DATA = {
 "most": 2095.7145303205475,
 "epochs": 2,
 "runs": 1,
-"ratio": "2.00x"
+"ratio": "1.96x"
 },
 {
 "techniques": [
@@ -2357,7 +2357,7 @@ const DATA = {
 "most": 3853.7728591218265,
 "epochs": 2,
 "runs": 1,
-"ratio": "3.66x"
+"ratio": "3.51x"
 },
 {
 "techniques": [
@@ -2371,7 +2371,7 @@ const DATA = {
 "most": 3638.2730449521537,
 "epochs": 2,
 "runs": 1,
-"ratio": "3.45x"
+"ratio": "3.25x"
 },
 {
 "techniques": [
@@ -2386,7 +2386,7 @@ const DATA = {
 "most": 5142.09769634794,
 "epochs": 2,
 "runs": 1,
-"ratio": "4.89x"
+"ratio": "4.52x"
 },
 {
 "techniques": [
@@ -2402,7 +2402,7 @@ const DATA = {
 "most": 6813.8363490982665,
 "epochs": 2,
 "runs": 1,
-"ratio": "6.45x"
+"ratio": "5.85x"
 },
 {
 "techniques": [
@@ -2419,7 +2419,7 @@ const DATA = {
 "most": 8289.473352946208,
 "epochs": 2,
 "runs": 1,
-"ratio": "7.89x"
+"ratio": "7.03x"
 },
 {
 "techniques": [
@@ -2442,7 +2442,7 @@ const DATA = {
 "most": 1203.18610951048,
 "epochs": 2,
 "runs": 1,
-"ratio": "1.14x"
+"ratio": "1.00x"
 }
 ]
 }
