@@ -1924,17 +1924,6 @@ const DATA = {
 "epochs": 3,
 "runs": 1,
 "ratio": "4.15x"
-},
-{
-"techniques": [],
-"note": "again",
-"speed": 739.6439396642481,
-"value": "top-1 10.00%",
-"least": 683.5450107649812,
-"most": 781.556320642103,
-"epochs": 3,
-"runs": 1,
-"ratio": "1.00x"
 }
 ]
 },
@@ -2155,17 +2144,6 @@ const DATA = {
 "epochs": 4,
 "runs": 1,
 "ratio": "3.88x"
-},
-{
-"techniques": [],
-"note": "again",
-"speed": 38737.297507647214,
-"value": "top-1 99.63%",
-"least": 38295.41899117542,
-"most": 39071.83445795815,
-"epochs": 4,
-"runs": 1,
-"ratio": "1.00x"
 }
 ]
 },
@@ -2298,17 +2276,6 @@ const DATA = {
 "epochs": 3,
 "runs": 1,
 "ratio": "3.50x"
-},
-{
-"techniques": [],
-"note": "again",
-"speed": 1494.2296905949263,
-"value": "top-1 10.00%",
-"least": 1449.3276516301985,
-"most": 1530.747338094433,
-"epochs": 3,
-"runs": 1,
-"ratio": "1.00x"
 }
 ]
 },
@@ -2432,17 +2399,6 @@ const DATA = {
 ],
 "note": "",
 "problem": "SKIP: time: it does not fit into the 6.5 minutes (--minutes)"
-},
-{
-"techniques": [],
-"note": "again",
-"speed": 1193.1503988689053,
-"value": "top-1 6.67%",
-"least": 1183.1146882273306,
-"most": 1203.18610951048,
-"epochs": 2,
-"runs": 1,
-"ratio": "1.00x"
 }
 ]
 }

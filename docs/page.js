@@ -237,8 +237,7 @@ function comparison() {
     without(row.techniques, chosen).length + without(chosen, row.techniques).length;
   const reasons = new Map();
   const add = (row, reason) => reasons.set(row, [...(reasons.get(row) ?? []), reason]);
-  rows.filter((row) => !row.techniques.length)
-    .forEach((row) => add(row, row.note === "again" ? "measured again at the end" : ""));
+  rows.filter((row) => !row.techniques.length).forEach((row) => add(row, ""));
   rows.filter((row) => distance(row) === 0).forEach((row) => add(row, "your choice"));
   if (!good.some((row) => distance(row) === 0)) {
     const others = good.filter((row) => row.techniques.length);
@@ -258,7 +257,7 @@ function comparison() {
 function bar(row, reasons) {
   const { rows, problem } = state.record;
   const kind = reasons.includes("your choice") ? "mine" : row.techniques.length ? "other" : "base";
-  const name = called(row.techniques) + (/cold|warm/.test(row.note) ? `, ${row.note}` : "");
+  const name = called(row.techniques) + (row.note ? `, ${row.note}` : "");
   const item = make("li", { className: `bar ${kind}` },
     make("p", {}, make("b", {}, name), make("small", {}, ` ${reasons.join(", ")}`)));
   if (!row.speed) {
@@ -271,8 +270,8 @@ function bar(row, reasons) {
   fill.style.width = percent(row.speed);
   Object.assign(range.style, { left: percent(row.least), width: percent(row.most - row.least) });
   const track = make("div", { className: "track", ariaHidden: "true" }, fill, range);
-  const base = rows.find((each) => each.speed && !each.techniques.length
-    && [row.note, row.note === "again" ? "" : row.note].includes(each.note));
+  const base = rows.find((each) =>
+    each.speed && !each.techniques.length && each.note === row.note);
   const ratio = problem ? "" : row.ratio ?? (
     base ? `${(row.speed / base.speed).toFixed(2)}x` : "");
   const many = (count, name) => `${count} ${name}${count > 1 ? "s" : ""}`;

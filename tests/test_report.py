@@ -34,8 +34,7 @@ def staircase_rows():
                   on=["amp", "fused"], kept=False, status="skip", error="DALI is not installed"),
              good(200, row="single", column="+amp", techniques=["amp"]),
              dict(row="DDP", column="plain", techniques=["DDP"], status="fail", error="no port",
-                  log="running/train_DDP.log"),
-             good(104, row="again", column="baseline", techniques=[])]
+                  log="running/train_DDP.log")]
     return rows
 
 
@@ -86,7 +85,6 @@ def test_the_tables_of_running_sh():
     assert "`./compose.sh amp fused > my_train.py`" in text
     assert "| single | 20.00 s (1.00x) | 10.00 s (2.00x) |\n| DDP | FAIL |" in text
     assert "| train_amp_fused | 1 | 230 (230 to 253) | 75.00% | 1,024 MB | 5% | 9.0 s |" in text
-    assert "| train, again | 1 | 104 (104 to 114) |" in text
     assert "- train_DDP: FAIL: no port (log: running/train_DDP.log)" in text
     assert "resnet50, 224 px, imagenet, batch 256, 3 epochs. Seconds and images/s are of" in text
     assert "1x NVIDIA X1, driver 580, CUDA 13.0, cuDNN 91000; 16 cores of A CPU; torch 2" in text
@@ -95,11 +93,13 @@ def test_the_tables_of_running_sh():
 def test_ratios_are_not_usable_where_the_baseline_moved():
     rows = staircase_rows()
     assert report.not_usable(rows) == ""
-    for change in (dict(images_per_second=80), dict(images_per_second=120)):
-        moved = [*rows[:-1], rows[-1] | change]
+    for speed in (80, 120):
+        runs = [dict(number=number, images_per_second=each, rates=[each], warmup_seconds=9)
+                for number, each in enumerate((100, speed))]
+        moved = [rows[0] | dict(runs=runs), *rows[1:]]
         assert report.markdown(moved).startswith("**Ratios to the baseline are not usable:**")
         assert report.running_shows(moved)[2] == "the baseline moved: ratios to it are not usable"
-    lost = [*rows[:-1], dict(row="again", status="skip", error="time", techniques=[])]
+    lost = [rows[0] | dict(failed="SKIP: time"), *rows[1:]]
     assert report.markdown(lost).startswith("**Ratios to the baseline are not usable:**")
     failed = [dict(row="single", column="plain", techniques=[], status="fail", error="x", log="y"),
               *rows[1:]]

@@ -190,8 +190,8 @@ def test_all_rows_from_another_folder_through_a_link(stand_ins, tmp_path):
     assert (rows[0]["row"], rows[0]["column"]) == ("single", "plain")
     steps = [row for row in rows if row["row"] == "staircase"]
     assert_staircase(rows[0], steps)
-    assert [(row["row"], row["column"]) for row in rows if row not in steps] == [
-        *CELLS, ("again", "baseline")]
+    assert [(row["row"], row["column"]) for row in rows if row not in steps] == CELLS
+    assert len(rows[0]["runs"]) == 2  # once more at the end
     by_column = {row["column"]: row for row in steps}
     assert "pip install" in by_column["+DALI"]["error"]
     assert by_column["+stem"]["error"] == "no layer of this model can be changed"
@@ -209,7 +209,7 @@ def test_all_rows_from_another_folder_through_a_link(stand_ins, tmp_path):
     assert (results / "running.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert (results / "running" / "train_old.json").exists()  # not its own to delete
     for row in rows:
-        if row["status"] != "ok" or row["row"] == "again":
+        if row["status"] != "ok":
             continue
         # the joined script, its record and its log are there to open
         name = "_".join(["train", *row["techniques"]])
@@ -235,8 +235,8 @@ def test_the_real_scripts(project, digits, tmp_path):
     rows = rows_of(tmp_path / "r")
     assert [(row["row"], row["column"], row["status"]) for row in rows] == [
         ("single", "plain", "ok"), ("staircase", "+cache", "ok"), ("staircase", "+DDP", "ok"),
-        *([("staircase", "+cache", "ok")] if len(rows) == 6 else []),  # after DDP has paid
-        ("DDP", "plain", "ok"), ("again", "baseline", "ok")]
+        *([("staircase", "+cache", "ok")] if len(rows) == 5 else []),  # after DDP has paid
+        ("DDP", "plain", "ok")]
     for row in rows:
         assert row["options"]["epochs"] == 2 and row["options"]["steps"] == 1
         assert row["machine"]["cores"] and row["machine"]["packages"]["torch"] == version("torch")
@@ -253,10 +253,10 @@ def test_sets_run_until_the_verdict_holds(stand_ins, data):
     rows = rows_of(stand_ins / "results")
     assert [(row["column"], row.get("n"), row.get("verdict")) for row in rows] == [
         ("plain", None, None), ("+amp", 2, "faster"), ("+cudnn", 1, "no difference"),
-        ("+fused", 1, "slower"), ("baseline", None, None)]
-    assert [row.get("kept") for row in rows[1:4]] == [True, False, False]
-    base, amp, cudnn, fused, again = (row["runs"] for row in rows)
-    assert (len(base), len(amp), len(cudnn), len(fused)) == (4, 2, 1, 1) and base[-1] == again[0]
+        ("+fused", 1, "slower")]
+    assert [row.get("kept") for row in rows[1:]] == [True, False, False]
+    base, amp, cudnn, fused = (row["runs"] for row in rows)
+    assert (len(base), len(amp), len(cudnn), len(fused)) == (4, 2, 1, 1)
     numbers = [run["number"] for runs in (base, amp, cudnn, fused) for run in runs]
     assert sorted(numbers) == [*range(1, 9)]
     assert all(run["rates"] == [1500] and run["wall_seconds"] > 0 for run in amp)
@@ -316,12 +316,11 @@ def test_left_out_without_a_gpu_and_tried_with(stand_ins, data):
         assert f"Left out: {name}, because " in done.stdout
     rows = rows_of(stand_ins / "results")
     assert [(row["row"], row["column"]) for row in rows] == [
-        ("single", "plain"), ("DDP", "plain"), ("again", "baseline")]
+        ("single", "plain"), ("DDP", "plain")]
     table = (stand_ins / "results" / "running.md").read_text()
     assert "amp, because this CPU has no bfloat16" in table and "take 2 or more" in table
     done = drive(stand_ins, "1", data, "--with", "amp", "--without", "DDP", env=variables)
-    assert [row["column"] for row in rows_of(stand_ins / "results")] == [
-        "plain", "+amp", "baseline"]
+    assert [row["column"] for row in rows_of(stand_ins / "results")] == ["plain", "+amp"]
 
 
 @pytest.mark.parametrize("flags, limit, expected", [
@@ -344,7 +343,7 @@ def test_failing_variants_leave_rows_and_the_others_run(stand_ins, data):
     done = drive(stand_ins, "1", data, "--part", "cells", *ALL, "--without", "DP")
     assert done.returncode == 1, done.stdout + done.stderr
     rows = rows_of(stand_ins / "results")
-    assert [row["status"] for row in rows] == ["ok"] + ["fail"] * 3 + ["ok"] + ["fail"] * 3 + ["ok"]
+    assert [row["status"] for row in rows] == ["ok"] + ["fail"] * 3 + ["ok"] + ["fail"] * 3
     table = (stand_ins / "results" / "running.md").read_text()
     for row in rows:
         if row["status"] == "fail":
@@ -363,7 +362,7 @@ def test_techniques_that_cannot_be_joined_are_a_failure(stand_ins, data):
     assert "FAIL: DDP and amp exclude each other: both change the same lines" in done.stdout
     assert [(row["row"], row["column"], row["status"]) for row in rows_of(stand_ins / "results")
             ] == [("single", "plain", "ok"), ("single", "+amp", "ok"), ("DDP", "plain", "ok"),
-                  ("DDP", "+amp", "fail"), ("again", "baseline", "ok")]
+                  ("DDP", "+amp", "fail")]
 
 
 def test_a_baseline_that_moved_makes_the_ratios_unusable(stand_ins, data):
@@ -387,8 +386,8 @@ def test_a_technique_that_is_plainly_slower_is_given_up(stand_ins, data):
     done = drive(stand_ins, "2", data, "--with", "amp", "--part", "cells", "--without", "DDP",
                  env={"ONEDNN_MAX_CPU_ISA": "AVX2"})
     assert done.returncode == 0, done.stdout + done.stderr
-    first, slow, again = rows_of(stand_ins / "results")
-    assert (first["status"], slow["status"], again["status"]) == ("ok", "skip", "ok")
+    first, slow = rows_of(stand_ins / "results")
+    assert (first["status"], slow["status"]) == ("ok", "skip")
     assert re.fullmatch(r"given up after \d+ s, in epoch 1 of 2: all of the baseline took \d+ s",
                         slow["error"])
     assert f"train_amp: SKIP: {slow['error']}" in done.stdout
@@ -410,7 +409,7 @@ def test_a_run_that_the_limit_cuts_off_says_so(stand_ins, data):
     done = drive(stand_ins, "2", data, "--with", "amp", "--part", "cells", "--without", "DDP",
                  "--minutes", "0.6")
     assert done.returncode == 0, done.stdout + done.stderr
-    first, long, again = rows_of(stand_ins / "results")
+    first, long = rows_of(stand_ins / "results")
     assert (first["status"], long["status"]) == ("ok", "skip")
     assert re.fullmatch(r"time: cut off after \d+ s, because the whole may take 0.6 minutes "
                         r"\(--minutes\)", long["error"])
@@ -513,7 +512,7 @@ def test_ctrl_c_in_the_third_run(number, whole_group, stand_ins, data):
     assert not any("train_amp" in " ".join(each.cmdline()) for each in processes_of("987"))
     rows = rows_of(stand_ins / "results")
     assert [row["column"] for row in rows] == ["plain", "+cudnn"]
-    assert "| single | " in out and "after 2 of 13 runs" in out and "Traceback" not in out + err
+    assert "| single | " in out and "after 2 of 12 runs" in out and "Traceback" not in out + err
 
 
 def test_nohup_keeps_it_when_the_terminal_closes():
@@ -585,7 +584,7 @@ def test_two_at_once_in_folders_of_their_own_then_ctrl_c_for_one(stand_ins, data
     log = tmp_path / "9999" / "running" / "train.log"
     out, err = short.communicate()
     assert short.returncode == 0, out + err
-    assert [row["status"] for row in rows_of(tmp_path / "2")] == ["ok", "ok", "ok"]
+    assert [row["status"] for row in rows_of(tmp_path / "2")] == ["ok", "ok"]
     while not (log.exists() and "epoch 1/9999" in log.read_text()):
         assert long.poll() is None
         time.sleep(0.05)

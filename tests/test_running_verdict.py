@@ -198,19 +198,21 @@ def test_time_that_is_left_goes_into_more_runs(monkeypatch):
     assert [rows[name]["n"] for name in ("+good", "+little", "+bad")] == [4, 4, 1]
 
 
-def test_a_later_run_that_fails_is_told(monkeypatch, tmp_path):
+@pytest.mark.parametrize("status", ["fail", "skip"])
+def test_a_later_run_that_does_not_end_well_is_told(status, monkeypatch, tmp_path):
     session, _ = session_of(product_of(GAINS), monkeypatch)
     climb(session, "good")
     monkeypatch.setattr(running, "run", lambda *_: (
-        "fail", 1, {"error": "RuntimeError: no memory", "log": "a.log"}))
+        status, 1, {"error": "RuntimeError: no memory", "log": "a.log"}))
     session.confirm()
-    session.repeat(session.rows[-1])
-    assert "a later run: FAIL: RuntimeError: no memory (log: a.log)" in report.markdown(
-        session.rows)
+    session.repeat(session.rows[0])
+    table, why = report.markdown(session.rows), f"{status.upper()}: RuntimeError: no memory"
+    assert f"a later run: {why} (log: a.log)" in table
+    assert table.startswith("**Ratios to the baseline are not usable:**") and why in table[:200]
     monkeypatch.setattr(runs.signal, "signal", lambda *_: None)
     with pytest.raises(SystemExit) as end:
         runs.conclude(session.rows, report.write, tmp_path / "running", None)
-    assert end.value.code == 1
+    assert end.value.code == (status == "fail")
 
 
 def test_a_baseline_that_was_disturbed(monkeypatch):

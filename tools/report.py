@@ -178,14 +178,13 @@ def summary(row, baseline):
 
 def not_usable(rows):
     """Return why the ratios of a table cannot be used; '' if the baseline was steady."""
-    first, again = rows[0], next((row for row in rows if row["row"] == "again"), rows[0])
+    first = rows[0]
     if first["status"] != "ok":
         return "There are no ratios: the baseline did not end well."
-    if again["status"] != "ok":
+    if "failed" in first:
         return ("**Ratios to the baseline are not usable:** it did not end well when it was "
-                f"measured again ({again['error']}). Was the machine busy?")
-    measured = runs(first) if "runs" in first else [*runs(first), *runs(again)]
-    for one, other in itertools.pairwise(run["images_per_second"] for run in measured):
+                f"measured again ({first['failed']}). Was the machine busy?")
+    for one, other in itertools.pairwise(run["images_per_second"] for run in runs(first)):
         if max(one, other) > MOVED * min(one, other):
             return (f"**Ratios to the baseline are not usable:** it trained {one:,.0f} images/s "
                     f"and then {other:,.0f}, more than {MOVED - 1:.0%} apart. Something else used "
@@ -196,7 +195,7 @@ def not_usable(rows):
 
 def gains(rows):
     """Return [(row, its ratio to the set that it was added to)] of the staircase."""
-    sets = {tuple(row["techniques"]): row for row in rows if row["row"] != "again"}
+    sets = {tuple(row["techniques"]): row for row in rows}
     return [(row, gain(row).split(" ")[0] or ratio(row, sets[tuple(row["on"])]))
             for row in rows if "on" in row]
 
@@ -206,8 +205,7 @@ def fastest(rows):
     if any("on" in row for row in rows):
         return [rows[0], *(row for row in rows if row.get("kept") and (
             row.get("ratio", PAYS) >= PAYS))][-1]
-    return max((row for row in rows if row["row"] != "again"),
-               key=lambda row: row["images_per_second"] if row["status"] == "ok" else 0)
+    return max(rows, key=lambda row: row["images_per_second"] if row["status"] == "ok" else 0)
 
 
 def staircase(rows):
@@ -263,9 +261,7 @@ def grid(rows):
 def markdown(rows):
     """Return the tables of a run of running.sh."""
     cells, problems = [], {}  # of those that are in no table above: {why: [name, ...]}
-    scripts = {"_".join(["train", *row["techniques"]]) + ", again" * (row["row"] == "again"): row
-               for row in rows}
-    for name, row in scripts.items():
+    for name, row in {"_".join(["train", *row["techniques"]]): row for row in rows}.items():
         if row["status"] != "ok":
             problems.setdefault(problem(row), []).append(name)
             continue

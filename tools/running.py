@@ -189,10 +189,9 @@ class Session:
         self.options, self.epochs, self.folder, self.common = options, epochs, folder, common
         self.runs, self.minutes, self.deadline = runs, minutes, deadline
         self.rows, self.results = [], {}
-        self.took = [0.0]  # seconds of the runs that ended well, start included
+        self.took = [0.0]  # seconds of each run that ended well, start included
         self.count = 0  # of all rows, those of the staircase that are to come included
         self.reserved = 0  # runs that are to come before a second try or run of a technique
-        self.number = 0  # of the last run
         self.steps = None  # of each epoch, if epochs were cut short
 
     def time_left(self):
@@ -258,9 +257,8 @@ class Session:
         if status == "ok" or not first:
             self.took = [*(self.took if first else []), seconds]
         if status == "ok":
-            self.number += 1
             kept = {key: details[key] for key in ("images_per_second", "warmup_seconds")}
-            details["runs"] = [dict(number=self.number, rates=report.speeds(details),
+            details["runs"] = [dict(number=len(self.took), rates=report.speeds(details),
                                     wall_seconds=seconds, **kept)]
         return status, code, details
 
@@ -277,7 +275,7 @@ class Session:
         status, _, details = self.measure(row["techniques"])
         if status == "ok":
             self.add(details["runs"], row)
-        elif status == "fail":
+        elif status == "fail" or row is self.rows[0]:
             for each in self.rows:
                 if each.get("runs") is row["runs"]:
                     each["failed"] = report.problem({"status": status, **details})
@@ -288,11 +286,11 @@ class Session:
     def attempt(self, row, column, techniques):
         """Measure a set of techniques, unless it has been measured before, and add its row."""
         base = self.rows[0] if self.rows else None
-        if base and base["status"] == "ok" and row != "again" and self.runs > 1 and (
-                self.number >= base["runs"][-1]["number"] + EVERY and self.has_time(EVERY)):
+        if base and base["status"] == "ok" and self.runs > 1 and (
+                len(self.took) >= base["runs"][-1]["number"] + EVERY and self.has_time(EVERY)):
             self.repeat(base)
         say(f"[{len(self.rows) + 1:>2}/{self.count}] {row} {column}")
-        key = frozenset(techniques), row == "again"
+        key = frozenset(techniques)
         if key not in self.results:
             status, code, details = self.measure(techniques)
             if not base and (self.steps or status == "ok"):  # too long, or perhaps too short
@@ -305,14 +303,12 @@ class Session:
             self.results[key] = {"techniques": techniques, "status": status, **self.common,
                                  **details}
         self.rows.append({"row": row, "column": column, **self.results[key]})
-        if row == "again" and {base["status"], self.rows[-1]["status"]} == {"ok"}:
-            self.add(self.rows[-1]["runs"], base)
         say(f"        {report.summary(self.rows[-1], self.rows[0])}")
         return self.rows[-1]
 
     def judge(self, row):
         """Add to a row how many times as fast as the set before it is, by all runs until now."""
-        before = self.results[frozenset(row["on"]), False]
+        before = self.results[frozenset(row["on"])]
         if row["status"] == before["status"] == "ok":
             n = len(row["runs"])
             sets = [each["runs"] for each in self.results.values() if each["status"] == "ok"]
@@ -357,11 +353,11 @@ class Session:
             steps, on = due(stairs, last, best), best["techniques"]
             new = [name for name in steps if name not in last]
             self.reserved = len(on) + bool(on) + len(new) + sum(
-                (frozenset(cell[2]), False) not in self.results for cell in cells)
+                frozenset(cell[2]) not in self.results for cell in cells)
             if not self.has_time(2):  # only what was never tried, and what gains
                 steps = [name for name in steps if name in new or (
                     last[name]["on"] == on and gains(last[name]))]
-            self.count = 1 + len(self.rows + cells) + max(len(new), bool(steps))
+            self.count = len(self.rows + cells) + max(len(new), bool(steps))
             if not steps:
                 return best
             name, row = steps[0], last.get(steps[0])
@@ -455,16 +451,16 @@ def main():
         started + 60 * minutes - CLOSING_SECONDS, folder,
         {"date": datetime.date.today().isoformat(), "machine": here, "processes": here["gpus"] or 2,
          "command": shlex.join(["./running.sh", *sys.argv[1:]]), "left_out": left_out})
-    others = len(cells) + sum(len(names) for _, names in stairs)
-    session.count, interrupted = 1 + others + bool(others), ""
+    session.count = 1 + len(cells) + sum(len(names) for _, names in stairs)
+    interrupted = ""
     try:
-        session.attempt(*baseline)
+        first = session.attempt(*baseline)
         session.climb(stairs, cells)
         for cell in cells:
             session.attempt(*cell)
         session.confirm()
-        if others:
-            session.attempt("again", "baseline", [])
+        if first["status"] == "ok" and len(session.took) > first["runs"][-1]["number"]:
+            session.repeat(first)  # has it moved?
     except Stopped as reason:
         interrupted = f"Stopped by {reason} after {len(session.rows)} of {session.count} runs."
         say(interrupted)

@@ -291,4 +291,4 @@ def conclude(rows, write, stem, interrupted):
         write(rows, stem)
         print(f"\n{stem.with_suffix('.md').read_text()}\nThis is {stem.with_suffix('.md')}")
     sys.exit(130 if interrupted else any(
-        row["status"] == "fail" or "failed" in row for row in rows))
+        row.get("failed", row["status"].upper()).startswith("FAIL") for row in rows))

@@ -62,7 +62,7 @@ def measured(family, row, first):
     The ratio of a training row is the table's, to the record's `first` row.
     """
     if family == "train":
-        techniques, note = row["techniques"], "again" if row["row"] == "again" else ""
+        techniques, note = row["techniques"], ""
     else:
         techniques, note = row["loader"].split("_", 1)[1:], row["cache"]
     if row["status"] != "ok":
