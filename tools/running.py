@@ -391,7 +391,7 @@ def parse(arguments):
                 raise argparse.ArgumentTypeError(f"{text!r} is not {meaning}")
             return kind(text)
         return read
-    names = compose.TECHNIQUES
+    names = [name for choices in groups().values() for choice in choices for name in choice]
     parser.add_argument("EPOCHS", type=number(int, r"\d+", "a whole number from 1 up"))
     parser.add_argument("DATASET", type=Path, nargs="?")
     parser.add_argument("--minutes", type=number(float, r"\d+(\.\d+)?", "a number above 0"))
