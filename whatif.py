@@ -1413,8 +1413,8 @@ def parse(words):
             (odd, f"--only {odd}: choose from {', '.join(known)}, plain"),
             (min(args.seconds, args.minutes, args.runs) <= 0,
              "--seconds, --minutes and --runs have to be above 0"),
-            (args.json and not args.json.resolve().parent.is_dir(),
-             f"{args.json}: there is no such folder"),
+            (args.json and (args.json.is_dir() or not args.json.resolve().parent.is_dir()),
+             f"--json {args.json}: name a file, in a folder that is there"),
             (not args.script.is_file(), f"{args.script}: there is no such script"),
             (RANKS != int(os.environ.get("LOCAL_WORLD_SIZE", RANKS)),
              "it measures on one machine, but torchrun runs on several")):

@@ -198,10 +198,12 @@ def test_faults_of_the_script_are_told_in_one_line(tmp_path, fault, told):
 
 
 @pytest.mark.fault(77)
-def test_wrong_use():
+def test_wrong_use(tmp_path):
     assert_one_line(run(*WHATIF, "missing.py"), 2, "missing.py: there is no such script")
     assert_one_line(run(*WHATIF, "--only", "warp", "x.py"), 2, "warp", "channels_last")
     assert_one_line(run(*WHATIF, "--seconds", 0, "x.py"), 2, "above 0")
+    for path in (tmp_path, tmp_path / "none" / "x.json"):
+        assert_one_line(run(*WHATIF, "--json", path, "x.py"), 2, f"--json {path}: ")
 
 
 @pytest.mark.fault(77)
