@@ -217,8 +217,8 @@ def claim(dst, settings):
     note, text = dst / NOTE, json.dumps(settings)
     before = note.read_text() if note.exists() else ""
     if before not in ("", text):
-        raise ValueError(f"--dst {dst} was made with the settings {before}: use those, delete it or choose "
-                         "another folder")
+        raise ValueError(f"--dst {dst} was made with the settings {before}: use those, delete it "
+                         "or choose another folder")
     if not before and any(not name.startswith(".") for name in os.listdir(dst)):
         raise ValueError(f"--dst {dst} already holds other files: choose another folder")
     note.write_text(text)
@@ -249,7 +249,7 @@ def do_all(job, names, workers):
     import torch  # noqa: F401: imported once, forked workers have it at once
 
     counts, failures = Counter(), {}
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
+    context = multiprocessing.get_context("fork")
     size = max(1, min(16, len(names) // (8 * workers)))
     with (concurrent.futures.ProcessPoolExecutor(workers, context, begin) as pool,
           tqdm(total=len(names), unit="image", disable=None) as bar):

@@ -90,8 +90,8 @@ class Edit:
 
     `refused`, `said`, `differs` and `either` name the techniques for which the join is refused, a
     hazard is said at once, --verify names a difference, or any of these is right (the copy draws
-    other random numbers, say). With all others the copy trains as before. `start` are techniques that
-    the copy already has.
+    other random numbers, say). With all others the copy trains as before. `start` are techniques
+    that the copy already has.
     """
     name: str
     kind: str
@@ -210,7 +210,8 @@ MODELS = [
          ("        transforms.Resize(val_size), transforms.CenterCrop(val_size), ",
           "        transforms.Resize((24, 40)), "),
          ("    center = [transforms.Resize(args.image_size), "
-          "transforms.CenterCrop(args.image_size)]\n", "    center = [transforms.Resize((24, 40))]\n"),
+          "transforms.CenterCrop(args.image_size)]\n",
+          "    center = [transforms.Resize((24, 40))]\n"),
          ("torch.zeros(1, 3, side, side)", "torch.zeros(1, 3, 24, 40)")], said="DALI cache"),
     Edit("scores in a dict", "model", [before(CONV11, OWN_MODEL.replace(
          "return self.head(self.body(self.stem(images)).mean((2, 3)))",
@@ -274,7 +275,8 @@ DATA = [
          ("            labels = labels.to(device, non_blocking=True)\n" + IMAGES,
           '            labels = batch["label"].to(device, non_blocking=True)\n'
           '            images = batch["image"].to(device, non_blocking=True)\n'),
-         ("            for images, labels in val_loader:\n", "            for batch in val_loader:\n"
+         ("            for images, labels in val_loader:\n",
+          "            for batch in val_loader:\n"
           '                images, labels = batch["image"], batch["label"]\n')],
          refused="channels_last progressive", said="cache DALI LMDB"),
     Edit("dict samples, unpacked in the step", "data", [before(CONV11, CSV_SET.replace(
@@ -285,7 +287,8 @@ DATA = [
          ("            data_wait += time.perf_counter() - tick\n",
           "            data_wait += time.perf_counter() - tick\n"
           '            images, labels = batch["image"], batch["label"]\n'),
-         ("            for images, labels in val_loader:\n", "            for batch in val_loader:\n"
+         ("            for images, labels in val_loader:\n",
+          "            for batch in val_loader:\n"
           '                images, labels = batch["image"], batch["label"]\n')],
          refused="progressive", said="cache DALI LMDB"),
     Edit("own loader=", "data", [before(CONV11, '''\
@@ -363,7 +366,8 @@ class Folder(datasets.ImageFolder):
     train_set, val_set = torch.utils.data.random_split(
         train_set, [0.8, 0.2], torch.Generator().manual_seed(0))
 """), ("    if odd := set(train_set.classes) ^ set(val_set.classes):\n"
-       '        fail(f"--dataset {args.dataset}: classes in only one of train and val: {sorted(odd)}")\n', ""),
+       '        fail(f"--dataset {args.dataset}: classes in only one of train and val: '
+       '{sorted(odd)}")\n', ""),
          ("    classes = len(train_set.classes)\n", "    classes = len(names)\n")],
          said="DALI LMDB"),
     Edit("all images as tensors", "data", [after(SETS, """\
@@ -396,15 +400,15 @@ def seed_worker(number):
 
 '''), (LOADING, LOADING.replace(
         "generator=torch.Generator())",
-        "generator=torch.Generator(),\n                   worker_init_fn=seed_worker)"))], either="DALI cache"),
+        "generator=torch.Generator(),\n                   worker_init_fn=seed_worker)"))],
+         either="DALI cache"),
     Edit("rare classes more often", "data", [(SAMPLER, """\
     weights = [1.0 + (label == 3) for label in train_set.targets]
     sampler = torch.utils.data.WeightedRandomSampler(
         weights, len(weights), generator=torch.Generator())
 """)], refused="DDP"),
     Edit("shuffle=True in place of the sampler", "data", [
-         ("        train_set, sampler=sampler, drop_last=True, persistent_workers=stay, **loading)\n",
-          "        train_set, shuffle=True, drop_last=True, persistent_workers=stay, **loading)\n")],
+         ("train_set, sampler=sampler, drop_last=True", "train_set, shuffle=True, drop_last=True")],
          refused="DALI cache", said="DDP"),
     Edit("the last small batch too", "data", [
          ("        train_set, sampler=sampler, drop_last=True, persistent",
@@ -578,8 +582,8 @@ OPTIMIZERS = [
 """), (PARTS, PARTS.replace("}", ', "average": average}')),
          after(COUNTED, "            average.update_parameters(model)\n"),
          ("        model.eval()\n        correct", "        average.eval()\n        correct"),
-         ("                output = model(normalize(", "                output = average(normalize(")
-         ], said="DDP"),
+         ("                output = model(normalize(",
+          "                output = average(normalize(")], said="DDP"),
     Edit("average of the weights, mended", "optimizer", [before(PARTS, """\
     average = torch.optim.swa_utils.AveragedModel(
         model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
@@ -591,8 +595,8 @@ OPTIMIZERS = [
         for buffer in average.buffers() if world_size > 1 else ():
             torch.distributed.broadcast(buffer, 0)
         correct"""),
-         ("                output = model(normalize(", "                output = average(normalize(")
-         ]),
+         ("                output = model(normalize(",
+          "                output = average(normalize(")]),
     Edit("amp first, clipping later", "optimizer", [
          ("            scaler.step(optimizer)\n",
           "            nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
@@ -751,7 +755,8 @@ METRICS = [
     Edit("validation loss", "metrics", VAL_LOSS, said="DDP"),
     Edit("validation loss, mended", "metrics", VAL_LOSS_MENDED),
     Edit("total += len(labels)", "metrics", [
-         after(VALIDATION, "        total = 0\n"), after(HITS, "                total += len(labels)\n"),
+         after(VALIDATION, "        total = 0\n"),
+         after(HITS, "                total += len(labels)\n"),
          (TOP1, "        top1, top5 = (correct / total).tolist()\n")], said="DDP"),
     Edit("F1 from a confusion matrix", "metrics", [
          after(VALIDATION, "        confusion = torch.zeros(classes, classes, device=device)\n"),
@@ -897,7 +902,8 @@ OPTIONS = [
     Edit("batch-size with a dash", "options", [('add("--batch_size"', 'add("--batch-size"')],
          options="--batch-size 40"),
     Edit("an option more", "options", [after(
-         '    add("--resume", help="a checkpoint, or auto: the one in RESULT_DIR if there is one")\n',
+         '    add("--resume", help="a checkpoint, or auto: the one in RESULT_DIR if there is '
+         'one")\n',
          '    add("--note", default="", help="what this run is about")\n')],
          options="--note mine"),
 ]

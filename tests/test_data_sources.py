@@ -245,7 +245,8 @@ def test_cached_crops_on_a_gpu_are_those_of_the_cpu():
 @pytest.mark.parametrize("augment", ["none", "resized", "crop"])
 def test_a_cache_in_ram_gives_what_one_on_the_gpu_gives(augment, photos, tmp_path):
     one, other = (batches_of(SRC / "train_cache.py", tmp_path / place, "--dataset", photos, *SMALL,
-                             "--augment", augment, "--cache_device", place) for place in ("gpu", "ram"))
+                             "--augment", augment, "--cache_device", place)
+                  for place in ("gpu", "ram"))
     for (_, batches), (_, others) in zip(one, other, strict=True):
         for (images, labels), (pictures, numbers) in zip(batches, others, strict=True):
             assert torch.equal(images, pictures) and torch.equal(labels, numbers)

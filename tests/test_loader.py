@@ -371,8 +371,8 @@ def test_options_and_defaults_are_the_same_everywhere(tmp_path):
 
 @pytest.mark.parametrize("option, value, named", [
     ("--batch_size", 0, "--batch_size"), ("--crop", "abc", "--crop"),
-    ("--crop", 300, "--resize 256"), ("--split", "other", "--split"), ("--samples", -1, "--samples"),
-    ("--seed", "1" * 20, "--seed")])
+    ("--crop", 300, "--resize 256"), ("--split", "other", "--split"),
+    ("--samples", -1, "--samples"), ("--seed", "1" * 20, "--seed")])
 def test_wrong_options(load, tmp_path, option, value, named):
     assert named in error_of(load("loader", classes(tmp_path / "data"), option, value), "loader", 2)
 

@@ -158,7 +158,8 @@ def users_copy(text, optimizer):
     optimizer.register_step_pre_hook(lambda optimizer, *_: steps_seen.append(
         optimizer.param_groups[0]["lr"]))"""),
             ("    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(\n"
-             "        1, (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))",
+             "        1, (done + step + 1) / (0.2 * total), "
+             "(total - done - step) / (0.8 * total)))",
              "    scheduler = users_scheduler"),
             ("    # the record; ", """    print("rates", steps_seen)
     print("state", sorted(next(iter(optimizer.state.values()), [])))

@@ -1,4 +1,4 @@
-"""Two equal loaders made in one line, a folder of the run's own, an optimizer and a saver an epoch."""
+"""Two equal loaders in one line, a folder of its own, an optimizer and a saver an epoch."""
 
 import multiprocessing
 import os
