@@ -8,7 +8,6 @@ import pytest
 import report
 import running
 import runs
-import verdict
 import whatif
 
 MACHINE = dict(gpus=1, gpu="X1", cores=2, cpu="A CPU", packages={}, bfloat16=True, driver="1",
@@ -25,7 +24,7 @@ def runs_of(*speeds, start=0, step=2, noise=0.01):
 
 def compare(runs, others):
     """Return the ratio and its uncertainty, as only these runs tell it."""
-    return verdict.compare(runs, others, verdict.doubt_of([runs, others]))
+    return whatif.compare(runs, others, whatif.doubt_of([runs, others]))
 
 
 @pytest.mark.parametrize("speeds, others, settled, told", [
@@ -39,13 +38,13 @@ def compare(runs, others):
     ((101.5, 101.5, 101.5, 101.5), (100, 100, 100, 100), True, "no difference")])
 def test_verdicts(speeds, others, settled, told):
     ratio, spread = compare(runs_of(*speeds, start=1), runs_of(*others))
-    assert verdict.verdict(ratio, spread) == told
-    assert verdict.is_settled(ratio, spread) == settled
+    assert whatif.verdict(ratio, spread) == told
+    assert whatif.is_settled(ratio, spread) == settled
 
 
 def test_each_run_is_compared_with_the_other_set_at_its_time():
     drifting = runs_of(100, 80, 60)
-    ratio, spread = verdict.compare(runs_of(135, 105, start=1), drifting, doubt=0.01)
+    ratio, spread = whatif.compare(runs_of(135, 105, start=1), drifting, doubt=0.01)
     assert math.isclose(ratio, 1.5) and spread < 0.05
     assert [compare(runs_of(90, start=start), drifting)[0]
             for start in (-1, 0, 0.5, 3, 9)] == [0.9, 0.9, 90 / 95, 90 / 70, 1.5]
@@ -63,7 +62,7 @@ def test_what_is_known_of_a_machine_decides_how_far_one_run_counts():
     """Nothing; two runs; seven, without and with a stall; a machine that jumps."""
     same = [100, 101, 100, 101, 100, 101, 100]
     nothing, two, seven, stall, jumps = (
-        verdict.doubt_of(runs_of(*speeds) for speeds in sets)
+        whatif.doubt_of(runs_of(*speeds) for speeds in sets)
         for sets in ([], [[100, 101]], [same], [[*same, 30], [100, 101]], [[100, 150]]))
     assert nothing == whatif.ONE_RUN and 0.18 < two < 0.2
     assert 0.03 < seven < 0.04 and 0.03 < stall < 0.04 and jumps > 1
@@ -77,9 +76,9 @@ def test_a_technique_that_does_nothing_is_rarely_called_a_gain():
                       for start in (1, 0))
         for n in (2, 3, 4):
             ratio, spread = compare(one[:n], other[:n])
-            if verdict.is_settled(ratio, spread):
+            if whatif.is_settled(ratio, spread):
                 break
-        told.append(verdict.verdict(ratio, spread))
+        told.append(whatif.verdict(ratio, spread))
     assert told.count("faster") < 0.08 * len(told)
 
 
@@ -173,7 +172,7 @@ def test_what_was_kept_and_gains_no_longer_says_so(monkeypatch):
 
 def test_ratios_to_the_same_run_are_not_independent():
     four = runs_of(110, 110, 110, 110, start=1, step=0.1)
-    apart, shared = (verdict.compare(four, others, doubt=0.1)[1] for others in (
+    apart, shared = (whatif.compare(four, others, doubt=0.1)[1] for others in (
         runs_of(100, 100, 100, 100, start=0.95, step=0.1), runs_of(100)))
     assert math.isclose(apart, 1.1 * 0.1 / 2) and math.isclose(shared, 1.1 * 0.1 * (5 / 8) ** 0.5)
 

@@ -13,10 +13,10 @@ import statistics
 import sys
 from pathlib import Path
 
-from verdict import PAYS, compare
-
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "benchmarks"))
+sys.path += [str(ROOT), str(ROOT / "benchmarks")]
+from whatif import PAYS, compare
+
 MOVED = 1.1  # ratios are not usable if the baseline's speed moves so many times between two runs
 
 # the grid of running.sh: the name of a row or column, and the techniques it stands for

@@ -17,7 +17,7 @@ import compose
 import report
 from runs import (ROOT, GiveUp, Stopped, check_options, conclude, failure, folder_of_its_own,
                   follow, guarded, launched, machine, say, show, stop_on_signals)
-from verdict import WAITS, compare, doubt_of, is_kept, is_settled, verdict
+from whatif import WAITS, compare, doubt_of, is_kept, is_settled, verdict
 
 SECONDS = 5  # of training to compare in a run of the baseline ...
 LONGEST = 20  # ... if the run takes no longer than so many seconds
