@@ -29,7 +29,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+CORES = len(os.sched_getaffinity(0))
 
 
 def draw_digit(digit, rng):

@@ -46,7 +46,7 @@ READABLE = sorted({*FORMATS.values(), "GIF"})  # not EPS: Pillow would start a p
 MOST_PIXELS = 100_000_000  # a worker needs 3 to 12 bytes of memory for each
 Image.MAX_IMAGE_PIXELS = None  # MOST_PIXELS replaces Pillow's own limit
 NOTE, PARTS = ".resize_imagenet.json", ".resize_imagenet.part"
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+CORES = len(os.sched_getaffinity(0))
 warnings.filterwarnings("ignore", module="PIL")  # its warnings name no file and are harmless
 
 

@@ -727,8 +727,7 @@ class Run:
         self.facts |= dict(
             device=self.device, torch=torch.__version__, python=sys.version.split()[0],
             training=self.training(), processes=self.rank_of()[1],
-            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
-            else os.cpu_count())
+            cores=len(os.sched_getaffinity(0)))
         if on_gpu:
             about = torch.cuda.get_device_properties(self.device)
             self.facts |= dict(gpu=about.name, memory=about.total_memory, capability=about.major)

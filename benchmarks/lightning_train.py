@@ -5,11 +5,8 @@
 It has all options of train.py.
 """
 
-try:
-    import lightning as L
-except ImportError:  # the same library under its other name
-    import pytorch_lightning as L
 import common
+import lightning as L
 import torch
 from torch.nn import functional as F
 

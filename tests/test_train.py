@@ -46,7 +46,6 @@ def test_help_shows_the_defaults(script):
     assert done.returncode == 0 and "(default: 120)" in " ".join(done.stdout.split())
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no way to take cores away here")
 @pytest.mark.parametrize("name", ["train", "loader"])
 def test_as_many_workers_as_usable_cores(name):
     done = run(sys.executable, SRC / f"{name}.py", "--help",

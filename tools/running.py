@@ -53,7 +53,7 @@ def reasons_to_leave_out(here):
     reasons = {"progressive": "it trains differently: compare accuracy and training seconds"}
     if not here["gpus"]:
         reasons |= {"DP": "it does nothing without GPUs", "cudnn": "it does nothing without a GPU"}
-        if here["bfloat16"] is False:
+        if not here["bfloat16"]:
             reasons["amp"] = "this CPU has no bfloat16, so PyTorch would emulate it"
     elif here["gpus"] == 1:
         reasons |= dict.fromkeys(("DP", "DDP"), "it does nothing on one GPU")

@@ -39,18 +39,15 @@ class GiveUp(Exception):
 # ------------------------------------------------------------------------------ the machine
 def cores():
     """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return len(os.sched_getaffinity(0))
 
 
 def has_bfloat16():
-    """Return whether this CPU calculates in bfloat16; None where it does not say.
+    """Return whether this CPU calculates in bfloat16.
 
     ONEDNN_MAX_CPU_ISA takes instructions away from PyTorch, so it counts too.
     """
-    try:
-        words = Path("/proc/cpuinfo").read_text().split()
-    except OSError:
-        return None
+    words = Path("/proc/cpuinfo").read_text().split()
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
     allowed = re.search("ALL|DEFAULT|BF16|FP16|AMX|AVX10", limit)
     return bool(allowed) and not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(words)
@@ -69,15 +66,14 @@ def machine(*others):
             told = subprocess.check_output(["nvidia-smi", "--query-gpu=name,driver_version",
                                             "--format=csv,noheader"], text=True)
             gpu, driver = told.splitlines()[0].split(", ")
-    cpu = platform.machine()
-    with contextlib.suppress(OSError, TypeError):  # some systems or CPUs have no such line
-        cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())[1]
+    model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     packages = {}
     for name in ("torch", "torchvision", "lmdb", "nvidia-dali-cuda120", "nvidia-dali-cuda130",
                  *others):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             packages[name] = importlib.metadata.version(name)
-    return dict(cpu=cpu, cores=cores(), bfloat16=has_bfloat16(), gpus=gpus, gpu=gpu, driver=driver,
+    return dict(cpu=model[1] if model else platform.machine(), cores=cores(),
+                bfloat16=has_bfloat16(), gpus=gpus, gpu=gpu, driver=driver,
                 cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
                 python=platform.python_version(), packages=packages)
 

@@ -72,7 +72,7 @@ def measured(family, row, first):
              f"{row['megabytes_per_second']:,.1f} MB/s")
     return dict(techniques=techniques, note=note, speed=row["images_per_second"], value=value,
                 least=min(speeds), most=max(speeds), epochs=len(speeds),
-                runs=len(row.get("runs", [row])),
+                runs=len(report.runs(row)),
                 ratio=report.ratio(row, first) if family == "train" else None)
 
 

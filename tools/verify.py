@@ -101,8 +101,7 @@ class Bench:
         self.options = {}  # for the scripts that have them
         self.folder.mkdir(parents=True, exist_ok=True)
         self.sample = self.folder / "sample"  # a part of the dataset; None: the whole
-        self.cores = len(os.sched_getaffinity(0)) if hasattr(
-            os, "sched_getaffinity") else os.cpu_count()
+        self.cores = len(os.sched_getaffinity(0))
         self.gpus = torch.cuda.device_count()  # it does not start CUDA, which could not be forked
         self.jobs = jobs or (1 if self.gpus else min(self.cores, 6))
 
