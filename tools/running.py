@@ -262,23 +262,18 @@ class Session:
                                     wall_seconds=seconds, **kept)]
         return status, code, details
 
-    def add(self, runs, row):
-        """Add runs to those of a row, and to the other rows of the same set."""
-        row["runs"] += runs
-        speed = statistics.median(each["images_per_second"] for each in row["runs"])
-        for each in (*self.rows, *self.results.values()):
-            if each.get("runs") is row["runs"]:
-                each["images_per_second"] = speed
-
     def repeat(self, row):
         """Measure the set of a row once more; return whether that ended well."""
-        status, _, details = self.measure(row["techniques"])
+        (status, _, details), found = self.measure(row["techniques"]), {}
         if status == "ok":
-            self.add(details["runs"], row)
-        elif status == "fail" or row is self.rows[0]:
-            for each in self.rows:
-                if each.get("runs") is row["runs"]:
-                    each["failed"] = report.problem({"status": status, **details})
+            row["runs"] += details["runs"]
+            found["images_per_second"] = statistics.median(
+                each["images_per_second"] for each in row["runs"])
+        elif status == "fail" or row is self.rows[0]:  # without it no ratio can be trusted
+            found["failed"] = report.problem({"status": status, **details})
+        for each in (*self.rows, *self.results.values()):  # all rows of this set
+            if each.get("runs") is row["runs"]:
+                each |= found
         say(f"        again {' '.join(row['techniques']) or 'the baseline'}: "
             + report.summary({**row, **details, "status": status}, self.rows[0]))
         return status == "ok"
@@ -459,8 +454,8 @@ def main():
         for cell in cells:
             session.attempt(*cell)
         session.confirm()
-        if first["status"] == "ok" and len(session.took) > first["runs"][-1]["number"]:
-            session.repeat(first)  # has it moved?
+        if first["status"] == "ok" and len(session.rows) > 1:
+            session.repeat(first)  # has its speed changed?
     except Stopped as reason:
         interrupted = f"Stopped by {reason} after {len(session.rows)} of {session.count} runs."
         say(interrupted)
