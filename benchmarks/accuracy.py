@@ -30,8 +30,8 @@ import runs
 
 TRAIN = peers.ROOT / "src" / "train.py"
 TOLERANCE = 0.005  # a set whose top-1 is lower by more is not called the best
-HEAD = ("| training | runs | top-1: median (least to most) | warm-up s | training s | to plain | "
-        "s until {0} | to plain | whole run s | to plain | images/s | peak GB |")
+HEAD = ("| training | runs | top-1: median (least to most) | warm-up s | training s | to {1} | "
+        "s until {0} | to {1} | whole run s | to {1} | images/s | peak GB |")
 NOTES = ["- warm-up s: from the end of the imports to that of the first epoch: decoding images for "
          "the cache, compiling",
          "- training s: all epochs after the first, without validation",
@@ -106,18 +106,18 @@ def median(row, key):
     return None if None in values else statistics.median(values)
 
 
-def ratio(row, plain, key):
-    """Return '5.10x': how many times less a row takes than `plain`; '' if one has no median."""
-    one, other = median(row, key), median(plain, key)
+def ratio(row, base, key):
+    """Return '5.10x': how many times less a row takes than `base`; '' if one has no median."""
+    one, other = median(row, key), median(base, key)
     return f"{other / one:.2f}x" if one and other else ""
 
 
-def plain_of(record):
-    """Return the row of the plain training, the base of all ratios."""
-    return next((row for row in record if row["name"] == "plain"), {"status": "not run"})
+def base_of(record):
+    """Return the row that all ratios are to: the plain training, or the first without one."""
+    return next((row for row in record if row["name"] == "plain"), record[0])
 
 
-def cells(row, plain):
+def cells(row, base):
     """Return the cells of a row."""
     count = len(row["runs"])
     if row["status"] != "ok":
@@ -130,10 +130,10 @@ def cells(row, plain):
             peers.spread([100 * top1 for top1 in found["val_top1"]], "{:.2f}%"),
             f"{median(row, 'warmup_seconds'):.1f}",
             peers.spread(found["training_seconds"], "{:.1f}"),
-            ratio(row, plain, "training_seconds"),
+            ratio(row, base, "training_seconds"),
             peers.spread(reached, "{:.1f}") + some if reached else "never",
-            ratio(row, plain, "seconds_to_goal"),
-            peers.spread(found["wall_seconds"], "{:.1f}"), ratio(row, plain, "wall_seconds"),
+            ratio(row, base, "seconds_to_goal"),
+            peers.spread(found["wall_seconds"], "{:.1f}"), ratio(row, base, "wall_seconds"),
             f"{median(row, 'images_per_second'):,.0f}",
             f"{max(memory) / 1e9:.1f}" if memory else ""]
 
@@ -147,11 +147,12 @@ def recipe(row):
 
 def markdown(record):
     """Return the page of a record."""
-    first, goal, plain = record[0], f"{100 * record[0]['goal']:g}%", plain_of(record)
+    first, goal, base = record[0], f"{100 * record[0]['goal']:g}%", base_of(record)
+    name = "plain" if base["name"] == "plain" else "the first row"
     has_kept = any(row["compiled"] == "kept" for row in record)
     commands = dict.fromkeys(row["command"] for row in record)
     return report.text_of([
-        report.table(HEAD.format(goal), [cells(row, plain) for row in record]),
+        report.table(HEAD.format(goal, name), [cells(row, base) for row in record]),
         f"{recipe(first)}, --augment {first['options']['augment']}, --lr "
         f"{first['options']['lr']:g}. Each run of a row has another seed; the rows took turns.",
         [note.format(goal) for note in (NOTES if has_kept else NOTES[:-1])],
@@ -161,13 +162,13 @@ def markdown(record):
 
 def shows(record):
     """Return (machine, workload, what the record shows, date), each in a few words."""
-    plain, what = plain_of(record), "the plain training did not end well"
-    if plain["status"] == "ok":
+    base, what = base_of(record), "the first training did not end well"
+    if base["status"] == "ok":
         best = min((row for row in record if row["compiled"] == "new" and row["status"] == "ok"
-                    and median(row, "val_top1") >= median(plain, "val_top1") - TOLERANCE),
+                    and median(row, "val_top1") >= median(base, "val_top1") - TOLERANCE),
                    key=lambda row: median(row, "wall_seconds"))
-        what = (f"{best['name']}: {ratio(best, plain, 'training_seconds')} in training, "
-                f"{ratio(best, plain, 'wall_seconds')} over the whole run, "
+        what = (f"{best['name']}: {ratio(best, base, 'training_seconds')} in training, "
+                f"{ratio(best, base, 'wall_seconds')} over the whole run, "
                 f"top-1 {median(best, 'val_top1'):.2%}")
     return report.place(record[0]), recipe(record[0]), what, record[0]["date"]
 

@@ -295,7 +295,7 @@ class DALILoader:
     def __iter__(self):
         self.order[:] = self.sampler
         # DALI's file reader reads ahead into the next epoch, which would not be cold
-        if not self.iterator or self.args.cold and not self.on_gpu:
+        if not self.iterator or self.args.cold:
             self.iterator = self.build()
         return self.read(iter(self.iterator))
     def read(self, steps):

@@ -129,7 +129,7 @@ def test_shows_the_fastest_row_that_is_as_accurate(record):
         run["val_top1"] -= 0.01
     assert accuracy.shows(record)[2].startswith("plain: 1.00x")
     record[0]["status"] = "fail"
-    assert accuracy.shows(record)[2] == "the plain training did not end well"
+    assert accuracy.shows(record)[2] == "the first training did not end well"
 
 
 def test_nothing_is_started_that_cannot_end_in_time(digits, tmp_path, record):
