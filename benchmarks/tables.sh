@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Makes tables of results/ again, on this machine:
-#   benchmarks/tables.sh MACHINE mnist|resnet50|cifar10|peers|peers_resnet50|loading ...
+#   benchmarks/tables.sh MACHINE mnist|resnet50|cifar10|progressive|peers|peers_resnet50|loading ...
 # It reads $MNIST (data/mnist), $CIFAR10 (data/cifar10) and $IMAGENET (data/imagenet), and for peers_resnet50
 # pytorch/examples in ../examples.
 # The records go to results/MACHINE-TABLE; peers_resnet50 adds to those of peers. Then run: python tools/report.py
-# A table takes at most $MINUTES (20), but loading as long as it needs. With several GPUs, start one for each, with
+# A table takes at most $MINUTES (25), but loading as long as it needs. With several GPUs, start one for each, with
 # CUDA_VISIBLE_DEVICES and taskset.
 set -euo pipefail
 root=$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")
@@ -14,7 +14,7 @@ python=${PYTHON:-python3}
 mnist=${MNIST:-data/mnist}
 cifar10=${CIFAR10:-data/cifar10}
 imagenet=${IMAGENET:-data/imagenet}
-limit=(--minutes "${MINUTES:-20}")
+limit=(--minutes "${MINUTES:-25}")
 graphs=(--compile_mode reduce-overhead)
 best="cache amp channels_last compile fused cudnn ${graphs[*]}"
 conv11=(--width 64 --batch_size 512)
@@ -31,14 +31,18 @@ for table in "${@:2}"; do
         -- "${resnet50[@]}" "${graphs[@]}") ;;
     cifar10)
       command=("$python" benchmarks/accuracy.py "$cifar10" --set "$best" --set "cache amp channels_last fused cudnn"
-        --goal 0.89 "${limit[@]}" "${to[@]}" -- "${conv11[@]}" --augment crop --epochs 30 --lr 0.4) ;;
+        --kept "$best" --goal 0.89 "${limit[@]}" "${to[@]}" -- "${conv11[@]}" --augment crop --epochs 60 --lr 0.4) ;;
+    progressive)
+      command=("$python" benchmarks/accuracy.py "$cifar10" --set "cache amp channels_last fused"
+        --set "cache amp channels_last fused progressive --epochs 15" --only "cache*" --goal 0.73 "${limit[@]}" "${to[@]}"
+        -- --model resnet50 --image_size 128 --augment crop --epochs 12 --batch_size 1024 --lr 0.4) ;;
     peers)
       command=("$python" benchmarks/peers.py train "$mnist" --best "$best" "${limit[@]}" "${to[@]}"
         -- "${conv11[@]}") ;;
     peers_resnet50)
-      command=("$python" benchmarks/peers.py train "$imagenet" --best "DALI amp channels_last compile fused"
+      command=("$python" benchmarks/peers.py train "$imagenet" --best "DALI amp channels_last compile cudnn ${graphs[*]}"
         --examples ../examples "${limit[@]}" --add --result_dir "results/$machine-peers"
-        -- "${resnet50[@]}" --epochs 3) ;;
+        -- "${resnet50[@]}" --epochs 4) ;;
     loading)
       command=(./loading.sh loader_DALI.py "$imagenet" "${to[@]}" --batch_size 768) ;;
     *)

@@ -1617,7 +1617,7 @@ const DATA = {
 "    def __iter__(self):",
 "        self.order[:] = self.sampler",
 "        # DALI's file reader reads ahead into the next epoch, which would not be cold",
-"        if not self.iterator or self.args.cold and not self.on_gpu:",
+"        if not self.iterator or self.args.cold:",
 "            self.iterator = self.build()",
 "        return self.read(iter(self.iterator))",
 "    def read(self, steps):",
@@ -1795,6 +1795,68 @@ const DATA = {
 },
 "records": [
 {
+"folder": "h100-loading",
+"family": "loader",
+"file": "loading.json",
+"problem": "",
+"limits": [
+"loader is limited by CPU: 11.9 of 16 cores busy, the GPU 0%; 1,626 images/s cold and 1,733 warm; the disk alone gives 559.2 MB/s, the loader reads 172.5 MB/s when warm.",
+"loader_DALI is limited by IO: 7,561 images/s cold and 21,902 warm; the disk alone gives 559.2 MB/s, the loader reads 2,180.1 MB/s when warm."
+],
+"title": "imagenet_copies, batch 768; 1x NVIDIA H100 80GB HBM3",
+"setting": "1x NVIDIA H100 80GB HBM3, driver 580.159.04, CUDA 13.0, cuDNN 92400; 16 cores of Intel(R) Xeon(R) Processor; lmdb 3.0.0, nvidia-dali-cuda120 2.4.0, torch 2.14.1, torchvision 0.29.2, Python 3.12.3; 2026-11-25; `./loading.sh loader_DALI.py data/imagenet_copies --result_dir results/h100-loading --batch_size 768`",
+"rows": [
+{
+"techniques": [],
+"note": "cold",
+"speed": 1626.2014890043429,
+"value": "161.9 MB/s",
+"least": 1609.776848071404,
+"most": 1642.6261299372818,
+"epochs": 2,
+"runs": 1,
+"ratio": null
+},
+{
+"techniques": [],
+"note": "warm",
+"speed": 1732.9383150805916,
+"value": "172.5 MB/s",
+"least": 1730.4156552711584,
+"most": 1735.4609748900248,
+"epochs": 2,
+"runs": 1,
+"ratio": null
+},
+{
+"techniques": [
+"DALI"
+],
+"note": "cold",
+"speed": 7560.776097865539,
+"value": "752.6 MB/s",
+"least": 7085.78867661587,
+"most": 8035.763519115208,
+"epochs": 2,
+"runs": 1,
+"ratio": null
+},
+{
+"techniques": [
+"DALI"
+],
+"note": "warm",
+"speed": 21902.382383188604,
+"value": "2,180.1 MB/s",
+"least": 20879.89445397147,
+"most": 22924.87031240574,
+"epochs": 2,
+"runs": 1,
+"ratio": null
+}
+]
+},
+{
 "folder": "h100-resnet50",
 "family": "train",
 "file": "running.json",
@@ -1924,68 +1986,6 @@ const DATA = {
 "epochs": 3,
 "runs": 1,
 "ratio": "4.15x"
-}
-]
-},
-{
-"folder": "h200-loading",
-"family": "loader",
-"file": "loading.json",
-"problem": "",
-"limits": [
-"loader is limited by CPU: 11.0 of 16 cores busy, the GPU 0%, so neither is full: try a larger --batch_size or more --num_workers; 1,904 images/s cold and 2,291 warm; the disk alone gives 725.7 MB/s, the loader reads 228.1 MB/s when warm.",
-"loader_DALI is limited by CPU: 12.2 of 16 cores busy, the GPU 75% (its JPEG engine 75%, its kernels 44%); 20,022 images/s cold and 23,953 warm; the disk alone gives 725.7 MB/s, the loader reads 2,385.6 MB/s when warm."
-],
-"title": "imagenet_copies, batch 768; 1x NVIDIA H200",
-"setting": "1x NVIDIA H200, driver 580.159.04, CUDA 13.0, cuDNN 92400; 16 cores of Intel(R) Xeon(R) Processor; lmdb 3.0.0, nvidia-dali-cuda120 2.4.0, torch 2.14.1, torchvision 0.29.2, Python 3.12.3; 2026-11-23; `./loading.sh loader_DALI.py data/imagenet_copies --result_dir results/h200-loading --batch_size 768`",
-"rows": [
-{
-"techniques": [],
-"note": "cold",
-"speed": 1903.7838162800663,
-"value": "189.6 MB/s",
-"least": 1900.629301668842,
-"most": 1906.938330891291,
-"epochs": 2,
-"runs": 1,
-"ratio": null
-},
-{
-"techniques": [],
-"note": "warm",
-"speed": 2290.534248372772,
-"value": "228.1 MB/s",
-"least": 2227.866040607215,
-"most": 2353.202456138328,
-"epochs": 2,
-"runs": 1,
-"ratio": null
-},
-{
-"techniques": [
-"DALI"
-],
-"note": "cold",
-"speed": 20021.547811602977,
-"value": "1,994.0 MB/s",
-"least": 19068.376119125493,
-"most": 20974.719504080458,
-"epochs": 2,
-"runs": 1,
-"ratio": null
-},
-{
-"techniques": [
-"DALI"
-],
-"note": "warm",
-"speed": 23953.317475399628,
-"value": "2,385.6 MB/s",
-"least": 22320.45394482062,
-"most": 25586.181005978633,
-"epochs": 2,
-"runs": 1,
-"ratio": null
 }
 ]
 },
