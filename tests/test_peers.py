@@ -161,7 +161,7 @@ def test_each_command_that_makes_a_table_has_options_that_exist(photos, tmp_path
             continue
         module = {"running": running, "peers": peers, "accuracy": accuracy}[name]
         args, options = module.parse(words)
-        assert args.minutes == 20 and args.result_dir.parent == Path("results")
+        assert args.minutes == 25 and args.result_dir.parent == Path("results")
         for own in running.options_of([], options), running.options_of(["compile"], options):
             runs.check_options(SRC / "train_compile.py", own, name)
     assert_one_line(run(script, "here", "nothing"), 2, "tables.sh: error: no table nothing")
