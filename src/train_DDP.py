@@ -69,7 +69,7 @@ def build_parser():
     add("--steps", type=count, help="end each epoch after this many steps; None: all")
     add("--seed", type=int, default=0, help="sets weights, image order and augmentation")
     # new #
-    # with sync_bn all GPUs wait for each other in every batch norm
+    # sync_bn is slow because all GPUs wait for each other in every batch norm
     add("--sync_bn", action="store_true", help="batch norm over all GPUs: slow")
     add("--bucket_cap_mb", type=count, help="MB of gradients that are averaged at once; None: 25")
     add("--local-rank", help=argparse.SUPPRESS)  # python -m torch.distributed.launch passes it
@@ -137,7 +137,7 @@ def main():
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    sys.stdout = sys.stdout if rank == 0 else open(os.devnull, "w")  # one process prints
+    sys.stdout = sys.stdout if rank == 0 else open(os.devnull, "w")  # only process 0 prints
 
     on_gpu = device.type == "cuda"
     if args.batch_size % world_size:
@@ -224,11 +224,11 @@ def main():
     net = nn.Sequential(normalize, model)
 
     # new #
-    # averages the gradients of all processes while the backward pass still runs
+    # DDP averages the gradients of all processes while the backward pass runs
     net = nn.SyncBatchNorm.convert_sync_batchnorm(net) if args.sync_bn else net
     net = nn.parallel.DistributedDataParallel(
         net, device_ids=[device] if on_gpu else None, bucket_cap_mb=args.bucket_cap_mb)
-    net.broadcast_buffers = False  # batch norm statistics: sent once an epoch, below
+    net.broadcast_buffers = False  # batch norm statistics are sent once an epoch, below
 
     # -------------------------------------------------------------------------------- training
     resume = (saved if saved.exists() else None) if args.resume == "auto" else args.resume
@@ -237,9 +237,10 @@ def main():
     content = Path(resume).read_bytes() if resume and rank == 0 else None
 
     # new #
-    # process 0 reads the checkpoint for all: other machines may not have it
-    dist.broadcast_object_list(box := [content], device=device)
-    content = box[0]
+    # process 0 reads the checkpoint and sends it to all: other machines may not have the file
+    contents = [content]
+    dist.broadcast_object_list(contents, device=device)
+    content = contents[0]
 
     # continue with the states of the checkpoint and the options of this run
     epochs = []
@@ -276,7 +277,7 @@ def main():
 
         # the order of the images
         # new #
-        # without this line every epoch has the order of the first
+        # without this line every epoch has the order of the first one
         sampler.set_epoch(epoch)
 
         losses = torch.zeros(steps, device=device)

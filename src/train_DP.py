@@ -204,8 +204,8 @@ def main():
     net = nn.Sequential(normalize, model)
 
     # new #
-    # each step copies the weights to every GPU and gives each an equal piece of the batch
-    if hasattr(net, "_orig_mod") and torch.cuda.device_count() > 1:
+    # each step copies the weights to every GPU and gives each GPU an equal part of the batch
+    if hasattr(net, "_orig_mod") and torch.cuda.device_count() > 1:  # net is compiled
         fail("DataParallel cannot copy a compiled model to several GPUs: take DDP")
     net = nn.DataParallel(net)
 

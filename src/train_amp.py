@@ -68,7 +68,7 @@ def build_parser():
     add("--epochs", type=count, default=5, help="passes over the training images")
     add("--steps", type=count, help="end each epoch after this many steps; None: all")
     # new #
-    # float16 needs its loss scaled; bfloat16 has the range of float32 and is what CPUs have
+    # float16 needs a scaled loss; bfloat16, the only choice on a CPU, has the range of float32
     add("--amp_dtype", choices=["float16", "bfloat16"], default="float16", help="CPU: bfloat16")
 
     add("--seed", type=int, default=0, help="sets weights, image order and augmentation")
@@ -205,7 +205,7 @@ def main():
     parts = {"model": model, "optimizer": optimizer}
 
     # new #
-    # the scaler multiplies the loss, since small gradients become zero in float16
+    # the scaler multiplies the loss, because small gradients become zero in float16
     amp_dtype = getattr(torch, args.amp_dtype) if on_gpu else torch.bfloat16
     parts["scaler"] = scaler = torch.amp.GradScaler(enabled=amp_dtype == torch.float16)
 
@@ -266,14 +266,14 @@ def main():
             images = images.to(device, non_blocking=True)
 
             # new #
-            # convolutions and matrix products in half precision, the loss in float32
+            # convolutions and matrix products run in half precision, the loss in float32
             with torch.autocast(device.type, amp_dtype):
                 output = net(images)
                 loss = loss_function(output, labels)
 
             optimizer.zero_grad()
             # new #
-            # the step uses unscaled gradients; the scaler skips it when they overflow
+            # the scaler divides the gradients again, and skips the step if they overflowed
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()

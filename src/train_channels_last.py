@@ -259,7 +259,7 @@ def main():
             data_wait += time.perf_counter() - tick
             labels = labels.to(device, non_blocking=True)
             # new #
-            # the same layout as the weights
+            # images get the same layout as the weights
             images = images.to(device, non_blocking=True, memory_format=torch.channels_last)
 
             output = net(images)

@@ -206,7 +206,7 @@ def main():
 
     # each step calls net on uint8 images; techniques wrap net, so that model stays as it is
     # new #
-    # layers fuse into fewer kernels; the first step of each image size compiles for that size
+    # compiling fuses layers into fewer kernels; it takes place in the first step of each image size
     net = torch.compile(nn.Sequential(normalize, model), mode=args.compile_mode, dynamic=False)
 
     # -------------------------------------------------------------------------------- training

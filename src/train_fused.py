@@ -195,11 +195,11 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True)
 
     # new #
-    # one kernel updates and unscales all weights; no step waits to see whether float16 overflowed
-    optimizer._step_supports_amp_scaling = "fused" in optimizer.defaults
+    # one kernel updates all weights and handles amp's scale and overflows, so that no step waits
     for group in optimizer.param_groups if "fused" in optimizer.defaults else ():
         group["fused"] = True
-        # PyTorch would leave momentum uninitialised if the first step is skipped
+        optimizer._step_supports_amp_scaling = True
+        # PyTorch leaves momentum uninitialised if amp skips the first step
         for weights in group["params"] if group.get("momentum") else ():
             optimizer.state[weights]["momentum_buffer"] = torch.zeros_like(weights)
 

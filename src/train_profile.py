@@ -74,7 +74,7 @@ def build_parser():
 
 
 # new #
-# the slowest kernels, and whether data, GPU or host limits the steps
+# shows the slowest kernels, and whether data, computing or the host limits the steps
 def report(profiler, waited, on_gpu):
     """Print which kernels (operators on a CPU) take most time, and what holds back the steps."""
     gpu = torch.autograd.DeviceType.CUDA
@@ -87,8 +87,8 @@ def report(profiler, waited, on_gpu):
              if each.device_type == gpu and not each.is_user_annotation]
     busy = 1 - waited if not times else sum(each.elapsed_us() for each in times) / (
         max(each.end for each in times) - min(each.start for each in times))
-    what = ("loading data" if waited > 0.2 and (busy < 0.8 or not on_gpu) else "computing"
-            if busy > 0.8 or not on_gpu else "the host, which runs Python and starts kernels")
+    what = ("computing" if busy >= 0.8 else "loading data" if waited > 0.2 else
+            "the host, which runs Python and starts kernels")
     print(f"steps wait for data {waited:.0%} of the time, the {'GPU' if on_gpu else 'CPU'} works "
           f"{busy:.0%} of it: what holds them back is {what}", flush=True)
 
@@ -253,7 +253,7 @@ def main():
         1, (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
 
     # new #
-    # profiles the end of the first epoch, which the record's speed leaves out if there are more
+    # profiles the last steps of the first epoch; with more epochs the record's speed leaves it out
     marks, watched = [(time.perf_counter(), 0.0)], min(20, max(1, steps - 2))
     def finish(profiler):
         (begin, before), (end, after) = marks[-1 - watched], marks[-1]
@@ -294,7 +294,7 @@ def main():
             optimizer.step()
 
             # new #
-            # the profiler counts steps
+            # the time and the data wait after each step; the profiler counts the steps
             marks.append((time.perf_counter(), data_wait))
             profiler.step()
 

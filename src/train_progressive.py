@@ -58,7 +58,7 @@ def build_parser():
     add("--image_size", type=count, default=32, help="height and width in training, pixels")
     add("--val_size", type=count, help="height and width in validation; None: IMAGE_SIZE")
     # new #
-    # smaller images cost less; this is the first size
+    # smaller images take less time; training starts on the smallest
     add("--small", type=float, default=0.5, help="part of IMAGE_SIZE in the first epochs")
 
     add("--augment", choices=["none", "resized", "crop"], default="none",
@@ -141,10 +141,11 @@ def main():
         fail(f"--result_dir: {error}")
 
     # new #
-    # sizes of the images: small for half of the epochs, medium for three tenths, then full
+    # half of the epochs have small images, three tenths medium ones, the last ones full size
     if not 0 < args.small <= 1:
         fail(f"--small {args.small} has to be above 0 and at most 1")
-    unit = 1 if args.small == 1 else 32 if args.image_size >= 128 else 8  # models halve sizes
+    # models halve the size several times, so smaller sizes are multiples of 32 or 8
+    unit = 1 if args.small == 1 else 32 if args.image_size >= 128 else 8
     train_sizes = [min(args.image_size, unit * max(1, round(part * args.image_size / unit)))
                    for part in (args.small, (1 + args.small) / 2)] + [args.image_size]
 
@@ -266,8 +267,8 @@ def main():
                                            steps, leave=False, disable=None if rank == 0 else True):
             data_wait += time.perf_counter() - tick
             # new #
-            # the first steps try all sizes: compiling and lack of memory show at once
-            stage = sum(epoch + 1 > share * args.epochs for share in (0.5, 0.8))
+            # each size has one of the first three steps, to compile or run out of memory at once
+            stage = (epoch + 1 > 0.5 * args.epochs) + (epoch + 1 > 0.8 * args.epochs)
             train_size = train_sizes[step if epoch == 0 and step < 3 else stage]
             if train_size < args.image_size:
                 images = transforms.Resize(train_size)(images.to(device, non_blocking=True))

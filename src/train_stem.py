@@ -112,15 +112,16 @@ def conv11(width, classes):
 
 
 # new #
-# tensor cores want 8 channels or more; 2x2 blocks of an image have 12, padded to 16
+# tensor cores work best on 8 channels or more; 2x2 blocks of RGB have 12, padded to 16
 class BlockConv2d(nn.Conv2d):
     """A convolution of stride 2, computed with stride 1 over 2x2 blocks: the same result."""
     def forward(self, images):
         (down, right), (height, width) = self.padding, images.shape[2:]
-        more = 4 - self.in_channels  # channels of zeros, up to four
+        more = 4 - self.in_channels  # channels of zeros: 4 channels are 16 in a block
         images = nn.functional.pad(
             images, (right, right + width % 2, down, down + height % 2, 0, more))
         weight = nn.functional.pad(self.weight, (0, 1, 0, 1, 0, more))
+        # pixel_unshuffle returns another layout; set channels_last again if it was there
         is_last = 1 in (images.stride(1), weight.stride(1))
         layout = torch.channels_last if is_last else torch.contiguous_format
         images, weight = (nn.functional.pixel_unshuffle(each, 2).contiguous(memory_format=layout)
@@ -204,7 +205,7 @@ def main():
         fail(f"--model {args.model}, image sizes {args.image_size} and {val_size}: {error}")
 
     # new #
-    # a layer keeps its weights and its name, so checkpoints fit every script
+    # only the class of a layer changes, not its weights or name, so checkpoints fit every script
     found = [layer for layer in model.modules() if type(layer) is nn.Conv2d
              and layer.in_channels < 5 and layer.stride == (2, 2) and layer.dilation == (1, 1)
              and layer.groups == 1 and layer.padding_mode == "zeros" and layer.padding != "valid"
