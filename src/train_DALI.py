@@ -110,16 +110,16 @@ def open_folder(dataset, names, transform):
 
 
 # new #
-# replaces train_transform and val_transform: if you change those, change this too
+# does what train_transform and val_transform do: if you change those, change this too
 @pipeline_def
 def image_pipeline(paths, size, augment, on_gpu):
     """Return a DALI pipeline: uint8 images (size, size, 3) of the files that `paths` names."""
     engine = dict(device="mixed", hw_decoder_load=1.0, jpeg_fancy_upsampling=True) if on_gpu else {}
     resize = dict(size=[size, size], antialias=True, interp_type=types.INTERP_LINEAR)
     encoded = fn.io.file.read(fn.external_source(paths, dtype=types.UINT8, ndim=1))
-    # decode only after the size is known: a decoder can crash on a file that is no image
+    # a decoder can crash on a file that is no image, so it waits for this shape, which then fails
     shape = fn.peek_image_shape(encoded, dtype=types.INT32)[:2]
-    encoded = fn.reinterpret(encoded, shape=0 * shape[:1] - 1)
+    encoded = fn.reinterpret(encoded, shape=0 * shape[:1] - 1)  # -1: nothing changes
     images = fn.decoders.image(encoded, **engine)
     if augment == "resized":
         images = fn.random_resized_crop(images, **resize)
@@ -139,7 +139,7 @@ def image_pipeline(paths, size, augment, on_gpu):
     return images
 
 # new #
-# DALI gives whole batches, so it takes the place of DataLoader
+# DALI returns whole batches, so this class replaces DataLoader
 class DALILoader:
     """Yield uint8 images (N, 3, size, size) and labels (N,) in the order of `sampler`."""
     def __init__(self, folder, sampler, size, augment, on_gpu, batch_size, num_workers,
@@ -160,11 +160,11 @@ class DALILoader:
         return [np.frombuffer(os.fsencode(self.folder.samples[i][0]), np.uint8)
                 for i in self.reading[-1]]
     def __iter__(self):
-        if not self.pipeline:  # seeded once, by the first epoch and the process
+        if not self.pipeline:  # its seed is that of this process's first epoch
             self.pipeline = image_pipeline(
                 self.paths, seed=torch.initial_seed() % 2 ** 31, **self.options)
         self.to_read = iter(())
-        while self.reading:  # drop what was read ahead before --steps ended an epoch
+        while self.reading:  # --steps ended the last epoch early: drop what was read ahead
             self.read()
         self.pipeline.reset()
         self.to_read = iter(self.order)
@@ -180,7 +180,7 @@ class DALILoader:
                 load_image(self.folder.samples[i][0])
             said = str(error).split("\nCurrent pipeline")[0].splitlines()[-1]
             raise OSError(f"DALI cannot read the images: {said}") from None
-        # a copy, since DALI uses its memory again
+        # a copy, because DALI reuses its memory
         images = torch.from_dlpack(images).permute(0, 3, 1, 2).contiguous()
         return images, self.labels[self.reading.pop(0)]
 
@@ -263,7 +263,7 @@ def main():
 
     # every validation image, in order
     # new #
-    # DALI reads the images for validation too
+    # DALI reads the images of validation, too
     val_loader = DALILoader(val_set, val_sampler, val_size, "none", dali_gpu, **loading)
 
     # ----------------------------------------------------------------------------------- model

@@ -108,7 +108,7 @@ def open_folder(dataset, names, transform):
 
 
 # new #
-# the index comes last, so a file without it is not whole
+# the index is written last, so a file without it is incomplete
 def build_lmdb(path, keys, index):
     """Copy the files of `keys`, {name: key}, into a new LMDB file `path`. Raises OSError."""
     with open(f"{path}.part", "ab") as part:
@@ -116,9 +116,9 @@ def build_lmdb(path, keys, index):
         if os.path.exists(path):
             return
         try:
-            part.truncate(0)  # what a killed process left
-            most = 2 * sum(map(os.path.getsize, keys)) + 2 * len(index) + 2 ** 15 * len(keys)
-            with lmdb.open(part.name, most, subdir=False, lock=False, sync=False) as store:
+            part.truncate(0)  # remove what a killed process left
+            map_size = 2 * sum(map(os.path.getsize, keys)) + 2 * len(index) + 2 ** 15 * len(keys)
+            with lmdb.open(part.name, map_size, subdir=False, lock=False, sync=False) as store:
                 for name, key in tqdm(keys.items(), f"building {path}", disable=None):
                     with store.begin(write=True) as transaction:
                         transaction.put(key, Path(name).read_bytes())
@@ -131,7 +131,7 @@ def build_lmdb(path, keys, index):
             raise OSError(f"cannot build {path}: {error}; --lmdb can name another disk") from None
 
 # new #
-# a process opens the file when it first reads; a forked worker has to open it again
+# each process opens the file when it first reads; a forked worker has to open it again
 @functools.cache
 def open_lmdb(path):
     """Return a transaction that reads the LMDB file `path`. Raises OSError."""
@@ -145,17 +145,16 @@ def open_lmdb(path):
 os.register_at_fork(after_in_child=open_lmdb.cache_clear)
 
 # new #
-# an ImageFolder calls it in place of load_image
+# ImageFolder calls this function in place of load_image
 def load_record(path, keys, name):
     """Return the image `name` from the LMDB file `path`. Raises OSError with both."""
-    image = io.BytesIO(open_lmdb(path).get(keys[name]))
     try:
-        return load_image(image)
-    except OSError as error:  # put the file's name in place of the bytes'
-        raise OSError(str(error).replace(repr(image), f"{name} in {path}")) from None
+        return load_image(io.BytesIO(open_lmdb(path).get(keys[name])))
+    except OSError as error:
+        raise OSError(f"{name} in {path}: {error}") from None
 
 # new #
-# names, sizes and times tell whether the file was made from these images
+# names, sizes and times show whether the file was made from these images
 def read_from_lmdb(folder, path):
     """Have an ImageFolder read from the LMDB file `path`, or build it. Raises OSError."""
     keys = {name: b"%d" % i for i, (name, _) in enumerate(folder.samples)}

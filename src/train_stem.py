@@ -116,10 +116,10 @@ def conv11(width, classes):
 class BlockConv2d(nn.Conv2d):
     """A convolution of stride 2, computed with stride 1 over 2x2 blocks: the same result."""
     def forward(self, images):
-        (down, right), (height, width) = self.padding, images.shape[2:]
+        (pad_y, pad_x), (height, width) = self.padding, images.shape[2:]
         more = 4 - self.in_channels  # channels of zeros: 4 channels are 16 in a block
         images = nn.functional.pad(
-            images, (right, right + width % 2, down, down + height % 2, 0, more))
+            images, (pad_x, pad_x + width % 2, pad_y, pad_y + height % 2, 0, more))
         weight = nn.functional.pad(self.weight, (0, 1, 0, 1, 0, more))
         # pixel_unshuffle returns another layout; set channels_last again if it was there
         is_last = 1 in (images.stride(1), weight.stride(1))
