@@ -247,7 +247,7 @@ def pictures_pipeline(args, on_gpu, samples, order, source, shard, shards):
     # fn.resize crops and flips too: a region whose end is left of its start is flipped
     scale = shapes[0] / fn.cast(size, dtype=types.FLOAT)
     start, end = (corner + flip) * scale, (corner + args.crop - flip) * scale
-    # a decoder can crash on a file that is no picture, so it waits for the shape, which then fails
+    # a decoder can crash on a file that is no picture: peek_image_shape has to fail before that
     encoded = [fn.reinterpret(each, shape=fn.cast(0 * shape[:1] - 1, dtype=types.INT32))
                for each, shape in zip(encoded, shapes)]  # -1: nothing changes
     # the GPU decodes 3 of 4 pictures on its JPEG engine and the others with CUDA

@@ -117,7 +117,7 @@ def image_pipeline(paths, size, augment, on_gpu):
     engine = dict(device="mixed", hw_decoder_load=1.0, jpeg_fancy_upsampling=True) if on_gpu else {}
     resize = dict(size=[size, size], antialias=True, interp_type=types.INTERP_LINEAR)
     encoded = fn.io.file.read(fn.external_source(paths, dtype=types.UINT8, ndim=1))
-    # a decoder can crash on a file that is no image, so it waits for this shape, which then fails
+    # a decoder can crash on a file that is no image: peek_image_shape has to fail before that
     shape = fn.peek_image_shape(encoded, dtype=types.INT32)[:2]
     encoded = fn.reinterpret(encoded, shape=0 * shape[:1] - 1)  # -1: nothing changes
     images = fn.decoders.image(encoded, **engine)

@@ -98,7 +98,7 @@ def open_folder(dataset, names, transform):
 
 
 # new #
-# does what RandomResizedCrop or RandomCrop, then RandomHorizontalFlip do, for a whole batch
+# crops and flips a whole batch as RandomResizedCrop or RandomCrop and RandomHorizontalFlip do
 def random_crops(images, size, augment):
     """Return a random crop of each image: uint8 (N, 3, side, side) to (N, 3, size, size)."""
     count, pad = len(images), size // 8
