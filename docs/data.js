@@ -1482,7 +1482,7 @@ const DATA = {
 "title": "decoding on the GPU or in C++ threads",
 "guide": "loading.md#loader_dalipy-decoding-on-the-gpu-or-in-c-threads",
 "launcher": "python ",
-"added": 130,
+"added": 129,
 "hunks": [
 [
 3,
@@ -1501,7 +1501,6 @@ const DATA = {
 "# new #",
 "# DALI decodes, resizes and crops on the GPU or in C++ threads",
 "import itertools",
-"import re",
 "import numpy as np",
 "try:",
 "    from nvidia.dali import fn, math, pipeline_def, types",
@@ -1634,8 +1633,8 @@ const DATA = {
 "                if len(number):  # the last step can have no samples for the second pipeline",
 "                    yield first, second",
 "        except RuntimeError as error:",
-"            found = re.search(r\"encountered:\\s*(.+)\", str(error))",
-"            raise OSError(f\"DALI cannot read a picture: {found[1] if found else error}; \"",
+"            said = str(error).split(\"encountered:\")[-1].strip().splitlines()[0]",
+"            raise OSError(f\"DALI cannot read a picture: {said}; \"",
 "                          \"resize_imagenet.py names damaged pictures\") from None",
 ""
 ]

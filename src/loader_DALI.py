@@ -38,7 +38,6 @@ from tqdm import tqdm
 # new #
 # DALI decodes, resizes and crops on the GPU or in C++ threads
 import itertools
-import re
 import numpy as np
 try:
     from nvidia.dali import fn, math, pipeline_def, types
@@ -310,8 +309,8 @@ class DALILoader:
                 if len(number):  # the last step can have no samples for the second pipeline
                     yield first, second
         except RuntimeError as error:
-            found = re.search(r"encountered:\s*(.+)", str(error))
-            raise OSError(f"DALI cannot read a picture: {found[1] if found else error}; "
+            said = str(error).split("encountered:")[-1].strip().splitlines()[0]
+            raise OSError(f"DALI cannot read a picture: {said}; "
                           "resize_imagenet.py names damaged pictures") from None
 
 def main():
