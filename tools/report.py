@@ -234,23 +234,22 @@ def staircase(rows):
         others = {"the fastest per step": best, "the baseline": rows[0]}
         seconds = [f"; {name} takes {whole(row):.1f} s" for name, row in others.items()
                    if row is not quick and row["status"] == "ok"]
-        lines += ["", f"- Fastest per step, with what was kept: {command(best)}",
+        lines += ["", f"- Fastest per step, with what was kept: {command(best, rows[0])}",
                   f"- Fastest over the whole of {len(quick['epochs'])} epochs, with warm-up:",
-                  f"  {command(quick)},",
+                  f"  {command(quick, rows[0])},",
                   "".join([f"  {whole(quick):.1f} s without validation", *seconds])]
     return lines
 
 
-def command(row):
-    """Return the command that makes the script of a row, as code, and its techniques' options."""
-    names = row["techniques"]
-    if not names:
+def command(row, base):
+    """Return the command that makes the script of a row, and options that the baseline lacks."""
+    if not row["techniques"]:
         return "`src/train.py`, the baseline"
-    given = [f"{option} {row['options'][option[2:]]}" for name in names
-             for option in own_options(ROOT / "src" / "train.py", ROOT / "src" / f"train_{name}.py")
-             if option in re.split(r"[\s=]", row["command"])]
-    return f"`./compose.sh {' '.join(names)} > my_train.py`" + (
-        f", run with `{' '.join(given)}`" if given else "")
+    given = " ".join(f"--{name} {value}" for name, value in row["options"].items()
+                     if name not in base.get("options", row["options"])
+                     and f"--{name}" in re.split(r"[\s=]", row["command"]))
+    return f"`./compose.sh {' '.join(row['techniques'])} > my_train.py`" + (
+        f"\n  with `{given}`" if given else "")
 
 
 def grid(rows):
