@@ -122,7 +122,7 @@ const DATA = {
 "    script = Path(__file__).stem",
 "    args = build_parser().parse_args()",
 "",
-"    # the number of this process, how many there are, and the device of this one",
+"    # the number of this process, the number of processes, and the device of this process",
 "    rank = 0",
 "    world_size = 1",
 "    device = torch.device(\"cuda\" if torch.cuda.is_available() else \"cpu\")",
@@ -137,7 +137,7 @@ const DATA = {
 "    saved = args.result_dir / f\"{script}.pt\"",
 "    try:",
 "        args.result_dir.mkdir(parents=True, exist_ok=True)",
-"        open(f\"{saved}.part\", \"ab\").close()",
+"        open(f\"{saved}.part\", \"ab\").close()  # an error now, not after the first epoch",
 "    except OSError as error:",
 "        fail(f\"--result_dir: {error}\")",
 "",
@@ -214,7 +214,7 @@ const DATA = {
 "        print(f\"{script}: replaces {saved}; --resume auto would continue it\", flush=True)",
 "    content = Path(resume).read_bytes() if resume and rank == 0 else None",
 "",
-"    # go on with the states of the checkpoint and the options of this run",
+"    # continue with the states of the checkpoint and the options of this run",
 "    epochs = []",
 "    if content is not None:",
 "        try:",
@@ -238,12 +238,12 @@ const DATA = {
 "    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(",
 "        1, (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))",
 "",
-"    # the clock waits for the device before the first step and after the last; no step has to",
+"    # the host waits for the GPU only before and after the steps of an epoch, to time them",
 "    synchronize = torch.cuda.synchronize if on_gpu else lambda: None",
 "    warmup_seconds = 0.0",
 "    resumed = len(epochs)",
 "    for epoch in range(resumed, args.epochs):",
-"        # one seed for each epoch and process: crops and dropout differ, and a resume repeats them",
+"        # each epoch and process has its own seed; a resumed run draws the same crops and dropout",
 "        torch.manual_seed((args.seed + epoch) * world_size + rank)",
 "        loading[\"generator\"].manual_seed(torch.initial_seed())",
 "",
@@ -268,7 +268,7 @@ const DATA = {
 "            loss.backward()",
 "            optimizer.step()",
 "",
-"            # the loss stays on the device: to read it now would make each step wait",
+"            # the loss stays on the device: reading it here would make each step wait",
 "            losses[step] = loss.detach()",
 "            scheduler.step()",
 "            tick = time.perf_counter()",
@@ -373,16 +373,16 @@ const DATA = {
 [
 "",
 "# new #",
-"# replaces train_transform and val_transform: if you change those, change this too",
+"# does what train_transform and val_transform do: if you change those, change this too",
 "@pipeline_def",
 "def image_pipeline(paths, size, augment, on_gpu):",
 "    \"\"\"Return a DALI pipeline: uint8 images (size, size, 3) of the files that `paths` names.\"\"\"",
 "    engine = dict(device=\"mixed\", hw_decoder_load=1.0, jpeg_fancy_upsampling=True) if on_gpu else {}",
 "    resize = dict(size=[size, size], antialias=True, interp_type=types.INTERP_LINEAR)",
 "    encoded = fn.io.file.read(fn.external_source(paths, dtype=types.UINT8, ndim=1))",
-"    # decode only after the size is known: a decoder can crash on a file that is no image",
+"    # a decoder can crash on a file that is no image: peek_image_shape has to fail before that",
 "    shape = fn.peek_image_shape(encoded, dtype=types.INT32)[:2]",
-"    encoded = fn.reinterpret(encoded, shape=0 * shape[:1] - 1)",
+"    encoded = fn.reinterpret(encoded, shape=0 * shape[:1] - 1)  # -1: nothing changes",
 "    images = fn.decoders.image(encoded, **engine)",
 "    if augment == \"resized\":",
 "        images = fn.random_resized_crop(images, **resize)",
@@ -402,7 +402,7 @@ const DATA = {
 "    return images",
 "",
 "# new #",
-"# DALI gives whole batches, so it takes the place of DataLoader",
+"# DALI returns whole batches, so this class replaces DataLoader",
 "class DALILoader:",
 "    \"\"\"Yield uint8 images (N, 3, size, size) and labels (N,) in the order of `sampler`.\"\"\"",
 "    def __init__(self, folder, sampler, size, augment, on_gpu, batch_size, num_workers,",
@@ -423,11 +423,11 @@ const DATA = {
 "        return [np.frombuffer(os.fsencode(self.folder.samples[i][0]), np.uint8)",
 "                for i in self.reading[-1]]",
 "    def __iter__(self):",
-"        if not self.pipeline:  # seeded once, by the first epoch and the process",
+"        if not self.pipeline:  # its seed is that of this process's first epoch",
 "            self.pipeline = image_pipeline(",
 "                self.paths, seed=torch.initial_seed() % 2 ** 31, **self.options)",
 "        self.to_read = iter(())",
-"        while self.reading:  # drop what was read ahead before --steps ended an epoch",
+"        while self.reading:  # --steps ended the last epoch early: drop what was read ahead",
 "            self.read()",
 "        self.pipeline.reset()",
 "        self.to_read = iter(self.order)",
@@ -443,7 +443,7 @@ const DATA = {
 "                load_image(self.folder.samples[i][0])",
 "            said = str(error).split(\"\\nCurrent pipeline\")[0].splitlines()[-1]",
 "            raise OSError(f\"DALI cannot read the images: {said}\") from None",
-"        # a copy, since DALI uses its memory again",
+"        # a copy, because DALI reuses its memory",
 "        images = torch.from_dlpack(images).permute(0, 3, 1, 2).contiguous()",
 "        return images, self.labels[self.reading.pop(0)]"
 ]
@@ -464,7 +464,7 @@ const DATA = {
 171,
 [
 "    # new #",
-"    # DALI reads the images for validation too",
+"    # DALI reads the images of validation, too",
 "    val_loader = DALILoader(val_set, val_sampler, val_size, \"none\", dali_gpu, **loading)"
 ]
 ]
@@ -475,14 +475,14 @@ const DATA = {
 "title": "DistributedDataParallel",
 "guide": "techniques.md#train_ddppy-distributeddataparallel",
 "launcher": "torchrun --standalone --nproc_per_node=gpu ",
-"added": 47,
+"added": 48,
 "hunks": [
 [
 70,
 70,
 [
 "    # new #",
-"    # with sync_bn all GPUs wait for each other in every batch norm",
+"    # sync_bn is slow because all GPUs wait for each other in every batch norm",
 "    add(\"--sync_bn\", action=\"store_true\", help=\"batch norm over all GPUs: slow\")",
 "    add(\"--bucket_cap_mb\", type=count, help=\"MB of gradients that are averaged at once; None: 25\")",
 "    add(\"--local-rank\", help=argparse.SUPPRESS)  # python -m torch.distributed.launch passes it",
@@ -506,7 +506,7 @@ const DATA = {
 "    if torch.cuda.is_available():",
 "        device = torch.device(\"cuda\", int(os.environ[\"LOCAL_RANK\"]))",
 "        torch.cuda.set_device(device)",
-"    sys.stdout = sys.stdout if rank == 0 else open(os.devnull, \"w\")  # one process prints"
+"    sys.stdout = sys.stdout if rank == 0 else open(os.devnull, \"w\")  # only process 0 prints"
 ]
 ],
 [
@@ -524,11 +524,11 @@ const DATA = {
 205,
 [
 "    # new #",
-"    # averages the gradients of all processes while the backward pass still runs",
+"    # DDP averages the gradients of all processes while the backward pass runs",
 "    net = nn.SyncBatchNorm.convert_sync_batchnorm(net) if args.sync_bn else net",
 "    net = nn.parallel.DistributedDataParallel(",
 "        net, device_ids=[device] if on_gpu else None, bucket_cap_mb=args.bucket_cap_mb)",
-"    net.broadcast_buffers = False  # batch norm statistics: sent once an epoch, below",
+"    net.broadcast_buffers = False  # batch norm statistics are sent once an epoch, below",
 ""
 ]
 ],
@@ -538,9 +538,10 @@ const DATA = {
 [
 "",
 "    # new #",
-"    # process 0 reads the checkpoint for all: other machines may not have it",
-"    dist.broadcast_object_list(box := [content], device=device)",
-"    content = box[0]"
+"    # process 0 reads the checkpoint and sends it to all: other machines may not have the file",
+"    contents = [content]",
+"    dist.broadcast_object_list(contents, device=device)",
+"    content = contents[0]"
 ]
 ],
 [
@@ -548,7 +549,7 @@ const DATA = {
 246,
 [
 "        # new #",
-"        # without this line every epoch has the order of the first",
+"        # without this line every epoch has the order of the first one",
 "        sampler.set_epoch(epoch)"
 ]
 ],
@@ -598,8 +599,8 @@ const DATA = {
 205,
 [
 "    # new #",
-"    # each step copies the weights to every GPU and gives each an equal piece of the batch",
-"    if hasattr(net, \"_orig_mod\") and torch.cuda.device_count() > 1:",
+"    # each step copies the weights to every GPU and gives each GPU an equal part of the batch",
+"    if hasattr(net, \"_orig_mod\") and torch.cuda.device_count() > 1:  # net is compiled",
 "        fail(\"DataParallel cannot copy a compiled model to several GPUs: take DDP\")",
 "    net = nn.DataParallel(net)",
 ""
@@ -612,7 +613,7 @@ const DATA = {
 "title": "one file instead of many",
 "guide": "techniques.md#train_lmdbpy-one-file-instead-of-many",
 "launcher": "python ",
-"added": 74,
+"added": 73,
 "hunks": [
 [
 3,
@@ -652,7 +653,7 @@ const DATA = {
 [
 "",
 "# new #",
-"# the index comes last, so a file without it is not whole",
+"# the index is written last, so a file without it is incomplete",
 "def build_lmdb(path, keys, index):",
 "    \"\"\"Copy the files of `keys`, {name: key}, into a new LMDB file `path`. Raises OSError.\"\"\"",
 "    with open(f\"{path}.part\", \"ab\") as part:",
@@ -660,9 +661,9 @@ const DATA = {
 "        if os.path.exists(path):",
 "            return",
 "        try:",
-"            part.truncate(0)  # what a killed process left",
-"            most = 2 * sum(map(os.path.getsize, keys)) + 2 * len(index) + 2 ** 15 * len(keys)",
-"            with lmdb.open(part.name, most, subdir=False, lock=False, sync=False) as store:",
+"            part.truncate(0)  # remove what a killed process left",
+"            map_size = 2 * sum(map(os.path.getsize, keys)) + 2 * len(index) + 2 ** 15 * len(keys)",
+"            with lmdb.open(part.name, map_size, subdir=False, lock=False, sync=False) as store:",
 "                for name, key in tqdm(keys.items(), f\"building {path}\", disable=None):",
 "                    with store.begin(write=True) as transaction:",
 "                        transaction.put(key, Path(name).read_bytes())",
@@ -675,7 +676,7 @@ const DATA = {
 "            raise OSError(f\"cannot build {path}: {error}; --lmdb can name another disk\") from None",
 "",
 "# new #",
-"# a process opens the file when it first reads; a forked worker has to open it again",
+"# each process opens the file when it first reads; a forked worker has to open it again",
 "@functools.cache",
 "def open_lmdb(path):",
 "    \"\"\"Return a transaction that reads the LMDB file `path`. Raises OSError.\"\"\"",
@@ -689,17 +690,16 @@ const DATA = {
 "os.register_at_fork(after_in_child=open_lmdb.cache_clear)",
 "",
 "# new #",
-"# an ImageFolder calls it in place of load_image",
+"# ImageFolder calls this function in place of load_image",
 "def load_record(path, keys, name):",
 "    \"\"\"Return the image `name` from the LMDB file `path`. Raises OSError with both.\"\"\"",
-"    image = io.BytesIO(open_lmdb(path).get(keys[name]))",
 "    try:",
-"        return load_image(image)",
-"    except OSError as error:  # put the file's name in place of the bytes'",
-"        raise OSError(str(error).replace(repr(image), f\"{name} in {path}\")) from None",
+"        return load_image(io.BytesIO(open_lmdb(path).get(keys[name])))",
+"    except OSError as error:",
+"        raise OSError(f\"{name} in {path}: {error}\") from None",
 "",
 "# new #",
-"# names, sizes and times tell whether the file was made from these images",
+"# names, sizes and times show whether the file was made from these images",
 "def read_from_lmdb(folder, path):",
 "    \"\"\"Have an ImageFolder read from the LMDB file `path`, or build it. Raises OSError.\"\"\"",
 "    keys = {name: b\"%d\" % i for i, (name, _) in enumerate(folder.samples)}",
@@ -739,7 +739,7 @@ const DATA = {
 69,
 [
 "    # new #",
-"    # float16 needs its loss scaled; bfloat16 has the range of float32 and is what CPUs have",
+"    # float16 needs a scaled loss; bfloat16, the only choice on a CPU, has the range of float32",
 "    add(\"--amp_dtype\", choices=[\"float16\", \"bfloat16\"], default=\"float16\", help=\"CPU: bfloat16\")",
 ""
 ]
@@ -749,7 +749,7 @@ const DATA = {
 202,
 [
 "    # new #",
-"    # the scaler multiplies the loss, since small gradients become zero in float16",
+"    # the scaler multiplies the loss, because small gradients become zero in float16",
 "    amp_dtype = getattr(torch, args.amp_dtype) if on_gpu else torch.bfloat16",
 "    parts[\"scaler\"] = scaler = torch.amp.GradScaler(enabled=amp_dtype == torch.float16)",
 ""
@@ -760,7 +760,7 @@ const DATA = {
 260,
 [
 "            # new #",
-"            # convolutions and matrix products in half precision, the loss in float32",
+"            # convolutions and matrix products run in half precision, the loss in float32",
 "            with torch.autocast(device.type, amp_dtype):",
 "                output = net(images)",
 "                loss = loss_function(output, labels)"
@@ -771,7 +771,7 @@ const DATA = {
 264,
 [
 "            # new #",
-"            # the step uses unscaled gradients; the scaler skips it when they overflow",
+"            # the scaler divides the gradients again, and skips the step if they overflowed",
 "            scaler.scale(loss).backward()",
 "            scaler.step(optimizer)",
 "            scaler.update()"
@@ -791,7 +791,7 @@ const DATA = {
 63,
 [
 "    # new #",
-"    # auto: in GPU memory if the images take at most half of what is free",
+"    # auto is gpu if the images take at most half of the free GPU memory, else ram",
 "    add(\"--cache_device\", choices=[\"auto\", \"gpu\", \"ram\"], default=\"auto\", help=\"where images stay\")",
 ""
 ]
@@ -802,21 +802,21 @@ const DATA = {
 [
 "",
 "# new #",
-"# RandomResizedCrop or RandomCrop, then RandomHorizontalFlip, for a whole batch at once",
+"# crops and flips a whole batch as RandomResizedCrop or RandomCrop and RandomHorizontalFlip do",
 "def random_crops(images, size, augment):",
 "    \"\"\"Return a random crop of each image: uint8 (N, 3, side, side) to (N, 3, size, size).\"\"\"",
 "    count, pad = len(images), size // 8",
 "    if augment == \"crop\":  # the whole image, moved by up to an eighth over black",
 "        edges, centers = torch.ones(count, 2), torch.randint(-pad, pad + 1, (count, 2)) * 2 / size",
 "    else:",
-"        area = torch.empty(count, 10).uniform_(0.08, 1)  # ten areas; the first that fits counts",
+"        area = torch.empty(count, 10).uniform_(0.08, 1)  # ten tries; the first that fits is taken",
 "        ratio = (4 / 3) ** torch.empty(count, 10).uniform_(-1, 1)",
 "        edges = torch.stack([area * ratio, area / ratio], 2).sqrt()  # width and height",
 "        edges = edges[torch.arange(count), (edges <= 1).all(2).int().argmax(1)].clamp(max=1)",
 "        centers = (1 - edges) * torch.empty(count, 2).uniform_(-1, 1)  # coordinates from -1 to 1",
 "    edges[:, 0] *= torch.randint(2, (count,)) * 2 - 1  # a negative width flips",
 "    crops = torch.stack([edges, centers])",
-"    crops = crops.pin_memory() if images.is_cuda else crops  # so that the host does not wait",
+"    crops = crops.pin_memory() if images.is_cuda else crops  # the host does not wait for the copy",
 "    edges, centers = crops.to(images.device, non_blocking=True)[..., None]",
 "    pixels = (2 * torch.arange(size, device=images.device) + 1) / size - 1  # from -1 to 1",
 "    across, down = (edges * pixels + centers).unbind(1)",
@@ -825,7 +825,7 @@ const DATA = {
 "        \"zeros\" if augment == \"crop\" else \"border\")).round().byte()",
 "",
 "# new #",
-"# batches come from one tensor, so no DataLoader has to collect them",
+"# all images are in one tensor, so a batch needs no loading processes",
 "class CachedLoader:",
 "    \"\"\"Yield uint8 images (N, 3, size, size) and labels (N,) from memory.",
 "    With several processes each decodes its share of `dataset` and gets the others' shares. `place`",
@@ -876,9 +876,9 @@ const DATA = {
 "    place, free = device, torch.cuda.mem_get_info()[0] if on_gpu else 0",
 "    is_large = needed > free / 2 and args.cache_device == \"auto\"",
 "    if args.cache_device == \"ram\" or is_large or not on_gpu:",
-"        place, memory = torch.device(\"cpu\"), Path(\"/proc/meminfo\")",
-"        free = 1024 * int(memory.read_text().split()[7]) if memory.exists() else 2 ** 50",
-"        free //= int(os.getenv(\"LOCAL_WORLD_SIZE\", 1))  # each process holds the whole set",
+"        place = torch.device(\"cpu\")",
+"        free = 1024 * int(Path(\"/proc/meminfo\").read_text().split()[7])  # MemAvailable, in kB",
+"        free //= int(os.getenv(\"LOCAL_WORLD_SIZE\", 1))  # each process holds all images",
 "    size = f\"the decoded images take {needed / 1e6:,.1f} MB of {place} memory\"",
 "    if needed > free:",
 "        fail(f\"{size}, but {free / 1e6:,.1f} MB are free: take a smaller --image_size\")",
@@ -891,7 +891,7 @@ const DATA = {
 168,
 [
 "    # new #",
-"    # decodes all images now; a batch is then a look-up in memory",
+"    # this decodes all images; later a batch is a look-up in memory",
 "    where = dict(place=place, device=device, rank=rank, world_size=world_size)",
 "    train_loader = CachedLoader(train_set, sampler, side, cut, drop_last=True, **where, **loading)"
 ]
@@ -901,7 +901,7 @@ const DATA = {
 171,
 [
 "    # new #",
-"    # validation looks its images up as well",
+"    # validation images are in memory, too",
 "    val_loader = CachedLoader(val_set, val_sampler, val_size, None, **where, **loading)"
 ]
 ]
@@ -929,7 +929,7 @@ const DATA = {
 257,
 [
 "            # new #",
-"            # the same layout as the weights",
+"            # images get the same layout as the weights",
 "            images = images.to(device, non_blocking=True, memory_format=torch.channels_last)"
 ]
 ]
@@ -957,7 +957,7 @@ const DATA = {
 204,
 [
 "    # new #",
-"    # layers fuse into fewer kernels; the first step of each image size compiles for that size",
+"    # compiling fuses layers into fewer kernels; it takes place in the first step of each image size",
 "    net = torch.compile(nn.Sequential(normalize, model), mode=args.compile_mode, dynamic=False)"
 ]
 ]
@@ -994,11 +994,11 @@ const DATA = {
 196,
 [
 "    # new #",
-"    # one kernel updates and unscales all weights; no step waits to see whether float16 overflowed",
-"    optimizer._step_supports_amp_scaling = \"fused\" in optimizer.defaults",
+"    # one kernel updates all weights and handles amp's scale and overflows, so that no step waits",
 "    for group in optimizer.param_groups if \"fused\" in optimizer.defaults else ():",
 "        group[\"fused\"] = True",
-"        # PyTorch would leave momentum uninitialised if the first step is skipped",
+"        optimizer._step_supports_amp_scaling = True",
+"        # PyTorch leaves momentum uninitialised if amp skips the first step",
 "        for weights in group[\"params\"] if group.get(\"momentum\") else ():",
 "            optimizer.state[weights][\"momentum_buffer\"] = torch.zeros_like(weights)",
 ""
@@ -1019,7 +1019,7 @@ const DATA = {
 [
 "",
 "# new #",
-"# the slowest kernels, and whether data, GPU or host limits the steps",
+"# shows the slowest kernels, and whether data, computing or the host limits the steps",
 "def report(profiler, waited, on_gpu):",
 "    \"\"\"Print which kernels (operators on a CPU) take most time, and what holds back the steps.\"\"\"",
 "    gpu = torch.autograd.DeviceType.CUDA",
@@ -1032,8 +1032,8 @@ const DATA = {
 "             if each.device_type == gpu and not each.is_user_annotation]",
 "    busy = 1 - waited if not times else sum(each.elapsed_us() for each in times) / (",
 "        max(each.end for each in times) - min(each.start for each in times))",
-"    what = (\"loading data\" if waited > 0.2 and (busy < 0.8 or not on_gpu) else \"computing\"",
-"            if busy > 0.8 or not on_gpu else \"the host, which runs Python and starts kernels\")",
+"    what = (\"computing\" if busy >= 0.8 else \"loading data\" if waited > 0.2 else",
+"            \"the host, which runs Python and starts kernels\")",
 "    print(f\"steps wait for data {waited:.0%} of the time, the {'GPU' if on_gpu else 'CPU'} works \"",
 "          f\"{busy:.0%} of it: what holds them back is {what}\", flush=True)"
 ]
@@ -1043,7 +1043,7 @@ const DATA = {
 235,
 [
 "    # new #",
-"    # profiles the end of the first epoch, which the record's speed leaves out if there are more",
+"    # profiles the last steps of the first epoch; with more epochs the record's speed leaves it out",
 "    marks, watched = [(time.perf_counter(), 0.0)], min(20, max(1, steps - 2))",
 "    def finish(profiler):",
 "        (begin, before), (end, after) = marks[-1 - watched], marks[-1]",
@@ -1061,7 +1061,7 @@ const DATA = {
 [
 "",
 "            # new #",
-"            # the profiler counts steps",
+"            # the time and the data wait after each step; the profiler counts the steps",
 "            marks.append((time.perf_counter(), data_wait))",
 "            profiler.step()"
 ]
@@ -1073,14 +1073,14 @@ const DATA = {
 "title": "small images first",
 "guide": "techniques.md#train_progressivepy-small-images-first",
 "launcher": "python ",
-"added": 16,
+"added": 17,
 "hunks": [
 [
 59,
 59,
 [
 "    # new #",
-"    # smaller images cost less; this is the first size",
+"    # smaller images take less time; training starts on the smallest",
 "    add(\"--small\", type=float, default=0.5, help=\"part of IMAGE_SIZE in the first epochs\")",
 ""
 ]
@@ -1091,10 +1091,11 @@ const DATA = {
 [
 "",
 "    # new #",
-"    # sizes of the images: small for half of the epochs, medium for three tenths, then full",
+"    # half of the epochs have small images, three tenths medium ones, the last ones full size",
 "    if not 0 < args.small <= 1:",
 "        fail(f\"--small {args.small} has to be above 0 and at most 1\")",
-"    unit = 1 if args.small == 1 else 32 if args.image_size >= 128 else 8  # models halve sizes",
+"    # models halve the size several times, so smaller sizes are multiples of 32 or 8",
+"    unit = 1 if args.small == 1 else 32 if args.image_size >= 128 else 8",
 "    train_sizes = [min(args.image_size, unit * max(1, round(part * args.image_size / unit)))",
 "                   for part in (args.small, (1 + args.small) / 2)] + [args.image_size]"
 ]
@@ -1104,8 +1105,8 @@ const DATA = {
 255,
 [
 "            # new #",
-"            # the first steps try all sizes: compiling and lack of memory show at once",
-"            stage = sum(epoch + 1 > share * args.epochs for share in (0.5, 0.8))",
+"            # each size has one of the first three steps, to compile or run out of memory at once",
+"            stage = (epoch + 1 > 0.5 * args.epochs) + (epoch + 1 > 0.8 * args.epochs)",
 "            train_size = train_sizes[step if epoch == 0 and step < 3 else stage]",
 "            if train_size < args.image_size:",
 "                images = transforms.Resize(train_size)(images.to(device, non_blocking=True))",
@@ -1119,22 +1120,23 @@ const DATA = {
 "title": "the first convolution of a ResNet",
 "guide": "techniques.md#train_stempy-the-first-convolution-of-a-resnet",
 "launcher": "python ",
-"added": 25,
+"added": 26,
 "hunks": [
 [
 113,
 113,
 [
 "# new #",
-"# tensor cores want 8 channels or more; 2x2 blocks of an image have 12, padded to 16",
+"# tensor cores work best on 8 channels or more; 2x2 blocks of RGB have 12, padded to 16",
 "class BlockConv2d(nn.Conv2d):",
 "    \"\"\"A convolution of stride 2, computed with stride 1 over 2x2 blocks: the same result.\"\"\"",
 "    def forward(self, images):",
-"        (down, right), (height, width) = self.padding, images.shape[2:]",
-"        more = 4 - self.in_channels  # channels of zeros, up to four",
+"        (pad_y, pad_x), (height, width) = self.padding, images.shape[2:]",
+"        more = 4 - self.in_channels  # channels of zeros: 4 channels are 16 in a block",
 "        images = nn.functional.pad(",
-"            images, (right, right + width % 2, down, down + height % 2, 0, more))",
+"            images, (pad_x, pad_x + width % 2, pad_y, pad_y + height % 2, 0, more))",
 "        weight = nn.functional.pad(self.weight, (0, 1, 0, 1, 0, more))",
+"        # pixel_unshuffle returns another layout; set channels_last again if it was there",
 "        is_last = 1 in (images.stride(1), weight.stride(1))",
 "        layout = torch.channels_last if is_last else torch.contiguous_format",
 "        images, weight = (nn.functional.pixel_unshuffle(each, 2).contiguous(memory_format=layout)",
@@ -1149,7 +1151,7 @@ const DATA = {
 [
 "",
 "    # new #",
-"    # a layer keeps its weights and its name, so checkpoints fit every script",
+"    # only the class of a layer changes, not its weights or name, so checkpoints fit every script",
 "    found = [layer for layer in model.modules() if type(layer) is nn.Conv2d",
 "             and layer.in_channels < 5 and layer.stride == (2, 2) and layer.dilation == (1, 1)",
 "             and layer.groups == 1 and layer.padding_mode == \"zeros\" and layer.padding != \"valid\"",
@@ -1529,7 +1531,7 @@ const DATA = {
 "class ExternalInputIterator:",
 "    \"\"\"Yield batches for pipeline `shard` of `shards`: first files, second files, sample numbers.",
 "    A file is an array of its bytes. `order` lists the samples of an epoch. The last batches repeat",
-"    samples, so that all are full and each pipeline has as many; DALIGenericIterator drops these.",
+"    samples, so that all pipelines have equally many full batches; DALIGenericIterator drops these.",
 "    \"\"\"",
 "    def __init__(self, samples, order, batch_size, shard=0, shards=1):",
 "        self.samples, self.order, self.batch_size = samples, order, batch_size",
@@ -1543,21 +1545,21 @@ const DATA = {
 "                   [np.fromfile(name, np.uint8) for name in second], batch[:, np.newaxis])",
 "",
 "# new #",
-"# the work of main()'s transform, by DALI's operators",
+"# does what the transform in main() does: if you change that, change this too",
 "@pipeline_def",
 "def pictures_pipeline(args, on_gpu, samples, order, source, shard, shards):",
 "    \"\"\"Return pictures (crop, crop, 3), the (parts, 2) heights and widths, and sample numbers.\"\"\"",
 "    if source:",
 "        *encoded, number = fn.external_source(source, num_outputs=3, cycle=\"raise\")",
-"    else:  # the sample's number stands in for its label, so that errors can name the file",
+"    else:  # the label is the sample's number, so that errors can name the file",
 "        encoded, number = fn.readers.file(",
 "            files=[samples[i][0] for i in order], labels=order, name=\"reader\", shard_id=shard,",
 "            num_shards=shards, pad_last_batch=True, stick_to_shard=args.split == \"test\",",
 "            shuffle_after_epoch=args.split == \"train\",",
-"            dont_use_mmap=not args.cold)  # files in memory are read faster than mapped",
+"            dont_use_mmap=not args.cold)  # read() is faster than mmap for files in memory",
 "        encoded = [encoded]",
 "    shapes = [fn.peek_image_shape(each)[:2] for each in encoded]",
-"    # torchvision's rules: round the larger edge down, and the center to even",
+"    # as in torchvision: Resize rounds down, CenterCrop rounds a half to the even pixel",
 "    size = shapes[0]",
 "    if args.resize:",
 "        size = args.resize * size // math.min(size[0], size[1])",
@@ -1566,13 +1568,13 @@ const DATA = {
 "    if args.split == \"train\":  # one draw a sample, so a pair gets one crop and one flip",
 "        corner = math.floor(fn.random.uniform(range=(0, 1), shape=[2]) * (room + 1))",
 "        flip = args.crop * fn.stack(np.int32(0), fn.random.coin_flip())",
-"    # resize, crop and flip in one step: a region that ends left of its start is flipped",
+"    # fn.resize crops and flips too: a region whose end is left of its start is flipped",
 "    scale = shapes[0] / fn.cast(size, dtype=types.FLOAT)",
 "    start, end = (corner + flip) * scale, (corner + args.crop - flip) * scale",
-"    # decode after the size is known: the GPU's decoder can crash on a file that is no picture",
+"    # a decoder can crash on a file that is no picture: peek_image_shape has to fail before that",
 "    encoded = [fn.reinterpret(each, shape=fn.cast(0 * shape[:1] - 1, dtype=types.INT32))",
-"               for each, shape in zip(encoded, shapes)]",
-"    # the GPU decodes 3 of 4 pictures on its JPEG engine and the others by CUDA",
+"               for each, shape in zip(encoded, shapes)]  # -1: nothing changes",
+"    # the GPU decodes 3 of 4 pictures on its JPEG engine and the others with CUDA",
 "    options = dict(device=\"mixed\", hw_decoder_load=0.75) if on_gpu else {}",
 "    decoded = [fn.decoders.image(each, jpeg_fancy_upsampling=True, **options) for each in encoded]",
 "    pictures = [fn.resize(each, size=[args.crop, args.crop], roi_start=start, roi_end=end,",
@@ -1580,7 +1582,7 @@ const DATA = {
 "    return *pictures, fn.stack(*shapes), number",
 "",
 "# new #",
-"# DALI's batches in the form of DataLoader's",
+"# DALI returns whole batches, so this class replaces DataLoader",
 "class DALILoader:",
 "    \"\"\"Yield uint8 (N, 3, crop, crop) with (N,) labels, or two of (N, 3, crop, crop) for pairs.",
 "    Every sample comes once an epoch. Raises OSError with DALI's message.",
@@ -1588,9 +1590,9 @@ const DATA = {
 "    def __init__(self, dataset, args, sampler):",
 "        self.dataset, self.args, self.sampler = dataset, args, sampler",
 "        self.on_gpu = args.dali_device == \"gpu\" and torch.cuda.is_available()",
-"        # on a GPU one pipeline works while the other waits for the last pictures of its batch",
+"        # with two pipelines, one works while the other waits for the last pictures of its batch",
 "        self.shards = 2 if self.on_gpu and len(dataset) > args.batch_size else 1",
-"        # more threads than 5 of 8 cores slow down the GPU's decoder",
+"        # threads on more than 5 of 8 cores slow down the GPU's decoder",
 "        self.threads = args.num_workers * 5 // 8 if self.on_gpu else args.num_workers",
 "        self.order, self.iterator = [], None",
 "        self.labels = torch.tensor([k for _, k in dataset.samples] if dataset.classes else [])",
@@ -1615,19 +1617,19 @@ const DATA = {
 "    def __len__(self):",
 "        return -(-len(self.dataset) // self.args.batch_size)",
 "    def __iter__(self):",
-"        self.order[:] = self.sampler",
+"        self.order[:] = self.sampler  # in place: each ExternalInputIterator holds this list",
 "        self.iterator = self.iterator or self.build()",
 "        return self.read(iter(self.iterator))",
 "    def read(self, steps):",
 "        try:",
-"            for batch in itertools.chain.from_iterable(steps):  # each step has one a pipeline",
+"            for batch in itertools.chain.from_iterable(steps):  # a step: one batch a pipeline",
 "                number = batch[\"number\"].flatten().long()",
 "                for i, sizes in zip(number.tolist(), batch[\"shapes\"].flip(-1).tolist()):",
 "                    self.dataset.check_sizes(self.dataset.samples[i], list(map(tuple, sizes)))",
 "                first = batch[\"first\"].permute(0, 3, 1, 2)",
 "                second = (self.labels[number] if self.dataset.classes",
 "                          else batch[\"second\"].permute(0, 3, 1, 2))",
-"                if len(number):  # a shard can lack the last batch of the others",
+"                if len(number):  # the last step can have no samples for the second pipeline",
 "                    yield first, second",
 "        except RuntimeError as error:",
 "            found = re.search(r\"encountered:\\s*(.+)\", str(error))",
@@ -1641,7 +1643,7 @@ const DATA = {
 225,
 [
 "    # new #",
-"    # DALILoader in place of DataLoader; --num_workers counts its threads",
+"    # DALILoader replaces DataLoader; --num_workers is the number of its threads",
 "    loader = DALILoader(dataset, args, sampler)"
 ]
 ],
@@ -1703,7 +1705,7 @@ const DATA = {
 175,
 [
 "# new #",
-"# the index comes last, so a file without it is not whole",
+"# the index is written last, so a file without it is incomplete",
 "def build_lmdb(path, keys, index):",
 "    \"\"\"Copy the files of `keys`, {name: key}, into a new LMDB file `path`. Raises OSError.\"\"\"",
 "    with open(f\"{path}.part\", \"ab\") as part:",
@@ -1711,9 +1713,9 @@ const DATA = {
 "        if os.path.exists(path):",
 "            return",
 "        try:",
-"            part.truncate(0)  # what a killed process left",
-"            most = 2 * sum(map(os.path.getsize, keys)) + 2 * len(index) + 2 ** 15 * len(keys)",
-"            with lmdb.open(part.name, most, subdir=False, lock=False, sync=False) as store:",
+"            part.truncate(0)  # remove what a killed process left",
+"            map_size = 2 * sum(map(os.path.getsize, keys)) + 2 * len(index) + 2 ** 15 * len(keys)",
+"            with lmdb.open(part.name, map_size, subdir=False, lock=False, sync=False) as store:",
 "                for name, key in tqdm(keys.items(), f\"building {path}\", disable=None):",
 "                    with store.begin(write=True) as transaction:",
 "                        transaction.put(key, Path(name).read_bytes())",
@@ -1726,7 +1728,7 @@ const DATA = {
 "            raise OSError(f\"cannot build {path}: {error}; --lmdb can name another disk\") from None",
 "",
 "# new #",
-"# each process opens the file when it first reads; a fork has to open it again",
+"# each process opens the file when it first reads; a forked worker has to open it again",
 "@functools.cache",
 "def open_lmdb(path):",
 "    \"\"\"Return a transaction that reads the LMDB file `path`. Raises OSError.\"\"\"",
@@ -1740,7 +1742,7 @@ const DATA = {
 "os.register_at_fork(after_in_child=open_lmdb.cache_clear)",
 "",
 "# new #",
-"# names, sizes and times tell whether the file was made from these pictures",
+"# names, sizes and times show whether the file was made from these pictures",
 "def match_lmdb(path, pictures):",
 "    \"\"\"Build the LMDB file `path` if there is none. Raises OSError if it is not of `pictures`.\"\"\"",
 "    keys = {name: b\"%d\" % i for i, name in enumerate(pictures.files())}",
@@ -1753,7 +1755,7 @@ const DATA = {
 "        raise OSError(f\"{path} holds other files than {pictures.root}: remove it to build it again\")",
 "",
 "# new #",
-"# reads without the folder; unlike pickles, records (pictures, JSON) cannot run code",
+"# needs only the LMDB file; it holds encoded pictures and JSON, and no pickles, which can run code",
 "class ImageFolderLMDB(Pictures):",
 "    \"\"\"Pictures from an LMDB file, with ImageFolder's samples and classes. Raises OSError.\"\"\"",
 "    def __init__(self, path, transform=None, least=1):",
@@ -1774,7 +1776,7 @@ const DATA = {
 "    def size(self, name):",
 "        return self.records[name][1]",
 "    def files(self):",
-"        open_lmdb.cache_clear()  # close it: pages that are mapped cannot leave the page cache",
+"        open_lmdb.cache_clear()  # closes it: mapped pages cannot be dropped from the page cache",
 "        return [self.path]",
 ""
 ]

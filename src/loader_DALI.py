@@ -207,7 +207,7 @@ def drop_from_cache(paths):
 class ExternalInputIterator:
     """Yield batches for pipeline `shard` of `shards`: first files, second files, sample numbers.
     A file is an array of its bytes. `order` lists the samples of an epoch. The last batches repeat
-    samples, so that all are full and each pipeline has as many; DALIGenericIterator drops these.
+    samples, so that all pipelines have equally many full batches; DALIGenericIterator drops these.
     """
     def __init__(self, samples, order, batch_size, shard=0, shards=1):
         self.samples, self.order, self.batch_size = samples, order, batch_size
@@ -221,21 +221,21 @@ class ExternalInputIterator:
                    [np.fromfile(name, np.uint8) for name in second], batch[:, np.newaxis])
 
 # new #
-# the work of main()'s transform, by DALI's operators
+# does what the transform in main() does: if you change that, change this too
 @pipeline_def
 def pictures_pipeline(args, on_gpu, samples, order, source, shard, shards):
     """Return pictures (crop, crop, 3), the (parts, 2) heights and widths, and sample numbers."""
     if source:
         *encoded, number = fn.external_source(source, num_outputs=3, cycle="raise")
-    else:  # the sample's number stands in for its label, so that errors can name the file
+    else:  # the label is the sample's number, so that errors can name the file
         encoded, number = fn.readers.file(
             files=[samples[i][0] for i in order], labels=order, name="reader", shard_id=shard,
             num_shards=shards, pad_last_batch=True, stick_to_shard=args.split == "test",
             shuffle_after_epoch=args.split == "train",
-            dont_use_mmap=not args.cold)  # files in memory are read faster than mapped
+            dont_use_mmap=not args.cold)  # read() is faster than mmap for files in memory
         encoded = [encoded]
     shapes = [fn.peek_image_shape(each)[:2] for each in encoded]
-    # torchvision's rules: round the larger edge down, and the center to even
+    # as in torchvision: Resize rounds down, CenterCrop rounds a half to the even pixel
     size = shapes[0]
     if args.resize:
         size = args.resize * size // math.min(size[0], size[1])
@@ -244,13 +244,13 @@ def pictures_pipeline(args, on_gpu, samples, order, source, shard, shards):
     if args.split == "train":  # one draw a sample, so a pair gets one crop and one flip
         corner = math.floor(fn.random.uniform(range=(0, 1), shape=[2]) * (room + 1))
         flip = args.crop * fn.stack(np.int32(0), fn.random.coin_flip())
-    # resize, crop and flip in one step: a region that ends left of its start is flipped
+    # fn.resize crops and flips too: a region whose end is left of its start is flipped
     scale = shapes[0] / fn.cast(size, dtype=types.FLOAT)
     start, end = (corner + flip) * scale, (corner + args.crop - flip) * scale
-    # decode after the size is known: the GPU's decoder can crash on a file that is no picture
+    # a decoder can crash on a file that is no picture: peek_image_shape has to fail before that
     encoded = [fn.reinterpret(each, shape=fn.cast(0 * shape[:1] - 1, dtype=types.INT32))
-               for each, shape in zip(encoded, shapes)]
-    # the GPU decodes 3 of 4 pictures on its JPEG engine and the others by CUDA
+               for each, shape in zip(encoded, shapes)]  # -1: nothing changes
+    # the GPU decodes 3 of 4 pictures on its JPEG engine and the others with CUDA
     options = dict(device="mixed", hw_decoder_load=0.75) if on_gpu else {}
     decoded = [fn.decoders.image(each, jpeg_fancy_upsampling=True, **options) for each in encoded]
     pictures = [fn.resize(each, size=[args.crop, args.crop], roi_start=start, roi_end=end,
@@ -258,7 +258,7 @@ def pictures_pipeline(args, on_gpu, samples, order, source, shard, shards):
     return *pictures, fn.stack(*shapes), number
 
 # new #
-# DALI's batches in the form of DataLoader's
+# DALI returns whole batches, so this class replaces DataLoader
 class DALILoader:
     """Yield uint8 (N, 3, crop, crop) with (N,) labels, or two of (N, 3, crop, crop) for pairs.
     Every sample comes once an epoch. Raises OSError with DALI's message.
@@ -266,9 +266,9 @@ class DALILoader:
     def __init__(self, dataset, args, sampler):
         self.dataset, self.args, self.sampler = dataset, args, sampler
         self.on_gpu = args.dali_device == "gpu" and torch.cuda.is_available()
-        # on a GPU one pipeline works while the other waits for the last pictures of its batch
+        # with two pipelines, one works while the other waits for the last pictures of its batch
         self.shards = 2 if self.on_gpu and len(dataset) > args.batch_size else 1
-        # more threads than 5 of 8 cores slow down the GPU's decoder
+        # threads on more than 5 of 8 cores slow down the GPU's decoder
         self.threads = args.num_workers * 5 // 8 if self.on_gpu else args.num_workers
         self.order, self.iterator = [], None
         self.labels = torch.tensor([k for _, k in dataset.samples] if dataset.classes else [])
@@ -293,19 +293,19 @@ class DALILoader:
     def __len__(self):
         return -(-len(self.dataset) // self.args.batch_size)
     def __iter__(self):
-        self.order[:] = self.sampler
+        self.order[:] = self.sampler  # in place: each ExternalInputIterator holds this list
         self.iterator = self.iterator or self.build()
         return self.read(iter(self.iterator))
     def read(self, steps):
         try:
-            for batch in itertools.chain.from_iterable(steps):  # each step has one a pipeline
+            for batch in itertools.chain.from_iterable(steps):  # a step: one batch a pipeline
                 number = batch["number"].flatten().long()
                 for i, sizes in zip(number.tolist(), batch["shapes"].flip(-1).tolist()):
                     self.dataset.check_sizes(self.dataset.samples[i], list(map(tuple, sizes)))
                 first = batch["first"].permute(0, 3, 1, 2)
                 second = (self.labels[number] if self.dataset.classes
                           else batch["second"].permute(0, 3, 1, 2))
-                if len(number):  # a shard can lack the last batch of the others
+                if len(number):  # the last step can have no samples for the second pipeline
                     yield first, second
         except RuntimeError as error:
             found = re.search(r"encountered:\s*(.+)", str(error))
@@ -351,7 +351,7 @@ def main():
 
     # uint8 batches: (N, 3, crop, crop) with (N,) labels, or two of (N, 3, crop, crop) for pairs
     # new #
-    # DALILoader in place of DataLoader; --num_workers counts its threads
+    # DALILoader replaces DataLoader; --num_workers is the number of its threads
     loader = DALILoader(dataset, args, sampler)
 
     # --------------------------------------------------------------------------------- reading

@@ -189,7 +189,7 @@ def open_pictures(parser, args, transform):
 
 
 # new #
-# the index comes last, so a file without it is not whole
+# the index is written last, so a file without it is incomplete
 def build_lmdb(path, keys, index):
     """Copy the files of `keys`, {name: key}, into a new LMDB file `path`. Raises OSError."""
     with open(f"{path}.part", "ab") as part:
@@ -197,9 +197,9 @@ def build_lmdb(path, keys, index):
         if os.path.exists(path):
             return
         try:
-            part.truncate(0)  # what a killed process left
-            most = 2 * sum(map(os.path.getsize, keys)) + 2 * len(index) + 2 ** 15 * len(keys)
-            with lmdb.open(part.name, most, subdir=False, lock=False, sync=False) as store:
+            part.truncate(0)  # remove what a killed process left
+            map_size = 2 * sum(map(os.path.getsize, keys)) + 2 * len(index) + 2 ** 15 * len(keys)
+            with lmdb.open(part.name, map_size, subdir=False, lock=False, sync=False) as store:
                 for name, key in tqdm(keys.items(), f"building {path}", disable=None):
                     with store.begin(write=True) as transaction:
                         transaction.put(key, Path(name).read_bytes())
@@ -212,7 +212,7 @@ def build_lmdb(path, keys, index):
             raise OSError(f"cannot build {path}: {error}; --lmdb can name another disk") from None
 
 # new #
-# each process opens the file when it first reads; a fork has to open it again
+# each process opens the file when it first reads; a forked worker has to open it again
 @functools.cache
 def open_lmdb(path):
     """Return a transaction that reads the LMDB file `path`. Raises OSError."""
@@ -226,7 +226,7 @@ def open_lmdb(path):
 os.register_at_fork(after_in_child=open_lmdb.cache_clear)
 
 # new #
-# names, sizes and times tell whether the file was made from these pictures
+# names, sizes and times show whether the file was made from these pictures
 def match_lmdb(path, pictures):
     """Build the LMDB file `path` if there is none. Raises OSError if it is not of `pictures`."""
     keys = {name: b"%d" % i for i, name in enumerate(pictures.files())}
@@ -239,7 +239,7 @@ def match_lmdb(path, pictures):
         raise OSError(f"{path} holds other files than {pictures.root}: remove it to build it again")
 
 # new #
-# reads without the folder; unlike pickles, records (pictures, JSON) cannot run code
+# needs only the LMDB file; it holds encoded pictures and JSON, and no pickles, which can run code
 class ImageFolderLMDB(Pictures):
     """Pictures from an LMDB file, with ImageFolder's samples and classes. Raises OSError."""
     def __init__(self, path, transform=None, least=1):
@@ -260,7 +260,7 @@ class ImageFolderLMDB(Pictures):
     def size(self, name):
         return self.records[name][1]
     def files(self):
-        open_lmdb.cache_clear()  # close it: pages that are mapped cannot leave the page cache
+        open_lmdb.cache_clear()  # closes it: mapped pages cannot be dropped from the page cache
         return [self.path]
 
 def drop_from_cache(paths):

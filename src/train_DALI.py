@@ -110,16 +110,16 @@ def open_folder(dataset, names, transform):
 
 
 # new #
-# replaces train_transform and val_transform: if you change those, change this too
+# does what train_transform and val_transform do: if you change those, change this too
 @pipeline_def
 def image_pipeline(paths, size, augment, on_gpu):
     """Return a DALI pipeline: uint8 images (size, size, 3) of the files that `paths` names."""
     engine = dict(device="mixed", hw_decoder_load=1.0, jpeg_fancy_upsampling=True) if on_gpu else {}
     resize = dict(size=[size, size], antialias=True, interp_type=types.INTERP_LINEAR)
     encoded = fn.io.file.read(fn.external_source(paths, dtype=types.UINT8, ndim=1))
-    # decode only after the size is known: a decoder can crash on a file that is no image
+    # a decoder can crash on a file that is no image: peek_image_shape has to fail before that
     shape = fn.peek_image_shape(encoded, dtype=types.INT32)[:2]
-    encoded = fn.reinterpret(encoded, shape=0 * shape[:1] - 1)
+    encoded = fn.reinterpret(encoded, shape=0 * shape[:1] - 1)  # -1: nothing changes
     images = fn.decoders.image(encoded, **engine)
     if augment == "resized":
         images = fn.random_resized_crop(images, **resize)
@@ -139,7 +139,7 @@ def image_pipeline(paths, size, augment, on_gpu):
     return images
 
 # new #
-# DALI gives whole batches, so it takes the place of DataLoader
+# DALI returns whole batches, so this class replaces DataLoader
 class DALILoader:
     """Yield uint8 images (N, 3, size, size) and labels (N,) in the order of `sampler`."""
     def __init__(self, folder, sampler, size, augment, on_gpu, batch_size, num_workers,
@@ -160,11 +160,11 @@ class DALILoader:
         return [np.frombuffer(os.fsencode(self.folder.samples[i][0]), np.uint8)
                 for i in self.reading[-1]]
     def __iter__(self):
-        if not self.pipeline:  # seeded once, by the first epoch and the process
+        if not self.pipeline:  # its seed is that of this process's first epoch
             self.pipeline = image_pipeline(
                 self.paths, seed=torch.initial_seed() % 2 ** 31, **self.options)
         self.to_read = iter(())
-        while self.reading:  # drop what was read ahead before --steps ended an epoch
+        while self.reading:  # --steps ended the last epoch early: drop what was read ahead
             self.read()
         self.pipeline.reset()
         self.to_read = iter(self.order)
@@ -180,7 +180,7 @@ class DALILoader:
                 load_image(self.folder.samples[i][0])
             said = str(error).split("\nCurrent pipeline")[0].splitlines()[-1]
             raise OSError(f"DALI cannot read the images: {said}") from None
-        # a copy, since DALI uses its memory again
+        # a copy, because DALI reuses its memory
         images = torch.from_dlpack(images).permute(0, 3, 1, 2).contiguous()
         return images, self.labels[self.reading.pop(0)]
 
@@ -208,7 +208,7 @@ def main():
     script = Path(__file__).stem
     args = build_parser().parse_args()
 
-    # the number of this process, how many there are, and the device of this one
+    # the number of this process, the number of processes, and the device of this process
     rank = 0
     world_size = 1
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -223,7 +223,7 @@ def main():
     saved = args.result_dir / f"{script}.pt"
     try:
         args.result_dir.mkdir(parents=True, exist_ok=True)
-        open(f"{saved}.part", "ab").close()
+        open(f"{saved}.part", "ab").close()  # an error now, not after the first epoch
     except OSError as error:
         fail(f"--result_dir: {error}")
 
@@ -263,7 +263,7 @@ def main():
 
     # every validation image, in order
     # new #
-    # DALI reads the images for validation too
+    # DALI reads the images of validation, too
     val_loader = DALILoader(val_set, val_sampler, val_size, "none", dali_gpu, **loading)
 
     # ----------------------------------------------------------------------------------- model
@@ -305,7 +305,7 @@ def main():
         print(f"{script}: replaces {saved}; --resume auto would continue it", flush=True)
     content = Path(resume).read_bytes() if resume and rank == 0 else None
 
-    # go on with the states of the checkpoint and the options of this run
+    # continue with the states of the checkpoint and the options of this run
     epochs = []
     if content is not None:
         try:
@@ -329,12 +329,12 @@ def main():
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
         1, (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
 
-    # the clock waits for the device before the first step and after the last; no step has to
+    # the host waits for the GPU only before and after the steps of an epoch, to time them
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None
     warmup_seconds = 0.0
     resumed = len(epochs)
     for epoch in range(resumed, args.epochs):
-        # one seed for each epoch and process: crops and dropout differ, and a resume repeats them
+        # each epoch and process has its own seed; a resumed run draws the same crops and dropout
         torch.manual_seed((args.seed + epoch) * world_size + rank)
         loading["generator"].manual_seed(torch.initial_seed())
 
@@ -359,7 +359,7 @@ def main():
             loss.backward()
             optimizer.step()
 
-            # the loss stays on the device: to read it now would make each step wait
+            # the loss stays on the device: reading it here would make each step wait
             losses[step] = loss.detach()
             scheduler.step()
             tick = time.perf_counter()

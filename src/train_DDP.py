@@ -69,7 +69,7 @@ def build_parser():
     add("--steps", type=count, help="end each epoch after this many steps; None: all")
     add("--seed", type=int, default=0, help="sets weights, image order and augmentation")
     # new #
-    # with sync_bn all GPUs wait for each other in every batch norm
+    # sync_bn is slow because all GPUs wait for each other in every batch norm
     add("--sync_bn", action="store_true", help="batch norm over all GPUs: slow")
     add("--bucket_cap_mb", type=count, help="MB of gradients that are averaged at once; None: 25")
     add("--local-rank", help=argparse.SUPPRESS)  # python -m torch.distributed.launch passes it
@@ -123,7 +123,7 @@ def main():
     script = Path(__file__).stem
     args = build_parser().parse_args()
 
-    # the number of this process, how many there are, and the device of this one
+    # the number of this process, the number of processes, and the device of this process
     # new #
     # torchrun starts one process for each GPU and gives each process its number
     if "LOCAL_RANK" not in os.environ:
@@ -137,7 +137,7 @@ def main():
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    sys.stdout = sys.stdout if rank == 0 else open(os.devnull, "w")  # one process prints
+    sys.stdout = sys.stdout if rank == 0 else open(os.devnull, "w")  # only process 0 prints
 
     on_gpu = device.type == "cuda"
     if args.batch_size % world_size:
@@ -149,7 +149,7 @@ def main():
     saved = args.result_dir / f"{script}.pt"
     try:
         args.result_dir.mkdir(parents=True, exist_ok=True)
-        open(f"{saved}.part", "ab").close()
+        open(f"{saved}.part", "ab").close()  # an error now, not after the first epoch
     except OSError as error:
         fail(f"--result_dir: {error}")
 
@@ -224,11 +224,11 @@ def main():
     net = nn.Sequential(normalize, model)
 
     # new #
-    # averages the gradients of all processes while the backward pass still runs
+    # DDP averages the gradients of all processes while the backward pass runs
     net = nn.SyncBatchNorm.convert_sync_batchnorm(net) if args.sync_bn else net
     net = nn.parallel.DistributedDataParallel(
         net, device_ids=[device] if on_gpu else None, bucket_cap_mb=args.bucket_cap_mb)
-    net.broadcast_buffers = False  # batch norm statistics: sent once an epoch, below
+    net.broadcast_buffers = False  # batch norm statistics are sent once an epoch, below
 
     # -------------------------------------------------------------------------------- training
     resume = (saved if saved.exists() else None) if args.resume == "auto" else args.resume
@@ -237,11 +237,12 @@ def main():
     content = Path(resume).read_bytes() if resume and rank == 0 else None
 
     # new #
-    # process 0 reads the checkpoint for all: other machines may not have it
-    dist.broadcast_object_list(box := [content], device=device)
-    content = box[0]
+    # process 0 reads the checkpoint and sends it to all: other machines may not have the file
+    contents = [content]
+    dist.broadcast_object_list(contents, device=device)
+    content = contents[0]
 
-    # go on with the states of the checkpoint and the options of this run
+    # continue with the states of the checkpoint and the options of this run
     epochs = []
     if content is not None:
         try:
@@ -265,18 +266,18 @@ def main():
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
         1, (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
 
-    # the clock waits for the device before the first step and after the last; no step has to
+    # the host waits for the GPU only before and after the steps of an epoch, to time them
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None
     warmup_seconds = 0.0
     resumed = len(epochs)
     for epoch in range(resumed, args.epochs):
-        # one seed for each epoch and process: crops and dropout differ, and a resume repeats them
+        # each epoch and process has its own seed; a resumed run draws the same crops and dropout
         torch.manual_seed((args.seed + epoch) * world_size + rank)
         loading["generator"].manual_seed(torch.initial_seed())
 
         # the order of the images
         # new #
-        # without this line every epoch has the order of the first
+        # without this line every epoch has the order of the first one
         sampler.set_epoch(epoch)
 
         losses = torch.zeros(steps, device=device)
@@ -297,7 +298,7 @@ def main():
             loss.backward()
             optimizer.step()
 
-            # the loss stays on the device: to read it now would make each step wait
+            # the loss stays on the device: reading it here would make each step wait
             losses[step] = loss.detach()
             scheduler.step()
             tick = time.perf_counter()

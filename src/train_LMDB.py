@@ -108,7 +108,7 @@ def open_folder(dataset, names, transform):
 
 
 # new #
-# the index comes last, so a file without it is not whole
+# the index is written last, so a file without it is incomplete
 def build_lmdb(path, keys, index):
     """Copy the files of `keys`, {name: key}, into a new LMDB file `path`. Raises OSError."""
     with open(f"{path}.part", "ab") as part:
@@ -116,9 +116,9 @@ def build_lmdb(path, keys, index):
         if os.path.exists(path):
             return
         try:
-            part.truncate(0)  # what a killed process left
-            most = 2 * sum(map(os.path.getsize, keys)) + 2 * len(index) + 2 ** 15 * len(keys)
-            with lmdb.open(part.name, most, subdir=False, lock=False, sync=False) as store:
+            part.truncate(0)  # remove what a killed process left
+            map_size = 2 * sum(map(os.path.getsize, keys)) + 2 * len(index) + 2 ** 15 * len(keys)
+            with lmdb.open(part.name, map_size, subdir=False, lock=False, sync=False) as store:
                 for name, key in tqdm(keys.items(), f"building {path}", disable=None):
                     with store.begin(write=True) as transaction:
                         transaction.put(key, Path(name).read_bytes())
@@ -131,7 +131,7 @@ def build_lmdb(path, keys, index):
             raise OSError(f"cannot build {path}: {error}; --lmdb can name another disk") from None
 
 # new #
-# a process opens the file when it first reads; a forked worker has to open it again
+# each process opens the file when it first reads; a forked worker has to open it again
 @functools.cache
 def open_lmdb(path):
     """Return a transaction that reads the LMDB file `path`. Raises OSError."""
@@ -145,17 +145,16 @@ def open_lmdb(path):
 os.register_at_fork(after_in_child=open_lmdb.cache_clear)
 
 # new #
-# an ImageFolder calls it in place of load_image
+# ImageFolder calls this function in place of load_image
 def load_record(path, keys, name):
     """Return the image `name` from the LMDB file `path`. Raises OSError with both."""
-    image = io.BytesIO(open_lmdb(path).get(keys[name]))
     try:
-        return load_image(image)
-    except OSError as error:  # put the file's name in place of the bytes'
-        raise OSError(str(error).replace(repr(image), f"{name} in {path}")) from None
+        return load_image(io.BytesIO(open_lmdb(path).get(keys[name])))
+    except OSError as error:
+        raise OSError(f"{name} in {path}: {error}") from None
 
 # new #
-# names, sizes and times tell whether the file was made from these images
+# names, sizes and times show whether the file was made from these images
 def read_from_lmdb(folder, path):
     """Have an ImageFolder read from the LMDB file `path`, or build it. Raises OSError."""
     keys = {name: b"%d" % i for i, (name, _) in enumerate(folder.samples)}
@@ -192,7 +191,7 @@ def main():
     script = Path(__file__).stem
     args = build_parser().parse_args()
 
-    # the number of this process, how many there are, and the device of this one
+    # the number of this process, the number of processes, and the device of this process
     rank = 0
     world_size = 1
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -207,7 +206,7 @@ def main():
     saved = args.result_dir / f"{script}.pt"
     try:
         args.result_dir.mkdir(parents=True, exist_ok=True)
-        open(f"{saved}.part", "ab").close()
+        open(f"{saved}.part", "ab").close()  # an error now, not after the first epoch
     except OSError as error:
         fail(f"--result_dir: {error}")
 
@@ -290,7 +289,7 @@ def main():
         print(f"{script}: replaces {saved}; --resume auto would continue it", flush=True)
     content = Path(resume).read_bytes() if resume and rank == 0 else None
 
-    # go on with the states of the checkpoint and the options of this run
+    # continue with the states of the checkpoint and the options of this run
     epochs = []
     if content is not None:
         try:
@@ -314,12 +313,12 @@ def main():
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
         1, (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
 
-    # the clock waits for the device before the first step and after the last; no step has to
+    # the host waits for the GPU only before and after the steps of an epoch, to time them
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None
     warmup_seconds = 0.0
     resumed = len(epochs)
     for epoch in range(resumed, args.epochs):
-        # one seed for each epoch and process: crops and dropout differ, and a resume repeats them
+        # each epoch and process has its own seed; a resumed run draws the same crops and dropout
         torch.manual_seed((args.seed + epoch) * world_size + rank)
         loading["generator"].manual_seed(torch.initial_seed())
 
@@ -344,7 +343,7 @@ def main():
             loss.backward()
             optimizer.step()
 
-            # the loss stays on the device: to read it now would make each step wait
+            # the loss stays on the device: reading it here would make each step wait
             losses[step] = loss.detach()
             scheduler.step()
             tick = time.perf_counter()

@@ -68,7 +68,7 @@ def build_parser():
     add("--epochs", type=count, default=5, help="passes over the training images")
     add("--steps", type=count, help="end each epoch after this many steps; None: all")
     # new #
-    # float16 needs its loss scaled; bfloat16 has the range of float32 and is what CPUs have
+    # float16 needs a scaled loss; bfloat16, the only choice on a CPU, has the range of float32
     add("--amp_dtype", choices=["float16", "bfloat16"], default="float16", help="CPU: bfloat16")
 
     add("--seed", type=int, default=0, help="sets weights, image order and augmentation")
@@ -121,7 +121,7 @@ def main():
     script = Path(__file__).stem
     args = build_parser().parse_args()
 
-    # the number of this process, how many there are, and the device of this one
+    # the number of this process, the number of processes, and the device of this process
     rank = 0
     world_size = 1
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -136,7 +136,7 @@ def main():
     saved = args.result_dir / f"{script}.pt"
     try:
         args.result_dir.mkdir(parents=True, exist_ok=True)
-        open(f"{saved}.part", "ab").close()
+        open(f"{saved}.part", "ab").close()  # an error now, not after the first epoch
     except OSError as error:
         fail(f"--result_dir: {error}")
 
@@ -205,7 +205,7 @@ def main():
     parts = {"model": model, "optimizer": optimizer}
 
     # new #
-    # the scaler multiplies the loss, since small gradients become zero in float16
+    # the scaler multiplies the loss, because small gradients become zero in float16
     amp_dtype = getattr(torch, args.amp_dtype) if on_gpu else torch.bfloat16
     parts["scaler"] = scaler = torch.amp.GradScaler(enabled=amp_dtype == torch.float16)
 
@@ -218,7 +218,7 @@ def main():
         print(f"{script}: replaces {saved}; --resume auto would continue it", flush=True)
     content = Path(resume).read_bytes() if resume and rank == 0 else None
 
-    # go on with the states of the checkpoint and the options of this run
+    # continue with the states of the checkpoint and the options of this run
     epochs = []
     if content is not None:
         try:
@@ -242,12 +242,12 @@ def main():
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
         1, (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
 
-    # the clock waits for the device before the first step and after the last; no step has to
+    # the host waits for the GPU only before and after the steps of an epoch, to time them
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None
     warmup_seconds = 0.0
     resumed = len(epochs)
     for epoch in range(resumed, args.epochs):
-        # one seed for each epoch and process: crops and dropout differ, and a resume repeats them
+        # each epoch and process has its own seed; a resumed run draws the same crops and dropout
         torch.manual_seed((args.seed + epoch) * world_size + rank)
         loading["generator"].manual_seed(torch.initial_seed())
 
@@ -266,19 +266,19 @@ def main():
             images = images.to(device, non_blocking=True)
 
             # new #
-            # convolutions and matrix products in half precision, the loss in float32
+            # convolutions and matrix products run in half precision, the loss in float32
             with torch.autocast(device.type, amp_dtype):
                 output = net(images)
                 loss = loss_function(output, labels)
 
             optimizer.zero_grad()
             # new #
-            # the step uses unscaled gradients; the scaler skips it when they overflow
+            # the scaler divides the gradients again, and skips the step if they overflowed
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
 
-            # the loss stays on the device: to read it now would make each step wait
+            # the loss stays on the device: reading it here would make each step wait
             losses[step] = loss.detach()
             scheduler.step()
             tick = time.perf_counter()

@@ -62,7 +62,7 @@ def build_parser():
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     add("--workers", type=int, default=min(16, cores), help="loading processes in all")
     # new #
-    # auto: in GPU memory if the images take at most half of what is free
+    # auto is gpu if the images take at most half of the free GPU memory, else ram
     add("--cache_device", choices=["auto", "gpu", "ram"], default="auto", help="where images stay")
 
     add("--width", type=count, default=16, help="channels of conv11's first layer")
@@ -98,21 +98,21 @@ def open_folder(dataset, names, transform):
 
 
 # new #
-# RandomResizedCrop or RandomCrop, then RandomHorizontalFlip, for a whole batch at once
+# crops and flips a whole batch as RandomResizedCrop or RandomCrop and RandomHorizontalFlip do
 def random_crops(images, size, augment):
     """Return a random crop of each image: uint8 (N, 3, side, side) to (N, 3, size, size)."""
     count, pad = len(images), size // 8
     if augment == "crop":  # the whole image, moved by up to an eighth over black
         edges, centers = torch.ones(count, 2), torch.randint(-pad, pad + 1, (count, 2)) * 2 / size
     else:
-        area = torch.empty(count, 10).uniform_(0.08, 1)  # ten areas; the first that fits counts
+        area = torch.empty(count, 10).uniform_(0.08, 1)  # ten tries; the first that fits is taken
         ratio = (4 / 3) ** torch.empty(count, 10).uniform_(-1, 1)
         edges = torch.stack([area * ratio, area / ratio], 2).sqrt()  # width and height
         edges = edges[torch.arange(count), (edges <= 1).all(2).int().argmax(1)].clamp(max=1)
         centers = (1 - edges) * torch.empty(count, 2).uniform_(-1, 1)  # coordinates from -1 to 1
     edges[:, 0] *= torch.randint(2, (count,)) * 2 - 1  # a negative width flips
     crops = torch.stack([edges, centers])
-    crops = crops.pin_memory() if images.is_cuda else crops  # so that the host does not wait
+    crops = crops.pin_memory() if images.is_cuda else crops  # the host does not wait for the copy
     edges, centers = crops.to(images.device, non_blocking=True)[..., None]
     pixels = (2 * torch.arange(size, device=images.device) + 1) / size - 1  # from -1 to 1
     across, down = (edges * pixels + centers).unbind(1)
@@ -121,7 +121,7 @@ def random_crops(images, size, augment):
         "zeros" if augment == "crop" else "border")).round().byte()
 
 # new #
-# batches come from one tensor, so no DataLoader has to collect them
+# all images are in one tensor, so a batch needs no loading processes
 class CachedLoader:
     """Yield uint8 images (N, 3, size, size) and labels (N,) from memory.
     With several processes each decodes its share of `dataset` and gets the others' shares. `place`
@@ -180,7 +180,7 @@ def main():
     script = Path(__file__).stem
     args = build_parser().parse_args()
 
-    # the number of this process, how many there are, and the device of this one
+    # the number of this process, the number of processes, and the device of this process
     rank = 0
     world_size = 1
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -195,7 +195,7 @@ def main():
     saved = args.result_dir / f"{script}.pt"
     try:
         args.result_dir.mkdir(parents=True, exist_ok=True)
-        open(f"{saved}.part", "ab").close()
+        open(f"{saved}.part", "ab").close()  # an error now, not after the first epoch
     except OSError as error:
         fail(f"--result_dir: {error}")
 
@@ -228,9 +228,9 @@ def main():
     place, free = device, torch.cuda.mem_get_info()[0] if on_gpu else 0
     is_large = needed > free / 2 and args.cache_device == "auto"
     if args.cache_device == "ram" or is_large or not on_gpu:
-        place, memory = torch.device("cpu"), Path("/proc/meminfo")
-        free = 1024 * int(memory.read_text().split()[7]) if memory.exists() else 2 ** 50
-        free //= int(os.getenv("LOCAL_WORLD_SIZE", 1))  # each process holds the whole set
+        place = torch.device("cpu")
+        free = 1024 * int(Path("/proc/meminfo").read_text().split()[7])  # MemAvailable, in kB
+        free //= int(os.getenv("LOCAL_WORLD_SIZE", 1))  # each process holds all images
     size = f"the decoded images take {needed / 1e6:,.1f} MB of {place} memory"
     if needed > free:
         fail(f"{size}, but {free / 1e6:,.1f} MB are free: take a smaller --image_size")
@@ -247,13 +247,13 @@ def main():
                    pin_memory=on_gpu, generator=torch.Generator())
 
     # new #
-    # decodes all images now; a batch is then a look-up in memory
+    # this decodes all images; later a batch is a look-up in memory
     where = dict(place=place, device=device, rank=rank, world_size=world_size)
     train_loader = CachedLoader(train_set, sampler, side, cut, drop_last=True, **where, **loading)
 
     # every validation image, in order
     # new #
-    # validation looks its images up as well
+    # validation images are in memory, too
     val_loader = CachedLoader(val_set, val_sampler, val_size, None, **where, **loading)
 
     # ----------------------------------------------------------------------------------- model
@@ -295,7 +295,7 @@ def main():
         print(f"{script}: replaces {saved}; --resume auto would continue it", flush=True)
     content = Path(resume).read_bytes() if resume and rank == 0 else None
 
-    # go on with the states of the checkpoint and the options of this run
+    # continue with the states of the checkpoint and the options of this run
     epochs = []
     if content is not None:
         try:
@@ -319,12 +319,12 @@ def main():
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
         1, (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
 
-    # the clock waits for the device before the first step and after the last; no step has to
+    # the host waits for the GPU only before and after the steps of an epoch, to time them
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None
     warmup_seconds = 0.0
     resumed = len(epochs)
     for epoch in range(resumed, args.epochs):
-        # one seed for each epoch and process: crops and dropout differ, and a resume repeats them
+        # each epoch and process has its own seed; a resumed run draws the same crops and dropout
         torch.manual_seed((args.seed + epoch) * world_size + rank)
         loading["generator"].manual_seed(torch.initial_seed())
 
@@ -349,7 +349,7 @@ def main():
             loss.backward()
             optimizer.step()
 
-            # the loss stays on the device: to read it now would make each step wait
+            # the loss stays on the device: reading it here would make each step wait
             losses[step] = loss.detach()
             scheduler.step()
             tick = time.perf_counter()

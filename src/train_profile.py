@@ -74,7 +74,7 @@ def build_parser():
 
 
 # new #
-# the slowest kernels, and whether data, GPU or host limits the steps
+# shows the slowest kernels, and whether data, computing or the host limits the steps
 def report(profiler, waited, on_gpu):
     """Print which kernels (operators on a CPU) take most time, and what holds back the steps."""
     gpu = torch.autograd.DeviceType.CUDA
@@ -87,8 +87,8 @@ def report(profiler, waited, on_gpu):
              if each.device_type == gpu and not each.is_user_annotation]
     busy = 1 - waited if not times else sum(each.elapsed_us() for each in times) / (
         max(each.end for each in times) - min(each.start for each in times))
-    what = ("loading data" if waited > 0.2 and (busy < 0.8 or not on_gpu) else "computing"
-            if busy > 0.8 or not on_gpu else "the host, which runs Python and starts kernels")
+    what = ("computing" if busy >= 0.8 else "loading data" if waited > 0.2 else
+            "the host, which runs Python and starts kernels")
     print(f"steps wait for data {waited:.0%} of the time, the {'GPU' if on_gpu else 'CPU'} works "
           f"{busy:.0%} of it: what holds them back is {what}", flush=True)
 
@@ -136,7 +136,7 @@ def main():
     script = Path(__file__).stem
     args = build_parser().parse_args()
 
-    # the number of this process, how many there are, and the device of this one
+    # the number of this process, the number of processes, and the device of this process
     rank = 0
     world_size = 1
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -151,7 +151,7 @@ def main():
     saved = args.result_dir / f"{script}.pt"
     try:
         args.result_dir.mkdir(parents=True, exist_ok=True)
-        open(f"{saved}.part", "ab").close()
+        open(f"{saved}.part", "ab").close()  # an error now, not after the first epoch
     except OSError as error:
         fail(f"--result_dir: {error}")
 
@@ -228,7 +228,7 @@ def main():
         print(f"{script}: replaces {saved}; --resume auto would continue it", flush=True)
     content = Path(resume).read_bytes() if resume and rank == 0 else None
 
-    # go on with the states of the checkpoint and the options of this run
+    # continue with the states of the checkpoint and the options of this run
     epochs = []
     if content is not None:
         try:
@@ -253,7 +253,7 @@ def main():
         1, (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
 
     # new #
-    # profiles the end of the first epoch, which the record's speed leaves out if there are more
+    # profiles the last steps of the first epoch; with more epochs the record's speed leaves it out
     marks, watched = [(time.perf_counter(), 0.0)], min(20, max(1, steps - 2))
     def finish(profiler):
         (begin, before), (end, after) = marks[-1 - watched], marks[-1]
@@ -263,12 +263,12 @@ def main():
         wait=max(0, steps - watched - 1), warmup=min(1, steps - watched), active=watched, repeat=1))
     profiler.start()
 
-    # the clock waits for the device before the first step and after the last; no step has to
+    # the host waits for the GPU only before and after the steps of an epoch, to time them
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None
     warmup_seconds = 0.0
     resumed = len(epochs)
     for epoch in range(resumed, args.epochs):
-        # one seed for each epoch and process: crops and dropout differ, and a resume repeats them
+        # each epoch and process has its own seed; a resumed run draws the same crops and dropout
         torch.manual_seed((args.seed + epoch) * world_size + rank)
         loading["generator"].manual_seed(torch.initial_seed())
 
@@ -294,11 +294,11 @@ def main():
             optimizer.step()
 
             # new #
-            # the profiler counts steps
+            # the time and the data wait after each step; the profiler counts the steps
             marks.append((time.perf_counter(), data_wait))
             profiler.step()
 
-            # the loss stays on the device: to read it now would make each step wait
+            # the loss stays on the device: reading it here would make each step wait
             losses[step] = loss.detach()
             scheduler.step()
             tick = time.perf_counter()

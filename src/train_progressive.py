@@ -58,7 +58,7 @@ def build_parser():
     add("--image_size", type=count, default=32, help="height and width in training, pixels")
     add("--val_size", type=count, help="height and width in validation; None: IMAGE_SIZE")
     # new #
-    # smaller images cost less; this is the first size
+    # smaller images take less time; training starts on the smallest
     add("--small", type=float, default=0.5, help="part of IMAGE_SIZE in the first epochs")
 
     add("--augment", choices=["none", "resized", "crop"], default="none",
@@ -121,7 +121,7 @@ def main():
     script = Path(__file__).stem
     args = build_parser().parse_args()
 
-    # the number of this process, how many there are, and the device of this one
+    # the number of this process, the number of processes, and the device of this process
     rank = 0
     world_size = 1
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -136,15 +136,16 @@ def main():
     saved = args.result_dir / f"{script}.pt"
     try:
         args.result_dir.mkdir(parents=True, exist_ok=True)
-        open(f"{saved}.part", "ab").close()
+        open(f"{saved}.part", "ab").close()  # an error now, not after the first epoch
     except OSError as error:
         fail(f"--result_dir: {error}")
 
     # new #
-    # sizes of the images: small for half of the epochs, medium for three tenths, then full
+    # half of the epochs have small images, three tenths medium ones, the last ones full size
     if not 0 < args.small <= 1:
         fail(f"--small {args.small} has to be above 0 and at most 1")
-    unit = 1 if args.small == 1 else 32 if args.image_size >= 128 else 8  # models halve sizes
+    # models halve the size several times, so smaller sizes are multiples of 32 or 8
+    unit = 1 if args.small == 1 else 32 if args.image_size >= 128 else 8
     train_sizes = [min(args.image_size, unit * max(1, round(part * args.image_size / unit)))
                    for part in (args.small, (1 + args.small) / 2)] + [args.image_size]
 
@@ -221,7 +222,7 @@ def main():
         print(f"{script}: replaces {saved}; --resume auto would continue it", flush=True)
     content = Path(resume).read_bytes() if resume and rank == 0 else None
 
-    # go on with the states of the checkpoint and the options of this run
+    # continue with the states of the checkpoint and the options of this run
     epochs = []
     if content is not None:
         try:
@@ -245,12 +246,12 @@ def main():
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
         1, (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
 
-    # the clock waits for the device before the first step and after the last; no step has to
+    # the host waits for the GPU only before and after the steps of an epoch, to time them
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None
     warmup_seconds = 0.0
     resumed = len(epochs)
     for epoch in range(resumed, args.epochs):
-        # one seed for each epoch and process: crops and dropout differ, and a resume repeats them
+        # each epoch and process has its own seed; a resumed run draws the same crops and dropout
         torch.manual_seed((args.seed + epoch) * world_size + rank)
         loading["generator"].manual_seed(torch.initial_seed())
 
@@ -266,8 +267,8 @@ def main():
                                            steps, leave=False, disable=None if rank == 0 else True):
             data_wait += time.perf_counter() - tick
             # new #
-            # the first steps try all sizes: compiling and lack of memory show at once
-            stage = sum(epoch + 1 > share * args.epochs for share in (0.5, 0.8))
+            # each size has one of the first three steps, to compile or run out of memory at once
+            stage = (epoch + 1 > 0.5 * args.epochs) + (epoch + 1 > 0.8 * args.epochs)
             train_size = train_sizes[step if epoch == 0 and step < 3 else stage]
             if train_size < args.image_size:
                 images = transforms.Resize(train_size)(images.to(device, non_blocking=True))
@@ -282,7 +283,7 @@ def main():
             loss.backward()
             optimizer.step()
 
-            # the loss stays on the device: to read it now would make each step wait
+            # the loss stays on the device: reading it here would make each step wait
             losses[step] = loss.detach()
             scheduler.step()
             tick = time.perf_counter()

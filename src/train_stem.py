@@ -112,15 +112,16 @@ def conv11(width, classes):
 
 
 # new #
-# tensor cores want 8 channels or more; 2x2 blocks of an image have 12, padded to 16
+# tensor cores work best on 8 channels or more; 2x2 blocks of RGB have 12, padded to 16
 class BlockConv2d(nn.Conv2d):
     """A convolution of stride 2, computed with stride 1 over 2x2 blocks: the same result."""
     def forward(self, images):
-        (down, right), (height, width) = self.padding, images.shape[2:]
-        more = 4 - self.in_channels  # channels of zeros, up to four
+        (pad_y, pad_x), (height, width) = self.padding, images.shape[2:]
+        more = 4 - self.in_channels  # channels of zeros: 4 channels are 16 in a block
         images = nn.functional.pad(
-            images, (right, right + width % 2, down, down + height % 2, 0, more))
+            images, (pad_x, pad_x + width % 2, pad_y, pad_y + height % 2, 0, more))
         weight = nn.functional.pad(self.weight, (0, 1, 0, 1, 0, more))
+        # pixel_unshuffle returns another layout; set channels_last again if it was there
         is_last = 1 in (images.stride(1), weight.stride(1))
         layout = torch.channels_last if is_last else torch.contiguous_format
         images, weight = (nn.functional.pixel_unshuffle(each, 2).contiguous(memory_format=layout)
@@ -133,7 +134,7 @@ def main():
     script = Path(__file__).stem
     args = build_parser().parse_args()
 
-    # the number of this process, how many there are, and the device of this one
+    # the number of this process, the number of processes, and the device of this process
     rank = 0
     world_size = 1
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -148,7 +149,7 @@ def main():
     saved = args.result_dir / f"{script}.pt"
     try:
         args.result_dir.mkdir(parents=True, exist_ok=True)
-        open(f"{saved}.part", "ab").close()
+        open(f"{saved}.part", "ab").close()  # an error now, not after the first epoch
     except OSError as error:
         fail(f"--result_dir: {error}")
 
@@ -204,7 +205,7 @@ def main():
         fail(f"--model {args.model}, image sizes {args.image_size} and {val_size}: {error}")
 
     # new #
-    # a layer keeps its weights and its name, so checkpoints fit every script
+    # only the class of a layer changes, not its weights or name, so checkpoints fit every script
     found = [layer for layer in model.modules() if type(layer) is nn.Conv2d
              and layer.in_channels < 5 and layer.stride == (2, 2) and layer.dilation == (1, 1)
              and layer.groups == 1 and layer.padding_mode == "zeros" and layer.padding != "valid"
@@ -236,7 +237,7 @@ def main():
         print(f"{script}: replaces {saved}; --resume auto would continue it", flush=True)
     content = Path(resume).read_bytes() if resume and rank == 0 else None
 
-    # go on with the states of the checkpoint and the options of this run
+    # continue with the states of the checkpoint and the options of this run
     epochs = []
     if content is not None:
         try:
@@ -260,12 +261,12 @@ def main():
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
         1, (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
 
-    # the clock waits for the device before the first step and after the last; no step has to
+    # the host waits for the GPU only before and after the steps of an epoch, to time them
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None
     warmup_seconds = 0.0
     resumed = len(epochs)
     for epoch in range(resumed, args.epochs):
-        # one seed for each epoch and process: crops and dropout differ, and a resume repeats them
+        # each epoch and process has its own seed; a resumed run draws the same crops and dropout
         torch.manual_seed((args.seed + epoch) * world_size + rank)
         loading["generator"].manual_seed(torch.initial_seed())
 
@@ -290,7 +291,7 @@ def main():
             loss.backward()
             optimizer.step()
 
-            # the loss stays on the device: to read it now would make each step wait
+            # the loss stays on the device: reading it here would make each step wait
             losses[step] = loss.detach()
             scheduler.step()
             tick = time.perf_counter()
