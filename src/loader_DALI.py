@@ -293,9 +293,7 @@ class DALILoader:
         return -(-len(self.dataset) // self.args.batch_size)
     def __iter__(self):
         self.order[:] = self.sampler  # in place: each ExternalInputIterator holds this list
-        # DALI reads ahead, so without new pipelines a part of the next epoch would not be cold
-        if not self.iterator or self.args.cold:
-            self.iterator = self.build()
+        self.iterator = self.iterator or self.build()
         return self.read(iter(self.iterator))
     def read(self, steps):
         try:
@@ -362,6 +360,11 @@ def main():
     for epoch in range(args.epochs):
         torch.manual_seed(args.seed + epoch)
         order.manual_seed(args.seed + epoch)
+        # new #
+        # DALI reads ahead into the next epoch, which would not be cold
+        if args.cold:
+            loader.iterator = None
+
         if args.cold:
             drop_from_cache(dataset.files())
         batches = iter(loader)  # starts the workers; their start is not timed

@@ -90,6 +90,13 @@ def test_the_tables_of_running_sh():
     assert "1x NVIDIA X1, driver 580, CUDA 13.0, cuDNN 91000; 16 cores of A CPU; torch 2" in text
 
 
+def test_a_set_is_named_with_the_options_that_it_ran_with():
+    row = good(200, techniques=["amp"], options=OPTIONS | {"amp_dtype": "bfloat16"},
+               command="./running.sh 3 -- --lr 0.2 --amp_dtype=bfloat16")
+    assert report.command(row, good(100)) == (
+        "`./compose.sh amp > my_train.py`\n  with `--amp_dtype bfloat16`")
+
+
 def test_ratios_are_not_usable_where_the_baseline_moved():
     rows = staircase_rows()
     assert report.not_usable(rows) == ""

@@ -197,6 +197,18 @@ def test_time_that_is_left_goes_into_more_runs(monkeypatch):
     assert [rows[name]["n"] for name in ("+good", "+little", "+bad")] == [4, 4, 1]
 
 
+def test_in_the_end_each_row_is_judged_by_all_runs(monkeypatch):
+    """The machine gets 2 % slower with each run."""
+    session, ran = session_of(lambda names, number: 0.98 ** number * product_of(GAINS)(names, 0),
+                              monkeypatch)
+    _, rows = climb(session, "good", "bad")
+    assert math.isclose(rows["+bad"]["ratio"], 0.6 * 0.98)
+    session.confirm()
+    session.close()
+    assert ran == ["", "", "good", "bad good", "", "good", ""]
+    assert math.isclose(rows["+bad"]["ratio"], 0.6, rel_tol=0.001)
+
+
 @pytest.mark.parametrize("status", ["fail", "skip"])
 def test_a_later_run_that_does_not_end_well_is_told(status, monkeypatch, tmp_path):
     session, _ = session_of(product_of(GAINS), monkeypatch)

@@ -188,8 +188,8 @@ def not_usable(rows):
         if max(one, other) > MOVED * min(one, other):
             return (f"**Ratios to the baseline are not usable:** it trained {one:,.0f} images/s "
                     f"and then {other:,.0f}, more than {MOVED - 1:.0%} apart. Something else used "
-                    "the machine, or loading varied. The ± of the other ratios "
-                    "tells how far they can be used. Or run it again.")
+                    "the machine, or loading varied. Run it again."
+                    + " The other ratios are as good as their ±." * any(map(gain, rows)))
     return ""
 
 
@@ -234,17 +234,22 @@ def staircase(rows):
         others = {"the fastest per step": best, "the baseline": rows[0]}
         seconds = [f"; {name} takes {whole(row):.1f} s" for name, row in others.items()
                    if row is not quick and row["status"] == "ok"]
-        lines += ["", f"- Fastest per step, with what was kept: {command(best)}",
+        lines += ["", f"- Fastest per step, with what was kept: {command(best, rows[0])}",
                   f"- Fastest over the whole of {len(quick['epochs'])} epochs, with warm-up:",
-                  f"  {command(quick)},",
+                  f"  {command(quick, rows[0])},",
                   "".join([f"  {whole(quick):.1f} s without validation", *seconds])]
     return lines
 
 
-def command(row):
-    """Return the command that makes the script of a row, as code."""
-    names = " ".join(row["techniques"])
-    return f"`./compose.sh {names} > my_train.py`" if names else "`src/train.py`, the baseline"
+def command(row, base):
+    """Return the command that makes the script of a row, and options that the baseline lacks."""
+    if not row["techniques"]:
+        return "`src/train.py`, the baseline"
+    given = " ".join(f"--{name} {value}" for name, value in row["options"].items()
+                     if name not in base.get("options", row["options"])
+                     and f"--{name}" in re.split(r"[\s=]", row["command"]))
+    return f"`./compose.sh {' '.join(row['techniques'])} > my_train.py`" + (
+        f"\n  with `{given}`" if given else "")
 
 
 def grid(rows):
@@ -282,7 +287,8 @@ def markdown(rows):
         length = f"{len(good['epochs'])} epochs" + (f" of {steps} steps" if steps else "")
         parts += [f"{workload(good)}, {length}. Seconds and images/s are of {which_epochs(good)}; "
                   "the warm-up is start and first epoch. Ratios compare a run's median with the "
-                  "other set's at that time; ± is the 95 % uncertainty.",
+                  "other set's at that time" + "; ± is the 95 % uncertainty" * any(map(gain, rows))
+                  + ".",
                   setting(good)]
         reasons = [f"{name}, because {why}" for name, why in good["left_out"].items()]
         parts += [f"Left out: {'; '.join(reasons)}."] * bool(reasons)
@@ -490,17 +496,18 @@ def table_part(words, up):
 
 def pays_part(words, up):
     """Return what each technique gained in the staircases of these folders."""
-    head, columns = ["technique"], []
+    head, columns, together = ["technique"], [], ["all that were kept"]
     for name in words:
         _, rows = results()[name]
+        together.append(f"**{ratio(fastest(rows), rows[0])}**")
         head.append(f"[{workload(rows[0])}, {place(rows[0])}]({up}results/{name}/README.md)")
         columns.append({row["column"].removeprefix("+"): (
             f"**{gain}**" if verdict(row) == "kept" and float(gain[:-1]) >= PAYS else gain)
             for row, gain in gains(rows)})  # of one tried again, the last counts
     names = dict.fromkeys(name for column in columns for name in column)  # as they were tried
-    return table(f"| {' | '.join(head)} |", (
-        [f"[{name}]({up}src/train_{name}.py)", *(column.get(name, "") for column in columns)]
-        for name in names))
+    return table(f"| {' | '.join(head)} |", [
+        *([f"[{name}]({up}src/train_{name}.py)", *(column.get(name, "") for column in columns)]
+          for name in names), together])
 
 
 PARTS = {"variants": variants_part, "diff": diff_part, "chart": chart_part, "table": table_part,
