@@ -613,7 +613,7 @@ const DATA = {
 "title": "one file instead of many",
 "guide": "techniques.md#train_lmdbpy-one-file-instead-of-many",
 "launcher": "python ",
-"added": 73,
+"added": 74,
 "hunks": [
 [
 3,
@@ -693,10 +693,11 @@ const DATA = {
 "# ImageFolder calls this function in place of load_image",
 "def load_record(path, keys, name):",
 "    \"\"\"Return the image `name` from the LMDB file `path`. Raises OSError with both.\"\"\"",
+"    image = io.BytesIO(open_lmdb(path).get(keys[name]))",
 "    try:",
-"        return load_image(io.BytesIO(open_lmdb(path).get(keys[name])))",
-"    except OSError as error:",
-"        raise OSError(f\"{name} in {path}: {error}\") from None",
+"        return load_image(image)",
+"    except OSError as error:  # name the file in place of the bytes",
+"        raise OSError(str(error).replace(repr(image), f\"{name} in {path}\")) from None",
 "",
 "# new #",
 "# names, sizes and times show whether the file was made from these images",

@@ -148,10 +148,11 @@ os.register_at_fork(after_in_child=open_lmdb.cache_clear)
 # ImageFolder calls this function in place of load_image
 def load_record(path, keys, name):
     """Return the image `name` from the LMDB file `path`. Raises OSError with both."""
+    image = io.BytesIO(open_lmdb(path).get(keys[name]))
     try:
-        return load_image(io.BytesIO(open_lmdb(path).get(keys[name])))
-    except OSError as error:
-        raise OSError(f"{name} in {path}: {error}") from None
+        return load_image(image)
+    except OSError as error:  # name the file in place of the bytes
+        raise OSError(str(error).replace(repr(image), f"{name} in {path}")) from None
 
 # new #
 # names, sizes and times show whether the file was made from these images
