@@ -34,7 +34,7 @@ for table in "${@:2}"; do
         --kept "$best" --goal 0.89 "${limit[@]}" "${to[@]}" -- "${conv11[@]}" --augment crop --epochs 60 --lr 0.4) ;;
     progressive)
       command=("$python" benchmarks/accuracy.py "$cifar10" --set "cache amp channels_last fused"
-        --set "cache amp channels_last fused progressive --epochs 15" --only "cache*" --goal 0.73 "${limit[@]}" "${to[@]}"
+        --set "cache amp channels_last fused progressive --epochs 15" --only "cache*" --goal 0.8 "${limit[@]}" "${to[@]}"
         -- --model resnet50 --image_size 128 --augment crop --epochs 12 --batch_size 1024 --lr 0.4) ;;
     peers)
       command=("$python" benchmarks/peers.py train "$mnist" --best "$best" "${limit[@]}" "${to[@]}"

@@ -2152,7 +2152,7 @@ const DATA = {
 "problem": "Ratios to the baseline are not usable: it trained 1,045 images/s and then 1,193, more than 10% apart. Something else used the machine, or loading varied. Run it again.",
 "limits": [],
 "title": "resnet50, 224 px, imagenet_copies, batch 512; 2x NVIDIA H200",
-"setting": "2x NVIDIA H200, driver 580.159.04, CUDA 13.0, cuDNN 92400; 32 cores of Intel(R) Xeon(R) Processor; lmdb 3.0.0, nvidia-dali-cuda120 2.4.0, torch 2.14.1, torchvision 0.29.2, Python 3.12.3; 2026-11-23; `./running.sh 3 data/imagenet_copies --part staircase --without LMDB --without cache --without stem --without cudnn --minutes 6.5 --result_dir results/h200-2gpu-resnet50 -- --model resnet50 --image_size 224 --augment resized --batch_size 512 --workers 32 --steps 24 --compile_mode reduce-overhead`",
+"setting": "2x NVIDIA H200, driver 580.159.04, CUDA 13.0, cuDNN 92400; 32 cores of Intel(R) Xeon(R) Processor; lmdb 3.0.0, nvidia-dali-cuda120 2.4.0, torch 2.14.1, torchvision 0.29.2, Python 3.12.3; 2026-11-23; `./running.sh 3 data/imagenet_copies --part staircase --without LMDB --without cache --without stem --without cudnn --minutes 6.5 --result_dir results/h200-2gpu-resnet50 -- --model resnet50 --image_size 224 --augment --batch_size 512 --workers 32 --steps 24 --compile_mode reduce-overhead`",
 "rows": [
 {
 "techniques": [],
