@@ -34,7 +34,7 @@ import runs
 PACKAGES = "lightning", "pytorch-lightning", "accelerate", "spdl"
 EXAMPLE = "imagenet/main.py"  # of pytorch/examples
 SWITCHES = "Lightning + 16-mixed benchmark compile"
-REFERENCES = {"train": SWITCHES, "load": "loader.py"}  # ratios are relative to these rows
+REFERENCES = {"train": SWITCHES, "load": "loader.py"}  # ratios are to these, or the first row
 
 # what a reader has to know of the rows with these names
 NOTES = {
@@ -209,16 +209,23 @@ def cells(of_it, reference):
             str(len(of_it))]
 
 
+def reference_of(rows):
+    """Return (the name of the row that ratios are to, what a table calls it)."""
+    name = REFERENCES[rows[0]["work"]]
+    is_there = any(row["name"] == name for row in rows)
+    return (name, name) if is_there else (rows[0]["name"], "the first row")
+
+
 def work_parts(rows):
     """Return the paragraphs of the runs of one work with the same options."""
     first, names = rows[0], {}
     for row in rows:
         names.setdefault(row["name"], []).append(row)
-    reference = REFERENCES[first["work"]]
-    speeds = [row["images_per_second"] for row in names.get(reference, []) if row["status"] == "ok"]
+    reference, called = reference_of(rows)
+    speeds = [row["images_per_second"] for row in names[reference] if row["status"] == "ok"]
     heads = {"train": ["training", "precision", "images/s: median (least to most)",
-                       f"to {reference}", "top-1", "whole run", "runs"],
-             "load": ["loading", "images/s: median (least to most)", f"to {reference}",
+                       f"to {called}", "top-1", "whole run", "runs"],
+             "load": ["loading", "images/s: median (least to most)", f"to {called}",
                       "whole run", "runs"]}[first["work"]]
     epochs, steps = first["options"]["epochs"], first["options"].get("steps")
     length = f"{epochs} epochs" + (f" of {steps} steps" if steps else "")
@@ -250,16 +257,16 @@ def markdown(rows):
 
 def best(rows):
     """Return this project's fastest row of one work, and its ratio to the reference, in words."""
-    reference, speeds = REFERENCES[rows[0]["work"]], {}
+    (reference, called), speeds = reference_of(rows), {}
     for row in rows:
         if row["status"] == "ok":
             speeds.setdefault(row["name"], []).append(row["images_per_second"])
     medians = {name: statistics.median(each) for name, each in speeds.items()}
     ours = [name for name in medians if name.startswith(("train.py", "loader"))]
     if not ours or reference not in medians:
-        return f"no ratio to {reference}"
+        return f"no ratio to {called}"
     name = max(ours, key=medians.get)
-    return f"{name}: {medians[name] / medians[reference]:.2f}x {reference}"
+    return f"{name}: {medians[name] / medians[reference]:.2f}x {called}"
 
 
 def shows(rows):

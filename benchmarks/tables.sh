@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes tables of results/ again, on this machine:
-#   benchmarks/tables.sh MACHINE mnist|resnet50|cifar10|progressive|peers|peers_resnet50|loading ...
+#   benchmarks/tables.sh MACHINE TABLE ...
+# TABLE is mnist|resnet50|cifar10|progressive|decoding|peers|peers_resnet50|loading|loading-peers.
 # It reads $MNIST (data/mnist), $CIFAR10 (data/cifar10) and $IMAGENET (data/imagenet), and for peers_resnet50
 # pytorch/examples in ../examples.
 # The records go to results/MACHINE-TABLE; peers_resnet50 adds to those of peers. Then run: python tools/report.py
@@ -17,6 +18,7 @@ imagenet=${IMAGENET:-data/imagenet}
 limit=(--minutes "${MINUTES:-25}")
 graphs=(--compile_mode reduce-overhead)
 best="cache amp channels_last compile fused cudnn ${graphs[*]}"
+compiled="amp channels_last compile cudnn ${graphs[*]}"
 conv11=(--width 64 --batch_size 512)
 resnet50=(--model resnet50 --image_size 224 --augment resized --batch_size 256)
 
@@ -34,17 +36,21 @@ for table in "${@:2}"; do
         --kept "$best" --goal 0.89 "${limit[@]}" "${to[@]}" -- "${conv11[@]}" --augment crop --epochs 60 --lr 0.4) ;;
     progressive)
       command=("$python" benchmarks/accuracy.py "$cifar10" --set "cache amp channels_last fused"
-        --set "cache amp channels_last fused progressive --epochs 15" --only "cache*" --goal 0.8 "${limit[@]}" "${to[@]}"
-        -- --model resnet50 --image_size 128 --augment crop --epochs 12 --batch_size 1024 --lr 0.4) ;;
+        --set "cache amp channels_last fused progressive" --only "cache*" --goal 0.8 "${limit[@]}" "${to[@]}"
+        -- --model resnet50 --image_size 128 --augment crop --epochs 20 --batch_size 1024 --lr 0.4) ;;
+    decoding)
+      command=("$python" benchmarks/peers.py train "$imagenet" --best "DALI $compiled" --best "cache $compiled"
+        --only "*DALI*" "*cache*" "${limit[@]}" "${to[@]}" -- "${resnet50[@]}" --batch_size 1024 --epochs 4) ;;
     peers)
       command=("$python" benchmarks/peers.py train "$mnist" --best "$best" "${limit[@]}" "${to[@]}"
         -- "${conv11[@]}") ;;
     peers_resnet50)
-      command=("$python" benchmarks/peers.py train "$imagenet" --best "DALI amp channels_last compile cudnn ${graphs[*]}"
-        --examples ../examples "${limit[@]}" --add --result_dir "results/$machine-peers"
-        -- "${resnet50[@]}" --epochs 4) ;;
+      command=("$python" benchmarks/peers.py train "$imagenet" --best "DALI $compiled" --examples ../examples
+        "${limit[@]}" --add --result_dir "results/$machine-peers" -- "${resnet50[@]}" --epochs 4) ;;
     loading)
       command=(./loading.sh loader_DALI.py "$imagenet" "${to[@]}" --batch_size 768) ;;
+    loading-peers)
+      command=("$python" benchmarks/peers.py load "$imagenet" "${limit[@]}" "${to[@]}" -- --batch_size 768 --epochs 5) ;;
     *)
       echo "tables.sh: error: no table $table" >&2
       exit 2 ;;

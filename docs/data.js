@@ -1809,10 +1809,10 @@ const DATA = {
 "folder": "h100-loading",
 "family": "loader",
 "file": "loading.json",
-"problem": "",
+"warning": "",
 "limits": [
-"loader is limited by CPU: 11.9 of 16 cores busy, the GPU 0%; 1,626 images/s cold and 1,733 warm; the disk alone gives 559.2 MB/s, the loader reads 172.5 MB/s when warm.",
-"loader_DALI is limited by CPU: 12.9 of 16 cores busy, the GPU 65% (its JPEG engine 65%, its kernels 45%)."
+"loader is limited by CPU: 11.3 of 16 cores busy, the GPU 0%; 1,355 images/s cold and 1,545 warm; the disk alone gives 550.8 MB/s, the loader reads 153.7 MB/s when warm.",
+"loader_DALI is limited by IO: 7,077 images/s cold and 23,363 warm; the disk alone gives 550.8 MB/s, the loader reads 2,325.4 MB/s when warm."
 ],
 "title": "imagenet_copies, batch 768; 1x NVIDIA H100 80GB HBM3",
 "setting": "1x NVIDIA H100 80GB HBM3, driver 580.159.04, CUDA 13.0, cuDNN 92400; 16 cores of Intel(R) Xeon(R) Processor; lmdb 3.0.0, nvidia-dali-cuda120 2.4.0, torch 2.14.1, torchvision 0.29.2, Python 3.12.3; 2026-11-25; `./loading.sh loader_DALI.py data/imagenet_copies --result_dir results/h100-loading --batch_size 768`",
@@ -1820,10 +1820,10 @@ const DATA = {
 {
 "techniques": [],
 "note": "cold",
-"speed": 1626.2014890043429,
-"value": "161.9 MB/s",
-"least": 1609.776848071404,
-"most": 1642.6261299372818,
+"speed": 1354.6285935075468,
+"value": "134.8 MB/s",
+"least": 1278.4524523298107,
+"most": 1430.804734685283,
 "epochs": 2,
 "runs": 1,
 "ratio": null
@@ -1831,10 +1831,23 @@ const DATA = {
 {
 "techniques": [],
 "note": "warm",
-"speed": 1732.9383150805916,
-"value": "172.5 MB/s",
-"least": 1730.4156552711584,
-"most": 1735.4609748900248,
+"speed": 1544.6449678830531,
+"value": "153.7 MB/s",
+"least": 1480.122571081515,
+"most": 1609.1673646845911,
+"epochs": 2,
+"runs": 1,
+"ratio": null
+},
+{
+"techniques": [
+"DALI"
+],
+"note": "cold",
+"speed": 7077.079052533922,
+"value": "704.4 MB/s",
+"least": 6618.036623223168,
+"most": 7536.121481844676,
 "epochs": 2,
 "runs": 1,
 "ratio": null
@@ -1844,10 +1857,10 @@ const DATA = {
 "DALI"
 ],
 "note": "warm",
-"speed": 21902.382383188604,
-"value": "2,180.1 MB/s",
-"least": 20879.89445397147,
-"most": 22924.87031240574,
+"speed": 23362.537050182036,
+"value": "2,325.4 MB/s",
+"least": 21490.39282626011,
+"most": 25234.68127410396,
 "epochs": 2,
 "runs": 1,
 "ratio": null
@@ -1858,7 +1871,7 @@ const DATA = {
 "folder": "h100-resnet50",
 "family": "train",
 "file": "running.json",
-"problem": "",
+"warning": "",
 "limits": [],
 "title": "resnet50, 224 px, imagenet_copies, batch 256; 1x NVIDIA H100 80GB HBM3",
 "setting": "1x NVIDIA H100 80GB HBM3, driver 580.159.04, CUDA 13.0, cuDNN 92400; 16 cores of Intel(R) Xeon(R) Processor; lmdb 3.0.0, nvidia-dali-cuda120 2.4.0, torch 2.14.1, torchvision 0.29.2, Python 3.12.3; 2026-11-25; `./running.sh 4 data/imagenet_copies --part staircase --without LMDB --without cache --minutes 13.5 --result_dir results/h100-resnet50 -- --model resnet50 --image_size 224 --augment resized --batch_size 256 --compile_mode reduce-overhead`",
@@ -1885,7 +1898,7 @@ const DATA = {
 "most": 1637.5331510844026,
 "epochs": 6,
 "runs": 2,
-"ratio": "1.95x"
+"ratio": "1.95x \u00b10.17"
 },
 {
 "techniques": [
@@ -1899,7 +1912,7 @@ const DATA = {
 "most": 2175.3280365469095,
 "epochs": 6,
 "runs": 2,
-"ratio": "2.79x"
+"ratio": "2.79x \u00b10.24"
 },
 {
 "techniques": [
@@ -1914,7 +1927,7 @@ const DATA = {
 "most": 3146.173867907746,
 "epochs": 6,
 "runs": 2,
-"ratio": "4.02x"
+"ratio": "4.02x \u00b10.34"
 },
 {
 "techniques": [
@@ -1930,7 +1943,7 @@ const DATA = {
 "most": 3917.4733135713254,
 "epochs": 6,
 "runs": 2,
-"ratio": "4.67x"
+"ratio": "4.67x \u00b10.40"
 },
 {
 "techniques": [
@@ -1947,7 +1960,7 @@ const DATA = {
 "most": 3969.189763970305,
 "epochs": 6,
 "runs": 2,
-"ratio": "4.80x"
+"ratio": "4.80x \u00b10.50"
 },
 {
 "techniques": [
@@ -1965,7 +1978,7 @@ const DATA = {
 "most": 3466.496298604874,
 "epochs": 3,
 "runs": 1,
-"ratio": "4.41x"
+"ratio": "4.41x \u00b10.53"
 },
 {
 "techniques": [
@@ -1983,28 +1996,28 @@ const DATA = {
 "most": 3402.7443935482584,
 "epochs": 3,
 "runs": 1,
-"ratio": "4.15x"
+"ratio": "4.15x \u00b11.02"
 }
 ]
 },
 {
-"folder": "h200-mnist",
+"folder": "h100-mnist",
 "family": "train",
 "file": "running.json",
-"problem": "",
+"warning": "The baseline did not end well when it ran again (SKIP: time: cut off after 30 s, because the whole may take 13.5 minutes (--minutes)). Was the machine busy? Ratios are to its other runs.",
 "limits": [],
-"title": "conv11 64 wide, 32 px, mnist_png, batch 512; 1x NVIDIA H200",
-"setting": "1x NVIDIA H200, driver 580.159.04, CUDA 13.0, cuDNN 92400; 16 cores of Intel(R) Xeon(R) Processor; lmdb 3.0.0, nvidia-dali-cuda120 2.4.0, torch 2.14.1, torchvision 0.29.2, Python 3.12.3; 2026-11-23; `./running.sh 5 data/mnist_png --part staircase --without LMDB --minutes 6 --result_dir results/h200-mnist -- --batch_size 512 --width 64 --compile_mode reduce-overhead`",
+"title": "conv11 64 wide, 32 px, mnist_png, batch 512; 1x NVIDIA H100 80GB HBM3",
+"setting": "1x NVIDIA H100 80GB HBM3, driver 580.159.04, CUDA 13.0, cuDNN 92400; 16 cores of Intel(R) Xeon(R) Processor; lmdb 3.0.0, nvidia-dali-cuda120 2.4.0, torch 2.14.1, torchvision 0.29.2, Python 3.12.3; 2026-11-25; `./running.sh 5 data/mnist_png --part staircase --minutes 13.5 --result_dir results/h100-mnist -- --width 64 --batch_size 512 --compile_mode reduce-overhead`",
 "rows": [
 {
 "techniques": [],
 "note": "",
-"speed": 37820.66367167649,
-"value": "top-1 99.63%",
-"least": 36336.17726781483,
-"most": 39071.83445795815,
-"epochs": 8,
-"runs": 2,
+"speed": 36044.31048680019,
+"value": "top-1 99.60%",
+"least": 27157.314841929452,
+"most": 36985.697237459666,
+"epochs": 24,
+"runs": 6,
 "ratio": "1.00x"
 },
 {
@@ -2012,27 +2025,13 @@ const DATA = {
 "channels_last"
 ],
 "note": "",
-"speed": 44169.72572325811,
-"value": "top-1 99.70%",
-"least": 42004.3928584476,
-"most": 51064.88950383175,
-"epochs": 4,
-"runs": 1,
-"ratio": "1.19x"
-},
-{
-"techniques": [
-"cache",
-"channels_last"
-],
-"note": "",
-"speed": 65220.7576283861,
-"value": "top-1 99.70%",
-"least": 62413.801316829326,
-"most": 68880.40385993622,
-"epochs": 4,
-"runs": 1,
-"ratio": "1.75x"
+"speed": 35427.21254882221,
+"value": "top-1 99.65%",
+"least": 31397.272283245944,
+"most": 48368.24520124294,
+"epochs": 12,
+"runs": 3,
+"ratio": "1.09x \u00b10.14"
 },
 {
 "techniques": [
@@ -2040,13 +2039,41 @@ const DATA = {
 "channels_last"
 ],
 "note": "",
-"speed": 20936.088804857365,
-"value": "top-1 99.62%",
-"least": 19749.970503459725,
-"most": 21080.23853919923,
+"speed": 17256.8870607985,
+"value": "top-1 99.68%",
+"least": 16813.24340787628,
+"most": 18249.86666201822,
 "epochs": 4,
 "runs": 1,
-"ratio": "0.56x"
+"ratio": "0.49x \u00b10.08"
+},
+{
+"techniques": [
+"LMDB",
+"channels_last"
+],
+"note": "",
+"speed": 41573.3859679052,
+"value": "top-1 99.65%",
+"least": 32217.572495363245,
+"most": 51628.63785210432,
+"epochs": 4,
+"runs": 1,
+"ratio": "1.17x \u00b10.37"
+},
+{
+"techniques": [
+"cache",
+"channels_last"
+],
+"note": "",
+"speed": 62392.222286438,
+"value": "top-1 99.65%",
+"least": 59127.10700490121,
+"most": 62895.37029147212,
+"epochs": 12,
+"runs": 3,
+"ratio": "1.78x \u00b10.18"
 },
 {
 "techniques": [
@@ -2055,13 +2082,13 @@ const DATA = {
 "channels_last"
 ],
 "note": "",
-"speed": 80478.37649581369,
+"speed": 78732.03464313562,
 "value": "top-1 99.71%",
-"least": 66212.89120403847,
-"most": 83974.03251075867,
-"epochs": 4,
-"runs": 1,
-"ratio": "2.13x"
+"least": 55941.03263818126,
+"most": 90311.51965495595,
+"epochs": 12,
+"runs": 3,
+"ratio": "2.18x \u00b10.30"
 },
 {
 "techniques": [
@@ -2071,13 +2098,13 @@ const DATA = {
 "compile"
 ],
 "note": "",
-"speed": 103085.73108997289,
+"speed": 105058.58097024256,
 "value": "top-1 99.65%",
-"least": 100454.10423375793,
-"most": 112490.96827320119,
-"epochs": 4,
-"runs": 1,
-"ratio": "2.72x"
+"least": 85328.76435480492,
+"most": 109788.35404528782,
+"epochs": 12,
+"runs": 3,
+"ratio": "2.91x \u00b10.26"
 },
 {
 "techniques": [
@@ -2088,13 +2115,13 @@ const DATA = {
 "cudnn"
 ],
 "note": "",
-"speed": 103295.36870058684,
-"value": "top-1 99.73%",
-"least": 99890.0848885631,
-"most": 111035.86014539094,
+"speed": 101976.92617447348,
+"value": "top-1 99.68%",
+"least": 99998.96552219492,
+"most": 112270.5977793635,
 "epochs": 4,
 "runs": 1,
-"ratio": "2.71x"
+"ratio": "2.81x \u00b10.43"
 },
 {
 "techniques": [
@@ -2105,25 +2132,13 @@ const DATA = {
 "fused"
 ],
 "note": "",
-"speed": 144048.07186569524,
+"speed": 131924.85009731684,
 "value": "top-1 99.70%",
-"least": 141714.62110773672,
-"most": 145726.32696508238,
-"epochs": 4,
-"runs": 1,
-"ratio": "3.76x"
-},
-{
-"techniques": [
-"amp",
-"cache",
-"channels_last",
-"compile",
-"fused",
-"stem"
-],
-"note": "",
-"problem": "SKIP: no layer of this model can be changed"
+"least": 130263.20460714436,
+"most": 133079.0577842747,
+"epochs": 12,
+"runs": 3,
+"ratio": "3.65x \u00b10.33"
 },
 {
 "techniques": [
@@ -2135,13 +2150,26 @@ const DATA = {
 "fused"
 ],
 "note": "",
-"speed": 149521.70141161367,
+"speed": 133767.05661847463,
 "value": "top-1 99.70%",
-"least": 148930.87427072047,
-"most": 150149.24389687783,
-"epochs": 4,
-"runs": 1,
-"ratio": "3.88x"
+"least": 109998.5328020187,
+"most": 137136.33437616876,
+"epochs": 16,
+"runs": 4,
+"ratio": "3.77x \u00b10.33"
+},
+{
+"techniques": [
+"amp",
+"cache",
+"channels_last",
+"compile",
+"cudnn",
+"fused",
+"stem"
+],
+"note": "",
+"problem": "SKIP: no layer of this model can be changed"
 }
 ]
 },
@@ -2149,7 +2177,7 @@ const DATA = {
 "folder": "h200-2gpu-resnet50",
 "family": "train",
 "file": "running.json",
-"problem": "Ratios to the baseline are not usable: it trained 1,045 images/s and then 1,193, more than 10% apart. Something else used the machine, or loading varied. Run it again.",
+"warning": "The baseline's speed changed: it trained 1,045 images/s and then 1,193. Something else used the machine, or loading varied. Each set is compared with the baseline's runs before and after it; see the \u00b1.",
 "limits": [],
 "title": "resnet50, 224 px, imagenet_copies, batch 512; 2x NVIDIA H200",
 "setting": "2x NVIDIA H200, driver 580.159.04, CUDA 13.0, cuDNN 92400; 32 cores of Intel(R) Xeon(R) Processor; lmdb 3.0.0, nvidia-dali-cuda120 2.4.0, torch 2.14.1, torchvision 0.29.2, Python 3.12.3; 2026-11-23; `./running.sh 3 data/imagenet_copies --part staircase --without LMDB --without cache --without stem --without cudnn --minutes 6.5 --result_dir results/h200-2gpu-resnet50 -- --model resnet50 --image_size 224 --augment --batch_size 512 --workers 32 --steps 24 --compile_mode reduce-overhead`",
@@ -2176,7 +2204,7 @@ const DATA = {
 "most": 2095.7145303205475,
 "epochs": 2,
 "runs": 1,
-"ratio": "1.96x"
+"ratio": "1.96x \u00b10.77"
 },
 {
 "techniques": [
@@ -2190,7 +2218,7 @@ const DATA = {
 "most": 3853.7728591218265,
 "epochs": 2,
 "runs": 1,
-"ratio": "3.51x"
+"ratio": "3.51x \u00b11.38"
 },
 {
 "techniques": [
@@ -2204,7 +2232,7 @@ const DATA = {
 "most": 3638.2730449521537,
 "epochs": 2,
 "runs": 1,
-"ratio": "3.25x"
+"ratio": "3.25x \u00b11.28"
 },
 {
 "techniques": [
@@ -2219,7 +2247,7 @@ const DATA = {
 "most": 5142.09769634794,
 "epochs": 2,
 "runs": 1,
-"ratio": "4.52x"
+"ratio": "4.52x \u00b11.78"
 },
 {
 "techniques": [
@@ -2235,7 +2263,7 @@ const DATA = {
 "most": 6813.8363490982665,
 "epochs": 2,
 "runs": 1,
-"ratio": "5.85x"
+"ratio": "5.85x \u00b12.30"
 },
 {
 "techniques": [
@@ -2252,7 +2280,7 @@ const DATA = {
 "most": 8289.473352946208,
 "epochs": 2,
 "runs": 1,
-"ratio": "7.03x"
+"ratio": "7.03x \u00b12.76"
 },
 {
 "techniques": [

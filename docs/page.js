@@ -255,7 +255,7 @@ function comparison() {
 
 /** Return the bar and figures of a row of the record. */
 function bar(row, reasons) {
-  const { rows, problem } = state.record;
+  const { rows } = state.record;
   const kind = reasons.includes("your choice") ? "mine" : row.techniques.length ? "other" : "base";
   const name = called(row.techniques) + (row.note ? `, ${row.note}` : "");
   const item = make("li", { className: `bar ${kind}` },
@@ -272,8 +272,7 @@ function bar(row, reasons) {
   const track = make("div", { className: "track", ariaHidden: "true" }, fill, range);
   const base = rows.find((each) =>
     each.speed && !each.techniques.length && each.note === row.note);
-  const ratio = problem ? "" : row.ratio ?? (
-    base ? `${(row.speed / base.speed).toFixed(2)}x` : "");
+  const ratio = row.ratio ?? (base ? `${(row.speed / base.speed).toFixed(2)}x` : "");
   const many = (count, name) => `${count} ${name}${count > 1 ? "s" : ""}`;
   item.append(track, make("p", { className: "figures" },
     make("b", {}, `${figure(row.speed)} images/s`), ` ${ratio} `, make("b", {}, row.value),
@@ -294,7 +293,7 @@ function showGain() {
         : "./loading.sh loader_DALI.py DATASET")));
     return;
   }
-  const { folder, file, problem, setting, limits } = state.record;
+  const { folder, file, warning, setting, limits } = state.record;
   const shown = comparison();
   const mine = shown.find(([, reasons]) => reasons.includes("your choice"));
   $("found").textContent = mine?.[0].speed ? "Your choice was measured with this workload."
@@ -302,7 +301,7 @@ function showGain() {
       + "Below are the nearest sets that were.";
   const link = (name, text) => make("a", { href: `../results/${folder}/${name}` }, text);
   $("gain").replaceChildren(
-    ...(problem ? [make("p", { className: "warning" }, problem)] : []),
+    ...(warning ? [make("p", { className: "warning" }, warning)] : []),
     make("ol", { className: "bars" }, ...shown.map(([row, reasons]) => bar(row, reasons))),
     ...limits.map((text) => make("p", {}, text)),
     make("p", {}, "Bars: median of the epochs after the first; the thin line: slowest to fastest ",

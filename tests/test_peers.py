@@ -91,7 +91,7 @@ def test_the_table_has_what_ran_and_why_the_rest_did_not(digits, tmp_path):
     assert rows[0]["images_per_second"] == rows[0]["epochs"][1]["images_per_second"]
     assert rows[0]["options"]["width"] == 4 and rows[0]["wall_seconds"] > 0
     speed = f"{rows[0]['images_per_second']:,.0f}"
-    assert f"| train.py | float32 | {speed} ({speed} to {speed}) |  | " in text
+    assert f"| train.py | float32 | {speed} ({speed} to {speed}) | 1.00x | " in text
     assert "| imagenet/main.py | float32 | SKIP: it trains models of torchvision only |" in text
     assert "conv11 4 wide, 16 px, digits, batch 40, 2 epochs of 3 steps." in text
 
@@ -106,7 +106,7 @@ def test_the_examples_speed_is_read_from_its_lines(digits, tmp_path):
     assert done.returncode == 0, done.stderr
     assert len(rows) == 2 and rows[0]["images_per_second"] == pytest.approx(30 / 0.2)
     assert rows[0]["val_top1"] == 0.125
-    assert "| imagenet/main.py | float32 | 150 (150 to 150) |  | 12.50% (12.50% to" in text
+    assert "| imagenet/main.py | float32 | 150 (150 to 150) | 1.00x | 12.50% (12.50% to" in text
 
 
 @pytest.mark.parametrize("example, error", [
@@ -147,8 +147,8 @@ def test_each_command_that_makes_a_table_has_options_that_exist(photos, tmp_path
     python.chmod(0o755)
     script = ROOT / "benchmarks" / "tables.sh"
     text = script.read_text()
-    tables = re.findall(r"^    ([a-z]\w+)\)$", text, re.MULTILINE)
-    assert "|".join(tables) in text and len(tables) == 7
+    tables = re.findall(r"^    ([a-z][\w-]+)\)$", text, re.MULTILINE)
+    assert "|".join(tables) in text and len(tables) == 9
     done = run(script, "here", *tables, env={"PYTHON": str(python), "IMAGENET": str(photos)})
     assert done.returncode == 0, done.stderr
     commands = [words.split("\n") for words in told.read_text().strip().split("\n\n")]

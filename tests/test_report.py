@@ -77,13 +77,13 @@ def test_the_tables_of_running_sh():
     lines = report.markdown(staircase_rows()).splitlines()
     assert lines[2:7] == [
         "| baseline | 100 | 1.00x |  | 1 |  | 75.00% |  |",
-        "| +fused | 90 | 0.90x | 0.90x | 1 | never | 75.00% | left out |",
-        "| +amp | 200 | 2.00x | 2.00x | 1 | the first epoch | 75.00% | kept |",
-        "| +fused | 230 | 2.30x | 1.15x | 1 | the first epoch | 75.00% | kept |",
+        "| +fused | 90 | 0.90x ±0.21 | 0.90x | 1 | never | 75.00% | left out |",
+        "| +amp | 200 | 2.00x ±0.48 | 2.00x | 1 | the first epoch | 75.00% | kept |",
+        "| +fused | 230 | 2.30x ±0.55 | 1.15x | 1 | the first epoch | 75.00% | kept |",
         "| +DALI | SKIP: DALI is not installed | | | | | | |"]
     text = "\n".join(lines)
     assert "`./compose.sh amp fused > my_train.py`" in text
-    assert "| single | 20.00 s (1.00x) | 10.00 s (2.00x) |\n| DDP | FAIL |" in text
+    assert "| single | 20.00 s (1.00x) | 10.00 s (2.00x ±0.48) |\n| DDP | FAIL |" in text
     assert "| train_amp_fused | 1 | 230 (230 to 253) | 75.00% | 1,024 MB | 5% | 9.0 s |" in text
     assert "- train_DDP: FAIL: no port (log: running/train_DDP.log)" in text
     assert "resnet50, 224 px, imagenet, batch 256, 3 epochs. Seconds and images/s are of" in text
@@ -97,17 +97,17 @@ def test_a_set_is_named_with_the_options_that_it_ran_with():
         "`./compose.sh amp > my_train.py`\n  with `--amp_dtype bfloat16`")
 
 
-def test_ratios_are_not_usable_where_the_baseline_moved():
+def test_a_table_says_where_the_baseline_moved():
     rows = staircase_rows()
-    assert report.not_usable(rows) == ""
+    assert report.warning(rows) == ""
     for speed in (80, 120):
         runs = [dict(number=number, images_per_second=each, rates=[each], warmup_seconds=9)
                 for number, each in enumerate((100, speed))]
         moved = [rows[0] | dict(runs=runs), *rows[1:]]
-        assert report.markdown(moved).startswith("**Ratios to the baseline are not usable:**")
-        assert report.running_shows(moved)[2] == "the baseline moved: ratios to it are not usable"
+        assert report.markdown(moved).startswith(
+            f"**The baseline's speed changed:** it trained 100 images/s and then {speed}.")
     lost = [rows[0] | dict(failed="SKIP: time"), *rows[1:]]
-    assert report.markdown(lost).startswith("**Ratios to the baseline are not usable:**")
+    assert report.markdown(lost).startswith("**The baseline did not end well when it ran again**")
     failed = [dict(row="single", column="plain", techniques=[], status="fail", error="x", log="y"),
               *rows[1:]]
     assert report.markdown(failed).startswith("There are no ratios")
@@ -127,7 +127,7 @@ def test_the_chart_has_title_panels_legend_and_spread(tmp_path, monkeypatch):
     assert [text.get_text() for text in steps.get_legend().get_texts()] == [
         "baseline", "left out", "kept"]
     assert [text.get_text() for text in steps.texts] == [
-        f"{times}  top-1 75.0%" for times in ("1.00x", "0.90x", "2.00x", "2.30x")]
+        f"{times}  top-1 75.0%" for times in ("1.00x", "0.90x ±0.21", "2.00x ±0.48", "2.30x ±0.55")]
     assert [label.get_text() for label in cells.get_yticklabels()] == ["baseline", "single +amp"]
     ends = [sorted(x for x, _ in lines.get_segments()[0]) for lines in steps.collections]
     assert ends[0] == pytest.approx([100, 110]) and ends[3] == pytest.approx([230, 253])
@@ -138,9 +138,9 @@ def test_a_page_for_each_folder_and_an_index(root):
     index = pages[root / "results" / "README.md"]
     place, work = "1x NVIDIA X1", "resnet50, 224 px, imagenet, batch 256"
     assert index.splitlines()[6:] == [
-        f"| [one](one/README.md) | {place} | {work} | amp fused: 2.30x | 2026-11-24 |",
-        f"| [two](two/README.md) | {place} | pairs, batch 8 | loader_DALI 9.00x loader, warm, "
-        "limited by CPU | 2026-11-24 |"]
+        f"| [one](one/README.md) | {place} | {work} | amp fused: 2.30x ±0.55 | 2026-11-24 |",
+        f"| [two](two/README.md) | {place} | pairs, batch 8 | loader_DALI: 9.00x loader cold, "
+        "9.00x loader warm, limited by CPU | 2026-11-24 |"]
     assert pages[root / "results" / "one" / "README.md"].startswith(
         f"# {place}: {work}\n\n![bars of images/s](running.png)\n\n| staircase |")
     assert "- loader_DALI is limited by **CPU**: all cores busy." in pages[
@@ -214,7 +214,7 @@ def test_marked_parts_of_pages_are_made_anew(root):
     assert ("| [fused](src/train_fused.py) | **1.15x** | **1.15x** |\n"
             "| [amp](src/train_amp.py) | **2.00x** | **2.00x** |\n"
             "| [DALI](src/train_DALI.py) |  |  |\n") in text  # it did not end well
-    assert "](results/one/running.png)" in text and "| +amp | 200 | 2.00x |" in text
+    assert "](results/one/running.png)" in text and "| +amp | 200 | 2.00x ±" in text
     assert "| loader_DALI | warm | 90 (90 to 99) | 9.00x |" in text
     (root / "README.md").write_text(text)
     assert report.pages()[root / "README.md"] == text

@@ -15,9 +15,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path += [str(ROOT), str(ROOT / "benchmarks")]
-from whatif import PAYS, compare
+from whatif import PAYS, compare, doubt_of
 
-MOVED = 1.1  # ratios are not usable if the baseline's speed moves so many times between two runs
+MOVED = 1.1  # a table says so if the baseline's speed changes so many times between two runs
 
 # the grid of running.sh: the name of a row or column, and the techniques it stands for
 ROWS = {"single": [], "DP": ["DP"], "DDP": ["DDP"]}
@@ -47,6 +47,14 @@ def ratio(row, base):
     if row["status"] != "ok" or base["status"] != "ok":
         return ""
     return f"{compare(runs(row), runs(base))[0]:.2f}x"
+
+
+def to_baseline(row, rows):
+    """Return '3.77x ±0.33': the ratio of a row of running.sh to the baseline, by all runs."""
+    if row["status"] != "ok" or rows[0]["status"] != "ok" or not row["techniques"]:
+        return ratio(row, rows[0])
+    sets = {tuple(each["techniques"]): runs(each) for each in rows if each["status"] == "ok"}
+    return "{:.2f}x ±{:.2f}".format(*compare(runs(row), runs(rows[0]), doubt_of(sets.values())))
 
 
 def gain(row):
@@ -176,20 +184,19 @@ def summary(row, baseline):
             f"{ratio(row, baseline)}  top-1 {row['val_top1']:.2%}")
 
 
-def not_usable(rows):
-    """Return why the ratios of a table cannot be used; '' if the baseline was steady."""
+def warning(rows):
+    """Return what was wrong with the baseline; '' if it was steady."""
     first = rows[0]
     if first["status"] != "ok":
         return "There are no ratios: the baseline did not end well."
     if "failed" in first:
-        return ("**Ratios to the baseline are not usable:** it did not end well when it was "
-                f"measured again ({first['failed']}). Was the machine busy?")
+        return (f"**The baseline did not end well when it ran again** ({first['failed']}). Was the "
+                "machine busy? Ratios are to its other runs.")
     for one, other in itertools.pairwise(run["images_per_second"] for run in runs(first)):
         if max(one, other) > MOVED * min(one, other):
-            return (f"**Ratios to the baseline are not usable:** it trained {one:,.0f} images/s "
-                    f"and then {other:,.0f}, more than {MOVED - 1:.0%} apart. Something else used "
-                    "the machine, or loading varied. Run it again."
-                    + " The other ratios are as good as their ±." * any(map(gain, rows)))
+            return (f"**The baseline's speed changed:** it trained {one:,.0f} images/s and then "
+                    f"{other:,.0f}. Something else used the machine, or loading varied. Each set "
+                    "is compared with the baseline's runs before and after it; see the ±.")
     return ""
 
 
@@ -214,7 +221,7 @@ def staircase(rows):
     for row, times in [(rows[0], ""), *gains(rows)]:
         name = row["column"] if "on" in row else "baseline"
         cells.append([name, problem(row)] if row["status"] != "ok" else
-                     [name, f"{row['images_per_second']:,.0f}", ratio(row, rows[0]),
+                     [name, f"{row['images_per_second']:,.0f}", to_baseline(row, rows),
                       gain(row) or times, str(row.get("n", len(runs(row)))),
                       pays_back(row, rows[0]), f"{row['val_top1']:.2%}", verdict(row)])
     if len(cells) == 1:
@@ -255,7 +262,7 @@ def command(row, base):
 def grid(rows):
     """Return the table of training seconds; nothing if only the baseline is there."""
     texts = {(row["row"], row["column"]): row["status"].upper() if row["status"] != "ok" else
-             f"{row['train_seconds']:.2f} s ({ratio(row, rows[0]) or '?'})"
+             f"{row['train_seconds']:.2f} s ({to_baseline(row, rows) or '?'})"
              for row in rows if row["row"] in ROWS}
     names, columns = ([name for name in each if any(name in at for at in texts)]
                       for each in (ROWS, COLUMNS))
@@ -278,7 +285,7 @@ def markdown(rows):
                       "" if memory is None else f"{memory / 2 ** 20:,.0f} MB",
                       f"{data_wait(row):.0%}", f"{row['warmup_seconds']:.1f} s" + (
                           f", then {statistics.median(later):.1f} s" if later else "")])
-    parts = [not_usable(rows), staircase(rows), grid(rows),
+    parts = [warning(rows), staircase(rows), grid(rows),
              table("| run | runs | images/s: median (least to most) | top-1 | "
                    "peak memory, first GPU | data wait | warm-up |", cells),
              [f"- {', '.join(names)}: {why}" for why, names in problems.items()]]
@@ -287,8 +294,7 @@ def markdown(rows):
         length = f"{len(good['epochs'])} epochs" + (f" of {steps} steps" if steps else "")
         parts += [f"{workload(good)}, {length}. Seconds and images/s are of {which_epochs(good)}; "
                   "the warm-up is start and first epoch. Ratios compare a run's median with the "
-                  "other set's at that time" + "; ± is the 95 % uncertainty" * any(map(gain, rows))
-                  + ".",
+                  "other set's at that time; ± is the 95 % uncertainty.",
                   setting(good)]
         reasons = [f"{name}, because {why}" for name, why in good["left_out"].items()]
         parts += [f"Left out: {'; '.join(reasons)}."] * bool(reasons)
@@ -324,7 +330,7 @@ def chart(rows, path):
             median, least, most = row["images_per_second"], min(speeds(row)), max(speeds(row))
             axis.barh(i, median, xerr=[[median - least], [most - median]], color=color(kind),
                       error_kw={"capsize": 2, "elinewidth": 1, "ecolor": "dimgrey"})
-            axis.annotate(f"{ratio(row, rows[0])}  top-1 {row['val_top1']:.1%}", (most, i),
+            axis.annotate(f"{to_baseline(row, rows)}  top-1 {row['val_top1']:.1%}", (most, i),
                           (6, 0), textcoords="offset points", va="center")
         axis.set_yticks(range(len(bars)), [name for name, *_ in bars])
         axis.legend(handles=[Patch(color=color(kind), label=kind)
@@ -332,7 +338,7 @@ def chart(rows, path):
                     loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=9)
         axis.set_title(title, loc="left", fontsize=10)
         axis.invert_yaxis()
-        axis.set_xlim(0, 1.25 * max(max(speeds(row)) for *_, row in bars))
+        axis.set_xlim(0, 1.4 * max(max(speeds(row)) for *_, row in bars))
         axis.spines[["top", "right"]].set_visible(False)
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes[-1].set_xlabel("images/s in training: median of the epochs, lines from least to most")
@@ -387,16 +393,16 @@ def loading_markdown(rows):
 def running_shows(rows):
     """Return (machine, workload, what it shows, date) of a record of running.sh."""
     best = fastest(rows)
-    told = (f"{' '.join(best['techniques']) or 'the baseline'}: {ratio(best, rows[0])}"
-            if not not_usable(rows) else "the baseline moved: ratios to it are not usable")
+    told = f"{' '.join(best['techniques']) or 'the baseline'}: {to_baseline(best, rows)}"
     return place(rows[0]), workload(rows[0]), told, rows[0]["date"]
 
 
 def loading_shows(rows):
     """Return (machine, workload, what it shows, date) of a record of loading.sh."""
-    last = rows[-1]
-    base = next(row for row in rows if row["cache"] == last["cache"])
-    told = f"{last['loader']} {ratio(last, base)} {base['loader']}, {last['cache']}" + (
+    last, base = rows[-1], {row["cache"]: row for row in rows[::-1]}
+    told = f"{last['loader']}: " + ", ".join(
+        f"{ratio(row, base[row['cache']])} {base[row['cache']]['loader']} {row['cache']}"
+        for row in rows if row["loader"] == last["loader"]) + (
         f", limited by {last['bottleneck']}" if "bottleneck" in last else "")
     return place(rows[0]), workload(rows[0]), told, rows[0]["date"]
 
@@ -490,16 +496,16 @@ def table_part(words, up):
     """Return the first table of the folder words[0]; of running.sh the staircase, with notes."""
     kind, record = records()[words[0]]
     if kind == "running":
-        return text_of([not_usable(record), staircase(record)], []).splitlines()
+        return text_of([warning(record), staircase(record)], []).splitlines()
     return [next(part for part in functions(kind)[0](record).split("\n\n") if part[0] == "|")]
 
 
 def pays_part(words, up):
     """Return what each technique gained in the staircases of these folders."""
-    head, columns, together = ["technique"], [], ["all that were kept"]
+    head, columns, together = ["technique"], [], ["the fastest set"]
     for name in words:
         _, rows = results()[name]
-        together.append(f"**{ratio(fastest(rows), rows[0])}**")
+        together.append(f"**{to_baseline(fastest(rows), rows)}**")
         head.append(f"[{workload(rows[0])}, {place(rows[0])}]({up}results/{name}/README.md)")
         columns.append({row["column"].removeprefix("+"): (
             f"**{gain}**" if verdict(row) == "kept" and float(gain[:-1]) >= PAYS else gain)

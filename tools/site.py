@@ -56,10 +56,10 @@ def family_of(family):
     return dict(base=base, variants=variants, choices=choices)
 
 
-def measured(family, row, first):
+def measured(family, row, rows):
     """Return a row of a record as the page shows it; speeds are in images/s.
 
-    The ratio of a training row is the table's, to the record's `first` row.
+    The ratio of a training row is the table's, to the first of the record's `rows`.
     """
     if family == "train":
         techniques, note = row["techniques"], ""
@@ -73,23 +73,23 @@ def measured(family, row, first):
     return dict(techniques=techniques, note=note, speed=row["images_per_second"], value=value,
                 least=min(speeds), most=max(speeds), epochs=len(speeds),
                 runs=len(report.runs(row)),
-                ratio=report.ratio(row, first) if family == "train" else None)
+                ratio=report.to_baseline(row, rows) if family == "train" else None)
 
 
 def records():
-    """Return the records in results/; those whose ratios can be used come first."""
+    """Return the records in results/; those with a steady baseline come first."""
     found = []
     for folder, (kind, rows) in report.results().items():
         family = {"running": "train", "loading": "loader"}[kind]
-        problem = report.not_usable(rows).replace("**", "") if family == "train" else ""
+        warning = report.warning(rows).replace("**", "") if family == "train" else ""
         limits = [f"{row['loader']} is limited by {row['bottleneck']}: {row['evidence']}."
                   for row in rows if "bottleneck" in row]
         found.append(dict(
-            folder=folder, family=family, file=f"{kind}.json", problem=problem, limits=limits,
+            folder=folder, family=family, file=f"{kind}.json", warning=warning, limits=limits,
             title=f"{report.workload(rows[0])}; {report.place(rows[0])}",
             setting=report.setting(rows[0]),
-            rows=[measured(family, row, rows[0]) for row in rows]))
-    return sorted(found, key=lambda record: bool(record["problem"]))
+            rows=[measured(family, row, rows) for row in rows]))
+    return sorted(found, key=lambda record: bool(record["warning"]))
 
 
 def listed():
