@@ -45,8 +45,8 @@ for table in "${@:2}"; do
       command=("$python" benchmarks/peers.py train "$mnist" --best "$best" "${limit[@]}" "${to[@]}"
         -- "${conv11[@]}") ;;
     peers_resnet50)
-      command=("$python" benchmarks/peers.py train "$imagenet" --best "DALI $compiled" --examples ../examples
-        "${limit[@]}" --add --result_dir "results/$machine-peers" -- "${resnet50[@]}" --epochs 4) ;;
+      command=("$python" benchmarks/peers.py train "$imagenet" --best "DALI $compiled" --best "cache $compiled"
+        --examples ../examples "${limit[@]}" --add --result_dir "results/$machine-peers" -- "${resnet50[@]}" --epochs 4) ;;
     loading)
       command=(./loading.sh loader_DALI.py "$imagenet" "${to[@]}" --batch_size 768) ;;
     loading-peers)
