@@ -182,7 +182,8 @@ def markdown(found):
                   "once without whatif.py: its speed, then how many times as fast it is as the "
                   "script as it is (the mean by hand). `apart`: how far the gain by hand is from "
                   "the forecast."]
-    parts += ["`n` is the number of runs, ± the uncertainty of 95 %."]
+    parts += ["`n` is the number of runs, ± the uncertainty of 95 %: an assumed 20 % if no row ran "
+              "twice."]
     parts += [[f"- Not tried: {name}: {why}" for name, why in found["left_out"].items()]]
     cores = f", {facts['cores']} cores" if "gpu" in facts else ""
     return report.text_of([*parts, f"{machine(facts)}{cores}; torch {facts['torch']}, Python "

@@ -58,6 +58,8 @@ def root(tmp_path, monkeypatch):
         'add("--epochs")\n\n# new #\n# why\nadd("--amp_dtype")\nstep()\n')
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "a.md").write_text("<!-- variants -->\n<!-- /variants -->\n")
+    (tmp_path / "docs" / "techniques.md").write_text("".join(
+        f"### train_{name}.py: what it is\n" for name in ("amp", "fused", "DALI")))
     (tmp_path / "README.md").write_text("".join(
         f"text\n<!-- {part} -->\nstale words\n<!-- /{part.split()[0]} -->\n"
         for part in ("pays one one", "diff train_amp", "chart one", "table one", "table two")))
@@ -107,7 +109,7 @@ def test_a_table_says_where_the_baseline_moved():
         assert report.markdown(moved).startswith(
             f"**The baseline's speed changed:** it trained 100 images/s and then {speed}.")
     lost = [rows[0] | dict(failed="SKIP: time"), *rows[1:]]
-    assert report.markdown(lost).startswith("**The baseline did not end well when it ran again**")
+    assert report.markdown(lost).startswith("**A later run of the baseline did not end well**")
     failed = [dict(row="single", column="plain", techniques=[], status="fail", error="x", log="y"),
               *rows[1:]]
     assert report.markdown(failed).startswith("There are no ratios")
@@ -195,7 +197,7 @@ def test_the_table_of_a_forecast():
         "pays (1.10x of amp) |",
         "| compile |  |  |  |  |  |  |  |  | RuntimeError: no compiler |"]
     assert "2,000 samples/s by whatif.py; 90, 110 by hand" in text
-    assert "`n` is the number of runs, ± the uncertainty of 95 %." in text
+    assert "`n` is the number of runs, ± the uncertainty of 95 %: " in text
     assert "\n- Not tried: tf32: it needs an NVIDIA GPU\n" in text
     assert "2 cores; torch 2.14.1, Python 3.12.1; 2026-11-24; `python whatif.py main.py`" in text
     assert shows(found) == ("2 cores", "mnist/main.py, Net, batch 64",
@@ -211,9 +213,9 @@ def test_marked_parts_of_pages_are_made_anew(root):
     assert "```diff\n@@ line 3 @@\n+# new #\n+# why\n+add(\"--amp_dtype\")\n```" in text
     title = "[resnet50, 224 px, imagenet, batch 256, 1x NVIDIA X1](results/one/README.md)"
     assert f"| technique | {title} | {title} |" in text
-    assert ("| [fused](src/train_fused.py) | **1.15x** | **1.15x** |\n"
-            "| [amp](src/train_amp.py) | **2.00x** | **2.00x** |\n"
-            "| [DALI](src/train_DALI.py) |  |  |\n") in text  # it did not end well
+    assert ("| [fused](src/train_fused.py): what it is | **1.15x** | **1.15x** |\n"
+            "| [amp](src/train_amp.py): what it is | **2.00x** | **2.00x** |\n"
+            "| [DALI](src/train_DALI.py): what it is |  |  |\n") in text  # it did not end well
     assert "](results/one/running.png)" in text and "| +amp | 200 | 2.00x ±" in text
     assert "| loader_DALI | warm | 90 (90 to 99) | 9.00x |" in text
     (root / "README.md").write_text(text)

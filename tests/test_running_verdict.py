@@ -219,7 +219,7 @@ def test_a_later_run_that_does_not_end_well_is_told(status, monkeypatch, tmp_pat
     session.repeat(session.rows[0])
     table, why = report.markdown(session.rows), f"{status.upper()}: RuntimeError: no memory"
     assert f"a later run: {why} (log: a.log)" in table
-    assert table.startswith("**The baseline did not end well when it ran again**") and why in table[:200]
+    assert table.startswith("**A later run of the baseline did not end well**") and why in table[:200]
     monkeypatch.setattr(runs.signal, "signal", lambda *_: None)
     with pytest.raises(SystemExit) as end:
         runs.conclude(session.rows, report.write, tmp_path / "running", None)
@@ -323,7 +323,7 @@ def test_when_a_warm_up_pays_back():
     assert (report.whole(base), report.whole(compiled)) == (50, 50)
     slow = row(300, 60, "amp", "compile", on=["compile"], kept=True)
     text = "\n".join(report.staircase([base, compiled, slow]))
-    assert "Fastest per step, with what was kept: `./compose.sh amp compile > my_train.py`" in text
+    assert "Fastest per step, all that gained: `./compose.sh amp compile > my_train.py`" in text
     assert ("- Fastest over the whole of 5 epochs, with warm-up:\n  `src/train.py`, the baseline,\n"
             "  50.0 s without validation; the fastest per step takes 73.3 s") in text
     # of the baseline the median warm-up counts, of others the first, which may compile

@@ -186,18 +186,17 @@ def summary(row, baseline):
 
 def warning(rows):
     """Return what was wrong with the baseline; '' if it was steady."""
-    first = rows[0]
+    first, told = rows[0], []
     if first["status"] != "ok":
         return "There are no ratios: the baseline did not end well."
     if "failed" in first:
-        return (f"**The baseline did not end well when it ran again** ({first['failed']}). Was the "
-                "machine busy? Ratios are to its other runs.")
+        told.append(f"**A later run of the baseline did not end well** ({first['failed']}).")
     for one, other in itertools.pairwise(run["images_per_second"] for run in runs(first)):
         if max(one, other) > MOVED * min(one, other):
-            return (f"**The baseline's speed changed:** it trained {one:,.0f} images/s and then "
-                    f"{other:,.0f}. Something else used the machine, or loading varied. Each set "
-                    "is compared with the baseline's runs before and after it; see the ±.")
-    return ""
+            told.append(f"**The baseline's speed changed:** it trained {one:,.0f} images/s and "
+                        f"then {other:,.0f}. Something else used the machine, or loading varied.")
+            break
+    return " ".join(told)
 
 
 def gains(rows):
@@ -217,13 +216,13 @@ def fastest(rows):
 
 def staircase(rows):
     """Return the table of techniques, each on top of those kept before it, and the fastest sets."""
-    cells = []
+    cells, sets = [], {tuple(row["techniques"]): row for row in rows}
     for row, times in [(rows[0], ""), *gains(rows)]:
         name = row["column"] if "on" in row else "baseline"
         cells.append([name, problem(row)] if row["status"] != "ok" else
                      [name, f"{row['images_per_second']:,.0f}", to_baseline(row, rows),
                       gain(row) or times, str(row.get("n", len(runs(row)))),
-                      pays_back(row, rows[0]), f"{row['val_top1']:.2%}", verdict(row)])
+                      pays_back(row, sets[tuple(row.get("on", []))]), f"{row['val_top1']:.2%}", verdict(row)])
     if len(cells) == 1:
         return []
     lines = table("| staircase | images/s | to the baseline | to the step before | runs | "
@@ -233,7 +232,7 @@ def staircase(rows):
     if any(row.get("verdict") in ("ran once", "not clear") for row in rows):
         lines += ["Ran once, not clear: more --minutes or --runs give a verdict."]
     if any(verdict(row).startswith("kept, ") for row in rows):
-        lines += ["Kept, with another verdict: it gained when it was kept, not by all its runs."]
+        lines += ["Kept, with another verdict: it gained in its first run, but is not sure by all."]
     sets = [row for row in rows if row["status"] == "ok" and (
         row is rows[0] or row.get("kept") or row.get("verdict") == "faster")]
     if sets:
@@ -241,7 +240,7 @@ def staircase(rows):
         others = {"the fastest per step": best, "the baseline": rows[0]}
         seconds = [f"; {name} takes {whole(row):.1f} s" for name, row in others.items()
                    if row is not quick and row["status"] == "ok"]
-        lines += ["", f"- Fastest per step, with what was kept: {command(best, rows[0])}",
+        lines += ["", f"- Fastest per step, all that gained: {command(best, rows[0])}",
                   f"- Fastest over the whole of {len(quick['epochs'])} epochs, with warm-up:",
                   f"  {command(quick, rows[0])},",
                   "".join([f"  {whole(quick):.1f} s without validation", *seconds])]
@@ -293,8 +292,9 @@ def markdown(rows):
         steps = good["options"].get("steps")
         length = f"{len(good['epochs'])} epochs" + (f" of {steps} steps" if steps else "")
         parts += [f"{workload(good)}, {length}. Seconds and images/s are of {which_epochs(good)}; "
-                  "the warm-up is start and first epoch. Ratios compare a run's median with the "
-                  "other set's at that time; ± is the 95 % uncertainty.",
+                  "the warm-up is start and first epoch. A ratio compares each run with the other "
+                  "set's speed at that time, so it can differ from the quotient of two images/s; ± "
+                  "is its 95 % uncertainty.",
                   setting(good)]
         reasons = [f"{name}, because {why}" for name, why in good["left_out"].items()]
         parts += [f"Left out: {'; '.join(reasons)}."] * bool(reasons)
@@ -489,7 +489,8 @@ def chart_part(words, up):
     row = results()[words[0]][1][0]
     caption, folder = f"{workload(row)} on {place(row)}", f"{up}results/{words[0]}"
     return [f"![images/s of {caption}]({folder}/running.png)", "",
-            f"*Training {caption}: [tables]({folder}/README.md).*"]
+            f"*Training {caption}: [tables]({folder}/README.md).",
+            "Ratios are of runs made close in time, because the machine's speed drifts; bars are not.*"]
 
 
 def table_part(words, up):
@@ -502,7 +503,7 @@ def table_part(words, up):
 
 def pays_part(words, up):
     """Return what each technique gained in the staircases of these folders."""
-    head, columns, together = ["technique"], [], ["the fastest set"]
+    head, columns, together = ["technique"], [], ["all that gained"]
     for name in words:
         _, rows = results()[name]
         together.append(f"**{to_baseline(fastest(rows), rows)}**")
@@ -511,9 +512,11 @@ def pays_part(words, up):
             f"**{gain}**" if verdict(row) == "kept" and float(gain[:-1]) >= PAYS else gain)
             for row, gain in gains(rows)})  # of one tried again, the last counts
     names = dict.fromkeys(name for column in columns for name in column)  # as they were tried
+    titles = dict(re.findall(r"^### train_(\w+)\.py: (.*)$",
+                             (ROOT / "docs" / "techniques.md").read_text(), re.MULTILINE))
     return table(f"| {' | '.join(head)} |", [
-        *([f"[{name}]({up}src/train_{name}.py)", *(column.get(name, "") for column in columns)]
-          for name in names), together])
+        *([f"[{name}]({up}src/train_{name}.py): {titles[name]}",
+           *(column.get(name, "") for column in columns)] for name in names), together])
 
 
 PARTS = {"variants": variants_part, "diff": diff_part, "chart": chart_part, "table": table_part,

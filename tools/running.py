@@ -57,8 +57,9 @@ def reasons_to_leave_out(here):
             reasons["amp"] = "this CPU has no bfloat16, so PyTorch would emulate it"
     elif here["gpus"] == 1:
         reasons |= dict.fromkeys(("DP", "DDP"), "it does nothing on one GPU")
-    if not any(map(shutil.which, ("g++", "clang++", "c++"))):
-        reasons["compile"] = "it needs a C++ compiler, such as g++"
+    if not any(map(shutil.which, ("gcc", "clang", "cc") if here["gpus"] else
+                   ("g++", "clang++", "c++"))):
+        reasons["compile"] = "it needs a compiler: of C on a GPU, of C++ on a CPU"
     return reasons
 
 
