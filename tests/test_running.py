@@ -204,7 +204,8 @@ def test_all_rows_from_another_folder_through_a_link(stand_ins, tmp_path):
     assert table.strip() in done.stdout and "old" not in table and "speed changed" not in table
     assert f"`./compose.sh {' '.join(best)} > my_train.py`" in table
     assert "| +DALI | SKIP: train_DALI.py: error: " in table
-    assert re.search(r"\| single \| 1.00 s \(1.00x\) \| 0.80 s \(1.25x ±0.\d\d\) \| 0.67 s \(1.50x ±", table)
+    assert re.search(r"\| single \| 1.00 s \(1.00x\) \| 0.80 s \(1.25x ±0.\d\d\) \| 0.67 s "
+                     r"\(1.50x ±", table)
     assert f"torchvision {version('torchvision')}, Python " in table and "`./running.sh 2 " in table
     assert (results / "running.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert (results / "running" / "train_old.json").exists()  # not its own to delete

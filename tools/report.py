@@ -222,7 +222,8 @@ def staircase(rows):
         cells.append([name, problem(row)] if row["status"] != "ok" else
                      [name, f"{row['images_per_second']:,.0f}", to_baseline(row, rows),
                       gain(row) or times, str(row.get("n", len(runs(row)))),
-                      pays_back(row, sets[tuple(row.get("on", []))]), f"{row['val_top1']:.2%}", verdict(row)])
+                      pays_back(row, sets[tuple(row.get("on", []))]), f"{row['val_top1']:.2%}",
+                      verdict(row)])
     if len(cells) == 1:
         return []
     lines = table("| staircase | images/s | to the baseline | to the step before | runs | "
@@ -490,7 +491,8 @@ def chart_part(words, up):
     caption, folder = f"{workload(row)} on {place(row)}", f"{up}results/{words[0]}"
     return [f"![images/s of {caption}]({folder}/running.png)", "",
             f"*Training {caption}: [tables]({folder}/README.md).",
-            "Ratios are of runs made close in time, because the machine's speed drifts; bars are not.*"]
+            "Ratios are of runs made close in time, because the machine's speed drifts; bars are "
+            "not.*"]
 
 
 def table_part(words, up):
