@@ -58,14 +58,14 @@ const DATA = {
 "    parser.error = fail",
 "    add = parser.add_argument",
 "    places = [folder / \"data\" / \"digits\" for folder in Path(__file__).resolve().parents]",
-"    digits = next(filter(Path.is_dir, places), places[1])",
+"    digits = next(filter(Path.is_dir, places), places[:2][-1])",
 "    add(\"--dataset\", type=Path, default=digits, help=\"folder with train/<class>/*, val/<class>/*\")",
 "    add(\"--image_size\", type=count, default=32, help=\"height and width in training, pixels\")",
 "    add(\"--val_size\", type=count, help=\"height and width in validation; None: IMAGE_SIZE\")",
 "    add(\"--augment\", choices=[\"none\", \"resized\", \"crop\"], default=\"none\",",
 "        help=\"random flips and crops: resized as for ImageNet, or crop: padded by 1/8\")",
 "    cores = len(os.sched_getaffinity(0)) if hasattr(os, \"sched_getaffinity\") else os.cpu_count()",
-"    add(\"--workers\", type=int, default=min(16, cores), help=\"loading processes in all\")",
+"    add(\"--workers\", type=int, default=min(16, cores), help=\"loading processes for training\")",
 "    add(\"--width\", type=count, default=16, help=\"channels of conv11's first layer\")",
 "    add(\"--model\", default=\"conv11\", help=\"conv11 or a classifier of torchvision.models\")",
 "    add(\"--batch_size\", type=count, default=120, help=\"images in a step, all processes together\")",
@@ -165,15 +165,13 @@ const DATA = {
 "    # each process has its share of the validation images, the batch and the workers",
 "    val_sampler = range(rank, len(val_set), world_size)",
 "    workers = -(-args.workers // world_size)",
-"    stay = workers > 0 and args.augment == \"none\"  # random crops need workers with new seeds",
-"    loading = dict(batch_size=args.batch_size // world_size, num_workers=workers,",
-"                   pin_memory=on_gpu, generator=torch.Generator())",
+"    loading = dict(batch_size=args.batch_size // world_size, num_workers=workers, pin_memory=on_gpu,",
+"                   persistent_workers=workers > 0, generator=torch.Generator())",
 "",
-"    train_loader = DataLoader(",
-"        train_set, sampler=sampler, drop_last=True, persistent_workers=stay, **loading)",
+"    train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **loading)",
 "",
 "    # every validation image, in order",
-"    val_loader = DataLoader(val_set, sampler=val_sampler, persistent_workers=workers > 0, **loading)",
+"    val_loader = DataLoader(val_set, sampler=val_sampler, **loading)",
 "",
 "    # ----------------------------------------------------------------------------------- model",
 "    # the device turns bytes into floats; mean and std are there, so that no step waits for a copy",
@@ -243,7 +241,7 @@ const DATA = {
 "    warmup_seconds = 0.0",
 "    resumed = len(epochs)",
 "    for epoch in range(resumed, args.epochs):",
-"        # each epoch and process has its own seed; a resumed run draws the same crops and dropout",
+"        # each epoch and process has its own seed, and the same one after a resume",
 "        torch.manual_seed((args.seed + epoch) * world_size + rank)",
 "        loading[\"generator\"].manual_seed(torch.initial_seed())",
 "",
@@ -449,8 +447,8 @@ const DATA = {
 ]
 ],
 [
+165,
 166,
-168,
 [
 "    # new #",
 "    # DALI reads the same images in the same order",
@@ -460,8 +458,8 @@ const DATA = {
 ]
 ],
 [
-170,
-171,
+168,
+169,
 [
 "    # new #",
 "    # DALI reads the images of validation, too",
@@ -520,8 +518,8 @@ const DATA = {
 ]
 ],
 [
-205,
-205,
+203,
+203,
 [
 "    # new #",
 "    # DDP averages the gradients of all processes while the backward pass runs",
@@ -533,8 +531,8 @@ const DATA = {
 ]
 ],
 [
-210,
-210,
+208,
+208,
 [
 "",
 "    # new #",
@@ -545,8 +543,8 @@ const DATA = {
 ]
 ],
 [
-245,
-246,
+243,
+244,
 [
 "        # new #",
 "        # without this line every epoch has the order of the first one",
@@ -554,8 +552,8 @@ const DATA = {
 ]
 ],
 [
-273,
-273,
+271,
+271,
 [
 "        # new #",
 "        # average the loss over the processes; send process 0's batch norm statistics to all",
@@ -566,8 +564,8 @@ const DATA = {
 ]
 ],
 [
-288,
-288,
+286,
+286,
 [
 "",
 "        # new #",
@@ -576,8 +574,8 @@ const DATA = {
 ]
 ],
 [
-314,
-314,
+312,
+312,
 [
 "    # new #",
 "    # PyTorch warns about a process group that stays open",
@@ -595,8 +593,8 @@ const DATA = {
 "added": 5,
 "hunks": [
 [
-205,
-205,
+203,
+203,
 [
 "    # new #",
 "    # each step copies the weights to every GPU and gives each GPU an equal part of the batch",
@@ -740,14 +738,14 @@ const DATA = {
 69,
 [
 "    # new #",
-"    # float16 needs a scaled loss; bfloat16, the only choice on a CPU, has the range of float32",
+"    # float16 needs a scaled loss; bfloat16, which a CPU always takes, has the range of float32",
 "    add(\"--amp_dtype\", choices=[\"float16\", \"bfloat16\"], default=\"float16\", help=\"CPU: bfloat16\")",
 ""
 ]
 ],
 [
-202,
-202,
+200,
+200,
 [
 "    # new #",
 "    # the scaler multiplies the loss, because small gradients become zero in float16",
@@ -757,8 +755,8 @@ const DATA = {
 ]
 ],
 [
+256,
 258,
-260,
 [
 "            # new #",
 "            # convolutions and matrix products run in half precision, the loss in float32",
@@ -768,8 +766,8 @@ const DATA = {
 ]
 ],
 [
+260,
 262,
-264,
 [
 "            # new #",
 "            # the scaler divides the gradients again, and skips the step if they overflowed",
@@ -888,8 +886,8 @@ const DATA = {
 ]
 ],
 [
+165,
 166,
-168,
 [
 "    # new #",
 "    # this decodes all images; later a batch is a look-up in memory",
@@ -898,8 +896,8 @@ const DATA = {
 ]
 ],
 [
-170,
-171,
+168,
+169,
 [
 "    # new #",
 "    # validation images are in memory, too",
@@ -916,8 +914,8 @@ const DATA = {
 "added": 6,
 "hunks": [
 [
-192,
-192,
+190,
+190,
 [
 "    # new #",
 "    # tensor cores work on channels last; in other layouts each layer converts its input",
@@ -926,8 +924,8 @@ const DATA = {
 ]
 ],
 [
-256,
-257,
+254,
+255,
 [
 "            # new #",
 "            # images get the same layout as the weights",
@@ -954,8 +952,8 @@ const DATA = {
 ]
 ],
 [
-203,
-204,
+201,
+202,
 [
 "    # new #",
 "    # compiling fuses layers into fewer kernels; it takes place in the first step of each image size",
@@ -988,11 +986,11 @@ const DATA = {
 "title": "fused optimizer kernels",
 "guide": "techniques.md#train_fusedpy-fused-optimizer-kernels",
 "launcher": "python ",
-"added": 8,
+"added": 13,
 "hunks": [
 [
-196,
-196,
+194,
+194,
 [
 "    # new #",
 "    # one kernel updates all weights and handles amp's scale and overflows, so that no step waits",
@@ -1002,6 +1000,11 @@ const DATA = {
 "        # PyTorch leaves momentum uninitialised if amp skips the first step",
 "        for weights in group[\"params\"] if group.get(\"momentum\") else ():",
 "            optimizer.state[weights][\"momentum_buffer\"] = torch.zeros_like(weights)",
+"    @optimizer.register_load_state_dict_post_hook",
+"    def lay_out(optimizer):  # a checkpoint's momentum like the weights: the kernel needs that",
+"        for weights, state in optimizer.state.items():",
+"            state.update({name: torch.zeros_like(weights).copy_(value) for name, value",
+"                          in state.items() if getattr(value, \"shape\", None) == weights.shape})",
 ""
 ]
 ]
@@ -1040,8 +1043,8 @@ const DATA = {
 ]
 ],
 [
-235,
-235,
+233,
+233,
 [
 "    # new #",
 "    # profiles the last steps of the first epoch; with more epochs the record's speed leaves it out",
@@ -1057,8 +1060,8 @@ const DATA = {
 ]
 ],
 [
-264,
-264,
+262,
+262,
 [
 "",
 "            # new #",
@@ -1102,8 +1105,8 @@ const DATA = {
 ]
 ],
 [
-255,
-255,
+253,
+253,
 [
 "            # new #",
 "            # each size has one of the first three steps, to compile or run out of memory at once",
@@ -1147,8 +1150,8 @@ const DATA = {
 ]
 ],
 [
-188,
-188,
+186,
+186,
 [
 "",
 "    # new #",
@@ -1257,7 +1260,7 @@ const DATA = {
 "    \"\"\"Return the parser of the options; every loader has these, with the same defaults.\"\"\"",
 "    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)",
 "    parser.error = lambda message: parser.exit(2, f\"{parser.prog}: error: {message}\\n\")",
-"    photos = Path(__file__).resolve().parents[1] / \"data\" / \"photos\"",
+"    photos = Path(__file__).resolve().parent.parent / \"data\" / \"photos\"",
 "    add = parser.add_argument",
 "",
 "    # data",
@@ -1319,7 +1322,7 @@ const DATA = {
 "    def __init__(self, root, transform=None, pair=(\"blurry\", \"sharp\"), least=1):",
 "        self.root, self.transform, self.least = root, transform, least",
 "        folders = [os.path.join(root, name) for name in pair]",
-"        if all(map(os.path.isdir, folders)):",
+"        if any(map(os.path.isdir, folders)):",
 "            names = [{os.path.relpath(os.path.join(where, name), folder)",
 "                      for where, _, files in os.walk(folder, followlinks=True) for name in files",
 "                      if is_picture(name)} for folder in folders]",
@@ -1368,7 +1371,7 @@ const DATA = {
 "",
 "def open_pictures(parser, args, transform):",
 "    \"\"\"Return the Pictures of --data_source and --split; exit with status 2 if there are none.\"\"\"",
-"    names = {\"train\": (\"train\", \"training\"), \"test\": (\"test\", \"testing\", \"val\")}[args.split]",
+"    names = {\"train\": (\"train\", \"training\"), \"test\": (\"val\", \"test\", \"testing\")}[args.split]",
 "    root = next((args.data_source / name for name in names if (args.data_source / name).is_dir()),",
 "                args.data_source / names[0])",
 "    try:",

@@ -51,7 +51,7 @@ def build_parser():
     """Return the parser of the options; every loader has these, with the same defaults."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.error = lambda message: parser.exit(2, f"{parser.prog}: error: {message}\n")
-    photos = Path(__file__).resolve().parents[1] / "data" / "photos"
+    photos = Path(__file__).resolve().parent.parent / "data" / "photos"
     add = parser.add_argument
 
     # data
@@ -113,7 +113,7 @@ class Pictures(Dataset):
     def __init__(self, root, transform=None, pair=("blurry", "sharp"), least=1):
         self.root, self.transform, self.least = root, transform, least
         folders = [os.path.join(root, name) for name in pair]
-        if all(map(os.path.isdir, folders)):
+        if any(map(os.path.isdir, folders)):
             names = [{os.path.relpath(os.path.join(where, name), folder)
                       for where, _, files in os.walk(folder, followlinks=True) for name in files
                       if is_picture(name)} for folder in folders]
@@ -162,7 +162,7 @@ class Pictures(Dataset):
 
 def open_pictures(parser, args, transform):
     """Return the Pictures of --data_source and --split; exit with status 2 if there are none."""
-    names = {"train": ("train", "training"), "test": ("test", "testing", "val")}[args.split]
+    names = {"train": ("train", "training"), "test": ("val", "test", "testing")}[args.split]
     root = next((args.data_source / name for name in names if (args.data_source / name).is_dir()),
                 args.data_source / names[0])
     try:

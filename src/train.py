@@ -53,14 +53,14 @@ def build_parser():
     parser.error = fail
     add = parser.add_argument
     places = [folder / "data" / "digits" for folder in Path(__file__).resolve().parents]
-    digits = next(filter(Path.is_dir, places), places[1])
+    digits = next(filter(Path.is_dir, places), places[:2][-1])
     add("--dataset", type=Path, default=digits, help="folder with train/<class>/*, val/<class>/*")
     add("--image_size", type=count, default=32, help="height and width in training, pixels")
     add("--val_size", type=count, help="height and width in validation; None: IMAGE_SIZE")
     add("--augment", choices=["none", "resized", "crop"], default="none",
         help="random flips and crops: resized as for ImageNet, or crop: padded by 1/8")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    add("--workers", type=int, default=min(16, cores), help="loading processes in all")
+    add("--workers", type=int, default=min(16, cores), help="loading processes for training")
     add("--width", type=count, default=16, help="channels of conv11's first layer")
     add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
     add("--batch_size", type=count, default=120, help="images in a step, all processes together")
@@ -160,15 +160,13 @@ def main():
     # each process has its share of the validation images, the batch and the workers
     val_sampler = range(rank, len(val_set), world_size)
     workers = -(-args.workers // world_size)
-    stay = workers > 0 and args.augment == "none"  # random crops need workers with new seeds
-    loading = dict(batch_size=args.batch_size // world_size, num_workers=workers,
-                   pin_memory=on_gpu, generator=torch.Generator())
+    loading = dict(batch_size=args.batch_size // world_size, num_workers=workers, pin_memory=on_gpu,
+                   persistent_workers=workers > 0, generator=torch.Generator())
 
-    train_loader = DataLoader(
-        train_set, sampler=sampler, drop_last=True, persistent_workers=stay, **loading)
+    train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **loading)
 
     # every validation image, in order
-    val_loader = DataLoader(val_set, sampler=val_sampler, persistent_workers=workers > 0, **loading)
+    val_loader = DataLoader(val_set, sampler=val_sampler, **loading)
 
     # ----------------------------------------------------------------------------------- model
     # the device turns bytes into floats; mean and std are there, so that no step waits for a copy
@@ -238,7 +236,7 @@ def main():
     warmup_seconds = 0.0
     resumed = len(epochs)
     for epoch in range(resumed, args.epochs):
-        # each epoch and process has its own seed; a resumed run draws the same crops and dropout
+        # each epoch and process has its own seed, and the same one after a resume
         torch.manual_seed((args.seed + epoch) * world_size + rank)
         loading["generator"].manual_seed(torch.initial_seed())
 

@@ -37,13 +37,12 @@ SETS = """\
     val_set = open_folder(args.dataset, ("val", "test", "testing"), val_transform)
 """
 SAMPLER = "    sampler = RandomSampler(train_set, generator=torch.Generator())\n"
-LOADING = "                   pin_memory=on_gpu, generator=torch.Generator())\n"
+LOADING = "                   persistent_workers=workers > 0, generator=torch.Generator())\n"
 TRAIN_LOADER = """\
-    train_loader = DataLoader(
-        train_set, sampler=sampler, drop_last=True, persistent_workers=stay, **loading)
+    train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **loading)
 """
 VAL_LOADER = """\
-    val_loader = DataLoader(val_set, sampler=val_sampler, persistent_workers=workers > 0, **loading)
+    val_loader = DataLoader(val_set, sampler=val_sampler, **loading)
 """
 CONV11 = "def conv11(width, classes):\n"
 MODEL = "            model = conv11(args.width, classes)\n"
@@ -411,8 +410,7 @@ def seed_worker(number):
          ("train_set, sampler=sampler, drop_last=True", "train_set, shuffle=True, drop_last=True")],
          refused="DALI cache", said="DDP"),
     Edit("the last small batch too", "data", [
-         ("        train_set, sampler=sampler, drop_last=True, persistent",
-          "        train_set, sampler=sampler, drop_last=False, persistent")],
+         ("sampler=sampler, drop_last=True", "sampler=sampler, drop_last=False")],
          refused="DALI cache", either="compile", options="--batch_size 60 --steps 6"),
     Edit("larger batches in validation", "data", [(VAL_LOADER, """\
     val_loader = DataLoader(val_set, 200, sampler=val_sampler, num_workers=workers)
@@ -893,7 +891,7 @@ OPTIONS = [
     Edit("option augment removed", "options", [
          lambda text: re.sub(r'    add\("--augment"(.|\n)*?\)\n', "", text),
          lambda text: re.sub(r"    flip = (.|\n)*?\[args.augment\]\n", "", text),
-         ("[*crop, ", "[*center, "), (' and args.augment == "none"', "")],
+         ("[*crop, ", "[*center, ")],
          refused="compile progressive", differs="DALI cache"),
     Edit("option steps removed", "options", [
          lambda text: re.sub(r'    add\("--steps".*\n', "", text),
@@ -915,7 +913,6 @@ TEXTS = [
         train_set,
         sampler=sampler,
         drop_last=True,
-        persistent_workers=stay,
         **loading,
     )
 """), (OPTIMIZER, """\

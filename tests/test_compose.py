@@ -311,8 +311,7 @@ def test_a_conflict_names_the_place_and_leaves_the_file(technique, old, new, tmp
 UNREAD = {
     "net": ("            output = net(images)\n",
             "            images = normalize(images)\n            output = model(images)\n"),
-    "val_sampler": ("(val_set, sampler=val_sampler, persistent_workers=workers > 0, **loading)",
-                    "(val_set, batch_size=200)"),
+    "val_sampler": ("(val_set, sampler=val_sampler, **loading)", "(val_set, batch_size=200)"),
     "sampler": ("train_set, sampler=sampler, drop_last", "train_set, shuffle=True, drop_last")}
 UNSET = {"correct": "hits", "net": "network", "losses": "history"}
 

@@ -10,9 +10,9 @@ import helpers
 import pytest
 import torch
 from helpers import ROOT, SRC, TINY, edited, load_checkpoint, run, same_bits, torchrun, weights
-from test_compose import PAIRS, SETS, WHOLE, merged
+from test_compose import PAIRS, SETS, WHOLE
 from test_ddp import without_batch_norm
-from test_variants import assert_equal_epochs, in_float64
+from test_variants import assert_equal_epochs, composed, in_float64
 
 GPUS = torch.cuda.device_count()
 ONE_PROCESS = sorted(path for path in SRC.glob("train*.py")
@@ -23,13 +23,6 @@ train = functools.partial(helpers.train, forked=False)  # as a user starts it
 def start_all(script, *options, processes):
     done = run(*torchrun(script, *options, processes=processes))
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-def composed(folder, *techniques):
-    """Write the script that joins these techniques."""
-    script = folder / ("_".join(["train", *techniques]) + ".py")
-    script.write_text(merged((SRC / "train.py").read_text(), techniques))
-    return script
 
 
 @pytest.mark.gpu

@@ -21,6 +21,13 @@ OPTIMIZERS = {"SGD": SGD,
               "RMSprop": "torch.optim.RMSprop(model.parameters(), args.lr / 100, momentum=0.9)"}
 
 
+def composed(folder, *techniques):
+    """Write the script that joins these techniques."""
+    script = folder / ("_".join(["train", *techniques]) + ".py")
+    script.write_text(compose.join(techniques))
+    return script
+
+
 def in_float64(name, folder):
     """Write a copy that computes in float64: small differences in float32 grow step by step."""
     return edited(name, folder, (".float32, scale", ".float64, scale"),
@@ -208,6 +215,18 @@ def test_fused_under_amp_with_a_scaler(optimizer, digits, tmp_path):
         script.write_text(text)
         records.append(train(script, *options)[0])
     assert_equal_epochs(*records, tolerance=0.02)
+
+
+@pytest.mark.parametrize("source, to", [
+    ("train", ["channels_last", "fused"]), ("train_channels_last", ["fused"])])
+def test_fused_goes_on_in_another_memory_layout(source, to, digits, tmp_path):
+    """PyTorch's kernel on a CPU would add each momentum to another weight, and say nothing."""
+    options = ["--dataset", digits, *TINY, "--lr", 0.05, "--result_dir", tmp_path]
+    train(SRC / f"{source}.py", *options, "--epochs", 2)
+    again = [*options, "--epochs", 3, "--resume", tmp_path / f"{source}.pt"]
+    other, _ = train(composed(tmp_path, *to), *again)
+    one, _ = train(SRC / f"{source}.py", *again)
+    assert other["epochs"][2]["loss"] == pytest.approx(one["epochs"][2]["loss"], abs=1e-3)
 
 
 def test_fused_goes_on_from_a_checkpoint_of_the_baseline(digits, tmp_path):
