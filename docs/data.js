@@ -1875,7 +1875,9 @@ const DATA = {
 "family": "train",
 "file": "running.json",
 "warning": "",
-"limits": [],
+"limits": [
+"train.py started its loading workers again in each epoch when this was measured, so its speed is too low. It keeps them now."
+],
 "title": "resnet50, 224 px, imagenet_copies, batch 256; 1x NVIDIA H100 80GB HBM3",
 "setting": "1x NVIDIA H100 80GB HBM3, driver 580.159.04, CUDA 13.0, cuDNN 92400; 16 cores of Intel(R) Xeon(R) Processor; lmdb 3.0.0, nvidia-dali-cuda120 2.4.0, torch 2.14.1, torchvision 0.29.2, Python 3.12.3; 2026-11-25; `./running.sh 4 data/imagenet_copies --part staircase --without LMDB --without cache --minutes 13.5 --result_dir results/h100-resnet50 -- --model resnet50 --image_size 224 --augment resized --batch_size 256 --compile_mode reduce-overhead`",
 "rows": [
@@ -2181,7 +2183,9 @@ const DATA = {
 "family": "train",
 "file": "running.json",
 "warning": "The baseline's speed changed: it trained 1,045 images/s and then 1,193. Something else used the machine, or loading varied.",
-"limits": [],
+"limits": [
+"`--augment` took no value then; today it is `--augment resized`. train.py started its loading workers again in each epoch when this was measured, so its speed is too low. It keeps them now."
+],
 "title": "resnet50, 224 px, imagenet_copies, batch 512; 2x NVIDIA H200",
 "setting": "2x NVIDIA H200, driver 580.159.04, CUDA 13.0, cuDNN 92400; 32 cores of Intel(R) Xeon(R) Processor; lmdb 3.0.0, nvidia-dali-cuda120 2.4.0, torch 2.14.1, torchvision 0.29.2, Python 3.12.3; 2026-11-23; `./running.sh 3 data/imagenet_copies --part staircase --without LMDB --without cache --without stem --without cudnn --minutes 6.5 --result_dir results/h200-2gpu-resnet50 -- --model resnet50 --image_size 224 --augment --batch_size 512 --workers 32 --steps 24 --compile_mode reduce-overhead`",
 "rows": [

@@ -84,6 +84,7 @@ def records():
         warning = report.warning(rows).replace("**", "") if family == "train" else ""
         limits = [f"{row['loader']} is limited by {row['bottleneck']}: {row['evidence']}."
                   for row in rows if "bottleneck" in row]
+        limits += [row["stopped"] for row in rows if "stopped" in row]
         found.append(dict(
             folder=folder, family=family, file=f"{kind}.json", warning=warning, limits=limits,
             title=f"{report.workload(rows[0])}; {report.place(rows[0])}",
