@@ -1001,7 +1001,7 @@ const DATA = {
 "        for weights in group[\"params\"] if group.get(\"momentum\") else ():",
 "            optimizer.state[weights][\"momentum_buffer\"] = torch.zeros_like(weights)",
 "    @optimizer.register_load_state_dict_post_hook",
-"    def lay_out(optimizer):  # a checkpoint's momentum like the weights: the kernel needs that",
+"    def lay_out(optimizer):  # the kernel needs momentum in the memory layout of the weights",
 "        for weights, state in optimizer.state.items():",
 "            state.update({name: torch.zeros_like(weights).copy_(value) for name, value",
 "                          in state.items() if getattr(value, \"shape\", None) == weights.shape})",

@@ -200,10 +200,10 @@ def warning(rows):
 
 
 def gains(rows):
-    """Return [(row, its ratio to the set that it was added to)] of the staircase."""
+    """Return [(row, the row that it was added to, its ratio to that)] of the staircase."""
     sets = {tuple(row["techniques"]): row for row in rows}
-    return [(row, gain(row).split(" ")[0] or ratio(row, sets[tuple(row["on"])]))
-            for row in rows if "on" in row]
+    steps = [(row, sets[tuple(row["on"])]) for row in rows if "on" in row]
+    return [(row, on, gain(row).split(" ")[0] or ratio(row, on)) for row, on in steps]
 
 
 def fastest(rows):
@@ -216,14 +216,13 @@ def fastest(rows):
 
 def staircase(rows):
     """Return the table of techniques, each on top of those kept before it, and the fastest sets."""
-    cells, sets = [], {tuple(row["techniques"]): row for row in rows}
-    for row, times in [(rows[0], ""), *gains(rows)]:
+    cells = []
+    for row, on, times in [(rows[0], rows[0], ""), *gains(rows)]:
         name = row["column"] if "on" in row else "baseline"
         cells.append([name, problem(row)] if row["status"] != "ok" else
                      [name, f"{row['images_per_second']:,.0f}", to_baseline(row, rows),
                       gain(row) or times, str(row.get("n", len(runs(row)))),
-                      pays_back(row, sets[tuple(row.get("on", []))]), f"{row['val_top1']:.2%}",
-                      verdict(row)])
+                      pays_back(row, on), f"{row['val_top1']:.2%}", verdict(row)])
     if len(cells) == 1:
         return []
     lines = table("| staircase | images/s | to the baseline | to the step before | runs | "
@@ -512,7 +511,7 @@ def pays_part(words, up):
         head.append(f"[{workload(rows[0])}, {place(rows[0])}]({up}results/{name}/README.md)")
         columns.append({row["column"].removeprefix("+"): (
             f"**{gain}**" if verdict(row) == "kept" and float(gain[:-1]) >= PAYS else gain)
-            for row, gain in gains(rows)})  # of one tried again, the last counts
+            for row, _, gain in gains(rows)})  # of one tried again, the last counts
     names = dict.fromkeys(name for column in columns for name in column)  # as they were tried
     titles = dict(re.findall(r"^### train_(\w+)\.py: (.*)$",
                              (ROOT / "docs" / "techniques.md").read_text(), re.MULTILINE))
