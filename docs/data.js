@@ -98,9 +98,13 @@ const DATA = {
 "             \"`python make_dataset.py digits` makes the default)\")",
 "",
 "",
-"def write(path, content):",
-"    \"\"\"Write bytes beside `path`, then move them there: `path` is never half a file.\"\"\"",
-"    Path(f\"{path}.part\").write_bytes(content)",
+"def write(path, save):",
+"    \"\"\"Call save(file) on a file beside `path`, then move it there: `path` is never half a file.\"\"\"",
+"    try:",
+"        with open(f\"{path}.part\", \"wb\") as file:",
+"            save(file)",
+"    except RuntimeError as error:  # torch.save hides the OSError of a full disk",
+"        raise error.__context__ or error",
 "    os.replace(f\"{path}.part\", path)",
 "",
 "",
@@ -118,8 +122,7 @@ const DATA = {
 "",
 "def main():",
 "    # --------------------------------------------------------------------------------- options",
-"    started = time.perf_counter()",
-"    script = Path(__file__).stem",
+"    started, script = time.perf_counter(), Path(__file__).stem",
 "    args = build_parser().parse_args()",
 "",
 "    # the number of this process, the number of processes, and the device of this process",
@@ -238,8 +241,7 @@ const DATA = {
 "",
 "    # the host waits for the GPU only before and after the steps of an epoch, to time them",
 "    synchronize = torch.cuda.synchronize if on_gpu else lambda: None",
-"    warmup_seconds = 0.0",
-"    resumed = len(epochs)",
+"    warmup_seconds, resumed = 0.0, len(epochs)",
 "    for epoch in range(resumed, args.epochs):",
 "        # each epoch and process has its own seed, and the same one after a resume",
 "        torch.manual_seed((args.seed + epoch) * world_size + rank)",
@@ -248,8 +250,7 @@ const DATA = {
 "        # the order of the images",
 "        sampler.generator.manual_seed(args.seed + epoch)",
 "",
-"        losses = torch.zeros(steps, device=device)",
-"        data_wait = 0.0",
+"        losses, data_wait = torch.zeros(steps, device=device), 0.0",
 "        model.train()",
 "        synchronize()",
 "        start = tick = time.perf_counter()",
@@ -300,8 +301,8 @@ const DATA = {
 "        if rank == 0:",
 "            states = {name: part.state_dict() for name, part in parts.items()}",
 "            options = {name: str(value) for name, value in vars(args).items() if name != \"resume\"}",
-"            torch.save(dict(parts=states, epochs=epochs, options=options), content := io.BytesIO())",
-"            write(saved, content.getvalue())",
+"            checkpoint = dict(parts=states, epochs=epochs, options=options)",
+"            write(saved, lambda file: torch.save(checkpoint, file))",
 "",
 "    # the record; its speed leaves out the first epoch of this run, which is the warm-up",
 "    steady = epochs[resumed + 1:] or epochs[1:] or epochs",
@@ -313,7 +314,8 @@ const DATA = {
 "        train_seconds=sum(each[\"seconds\"] for each in steady), warmup_seconds=warmup_seconds,",
 "        peak_memory_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else None)",
 "    if rank == 0:",
-"        write(saved.with_suffix(\".json\"), json.dumps(record, indent=1, default=str).encode())",
+"        write(saved.with_suffix(\".json\"), lambda file: file.write(",
+"            json.dumps(record, indent=1, default=str).encode()))",
 "",
 "",
 "if __name__ == \"__main__\":",
@@ -447,8 +449,8 @@ const DATA = {
 ]
 ],
 [
-165,
-166,
+168,
+169,
 [
 "    # new #",
 "    # DALI reads the same images in the same order",
@@ -458,8 +460,8 @@ const DATA = {
 ]
 ],
 [
-168,
-169,
+171,
+172,
 [
 "    # new #",
 "    # DALI reads the images of validation, too",
@@ -488,8 +490,8 @@ const DATA = {
 ]
 ],
 [
-120,
 123,
+126,
 [
 "    # new #",
 "    # torchrun starts one process for each GPU and gives each process its number",
@@ -508,8 +510,8 @@ const DATA = {
 ]
 ],
 [
-157,
-158,
+160,
+161,
 [
 "    # new #",
 "    # each process takes every world_size-th image of that order",
@@ -518,8 +520,8 @@ const DATA = {
 ]
 ],
 [
-203,
-203,
+206,
+206,
 [
 "    # new #",
 "    # DDP averages the gradients of all processes while the backward pass runs",
@@ -531,8 +533,8 @@ const DATA = {
 ]
 ],
 [
-208,
-208,
+211,
+211,
 [
 "",
 "    # new #",
@@ -543,8 +545,8 @@ const DATA = {
 ]
 ],
 [
-243,
-244,
+245,
+246,
 [
 "        # new #",
 "        # without this line every epoch has the order of the first one",
@@ -552,8 +554,8 @@ const DATA = {
 ]
 ],
 [
-271,
-271,
+272,
+272,
 [
 "        # new #",
 "        # average the loss over the processes; send process 0's batch norm statistics to all",
@@ -564,8 +566,8 @@ const DATA = {
 ]
 ],
 [
-286,
-286,
+287,
+287,
 [
 "",
 "        # new #",
@@ -574,8 +576,8 @@ const DATA = {
 ]
 ],
 [
-312,
-312,
+314,
+314,
 [
 "    # new #",
 "    # PyTorch warns about a process group that stays open",
@@ -593,8 +595,8 @@ const DATA = {
 "added": 5,
 "hunks": [
 [
-203,
-203,
+206,
+206,
 [
 "    # new #",
 "    # each step copies the weights to every GPU and gives each GPU an equal part of the batch",
@@ -713,8 +715,8 @@ const DATA = {
 ]
 ],
 [
-155,
-155,
+158,
+158,
 [
 "",
 "    # new #",
@@ -744,8 +746,8 @@ const DATA = {
 ]
 ],
 [
-200,
-200,
+203,
+203,
 [
 "    # new #",
 "    # the scaler multiplies the loss, because small gradients become zero in float16",
@@ -755,8 +757,8 @@ const DATA = {
 ]
 ],
 [
-256,
-258,
+257,
+259,
 [
 "            # new #",
 "            # convolutions and matrix products run in half precision, the loss in float32",
@@ -766,8 +768,8 @@ const DATA = {
 ]
 ],
 [
-260,
-262,
+261,
+263,
 [
 "            # new #",
 "            # the scaler divides the gradients again, and skips the step if they overflowed",
@@ -861,8 +863,8 @@ const DATA = {
 ]
 ],
 [
-156,
-156,
+159,
+159,
 [
 "    # new #",
 "    # the cache holds squares; resized crops are cut from squares that are a seventh larger",
@@ -886,8 +888,8 @@ const DATA = {
 ]
 ],
 [
-165,
-166,
+168,
+169,
 [
 "    # new #",
 "    # this decodes all images; later a batch is a look-up in memory",
@@ -896,8 +898,8 @@ const DATA = {
 ]
 ],
 [
-168,
-169,
+171,
+172,
 [
 "    # new #",
 "    # validation images are in memory, too",
@@ -914,8 +916,8 @@ const DATA = {
 "added": 6,
 "hunks": [
 [
-190,
-190,
+193,
+193,
 [
 "    # new #",
 "    # tensor cores work on channels last; in other layouts each layer converts its input",
@@ -924,8 +926,8 @@ const DATA = {
 ]
 ],
 [
-254,
 255,
+256,
 [
 "            # new #",
 "            # images get the same layout as the weights",
@@ -952,8 +954,8 @@ const DATA = {
 ]
 ],
 [
-201,
-202,
+204,
+205,
 [
 "    # new #",
 "    # compiling fuses layers into fewer kernels; it takes place in the first step of each image size",
@@ -970,8 +972,8 @@ const DATA = {
 "added": 3,
 "hunks": [
 [
-123,
-123,
+126,
+126,
 [
 "",
 "    # new #",
@@ -989,8 +991,8 @@ const DATA = {
 "added": 13,
 "hunks": [
 [
-194,
-194,
+197,
+197,
 [
 "    # new #",
 "    # one kernel updates all weights and handles amp's scale and overflows, so that no step waits",
@@ -1043,8 +1045,8 @@ const DATA = {
 ]
 ],
 [
-233,
-233,
+236,
+236,
 [
 "    # new #",
 "    # profiles the last steps of the first epoch; with more epochs the record's speed leaves it out",
@@ -1060,8 +1062,8 @@ const DATA = {
 ]
 ],
 [
-262,
-262,
+263,
+263,
 [
 "",
 "            # new #",
@@ -1090,8 +1092,8 @@ const DATA = {
 ]
 ],
 [
-137,
-137,
+140,
+140,
 [
 "",
 "    # new #",
@@ -1105,8 +1107,8 @@ const DATA = {
 ]
 ],
 [
-253,
-253,
+254,
+254,
 [
 "            # new #",
 "            # each size has one of the first three steps, to compile or run out of memory at once",
@@ -1127,8 +1129,8 @@ const DATA = {
 "added": 26,
 "hunks": [
 [
-113,
-113,
+117,
+117,
 [
 "# new #",
 "# tensor cores work best on 8 channels or more; 2x2 blocks of RGB have 12, padded to 16",
@@ -1150,8 +1152,8 @@ const DATA = {
 ]
 ],
 [
-186,
-186,
+189,
+189,
 [
 "",
 "    # new #",

@@ -93,9 +93,13 @@ def open_folder(dataset, names, transform):
              "`python make_dataset.py digits` makes the default)")
 
 
-def write(path, content):
-    """Write bytes beside `path`, then move them there: `path` is never half a file."""
-    Path(f"{path}.part").write_bytes(content)
+def write(path, save):
+    """Call save(file) on a file beside `path`, then move it there: `path` is never half a file."""
+    try:
+        with open(f"{path}.part", "wb") as file:
+            save(file)
+    except RuntimeError as error:  # torch.save hides the OSError of a full disk
+        raise error.__context__ or error
     os.replace(f"{path}.part", path)
 
 
@@ -113,8 +117,7 @@ def conv11(width, classes):
 
 def main():
     # --------------------------------------------------------------------------------- options
-    started = time.perf_counter()
-    script = Path(__file__).stem
+    started, script = time.perf_counter(), Path(__file__).stem
     args = build_parser().parse_args()
 
     # the number of this process, the number of processes, and the device of this process
@@ -237,8 +240,7 @@ def main():
 
     # the host waits for the GPU only before and after the steps of an epoch, to time them
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None
-    warmup_seconds = 0.0
-    resumed = len(epochs)
+    warmup_seconds, resumed = 0.0, len(epochs)
     for epoch in range(resumed, args.epochs):
         # each epoch and process has its own seed, and the same one after a resume
         torch.manual_seed((args.seed + epoch) * world_size + rank)
@@ -247,8 +249,7 @@ def main():
         # the order of the images
         sampler.generator.manual_seed(args.seed + epoch)
 
-        losses = torch.zeros(steps, device=device)
-        data_wait = 0.0
+        losses, data_wait = torch.zeros(steps, device=device), 0.0
         model.train()
         synchronize()
         start = tick = time.perf_counter()
@@ -301,8 +302,8 @@ def main():
         if rank == 0:
             states = {name: part.state_dict() for name, part in parts.items()}
             options = {name: str(value) for name, value in vars(args).items() if name != "resume"}
-            torch.save(dict(parts=states, epochs=epochs, options=options), content := io.BytesIO())
-            write(saved, content.getvalue())
+            checkpoint = dict(parts=states, epochs=epochs, options=options)
+            write(saved, lambda file: torch.save(checkpoint, file))
 
     # the record; its speed leaves out the first epoch of this run, which is the warm-up
     steady = epochs[resumed + 1:] or epochs[1:] or epochs
@@ -314,7 +315,8 @@ def main():
         train_seconds=sum(each["seconds"] for each in steady), warmup_seconds=warmup_seconds,
         peak_memory_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else None)
     if rank == 0:
-        write(saved.with_suffix(".json"), json.dumps(record, indent=1, default=str).encode())
+        write(saved.with_suffix(".json"), lambda file: file.write(
+            json.dumps(record, indent=1, default=str).encode()))
 
 
 if __name__ == "__main__":
