@@ -106,8 +106,7 @@ def write_record(args, clock, images, epochs=None):
         print(f"epoch {number}/{len(epochs)}", *(f"{key} {value:,.4f}" for key, value in
                                                  each.items()))
     args.result_dir.mkdir(parents=True, exist_ok=True)
-    train.write(args.result_dir / f"{script}.json",
-                json.dumps(record, indent=1, default=str).encode())
+    (args.result_dir / f"{script}.json").write_text(json.dumps(record, indent=1, default=str))
 
 
 def time_reading(args, passes, count):
