@@ -14,6 +14,7 @@ the next; and at the end what it prints.
 """
 
 import argparse
+import ast
 import builtins
 import collections
 import contextlib
@@ -69,11 +70,11 @@ TECHNIQUES = {
     "no_loading": """load faster, or keep the decoded data in memory
         the whole: src/train_cache.py, train_DALI.py, train_LMDB.py in pytorch-speedup""",
     "workers": """{loader}
-            num_workers={workers}, persistent_workers=True, pin_memory=True
+            num_workers={workers}, persistent_workers=True{pin}
         watch: each worker takes memory and draws random numbers of its own""",
     "amp bfloat16": """{call}
             with torch.autocast("{device}", torch.bfloat16):
-                {text}
+                {statement}
             {output}
         watch: compare the accuracy of a whole training""",
     "compile": """above {optimizer}
@@ -95,7 +96,7 @@ TECHNIQUES = {
         watch: products in float32 keep 10 bits of mantissa: compare the accuracy""",
     "amp float16": """{call}
             with torch.autocast("{device}", torch.float16):
-                {text}
+                {statement}
             {output}
         above {optimizer}
             scaler = torch.amp.GradScaler("{device}")
@@ -406,21 +407,33 @@ class Run:
         stack = list(traceback.walk_stack(sys._getframe(1)))
         return [each for each in stack if self.is_users(each[0])] or stack[-1:]
 
-    def place(self):
-        """Return {at: "file:line", text: its text} of the innermost line of the user's own code."""
-        frame, line = self.frames()[0]
+    def place(self, depth=0):
+        """Return {at: "file:line", text: its text} of a line of the user's own code."""
+        frame, line = self.frames()[depth]
         file = frame.f_code.co_filename
         return dict(at=f"{os.path.relpath(file)}:{line}",
                     text=linecache.getline(file, line).strip())
 
-    def names(self):
-        """Return {id: name} of the models that a user's line can name, such as self.net."""
-        frame, _ = self.frames()[0]
+    def statement(self):
+        """Return the statement at the innermost line; of one with a block, only that line."""
+        frame, line = self.frames()[0]
+        lines, inner = linecache.getlines(frame.f_code.co_filename), None
+        with contextlib.suppress(SyntaxError):
+            for node in ast.walk(ast.parse("".join(lines))):  # the inner ones come later
+                if isinstance(node, ast.stmt) and node.lineno <= line <= node.end_lineno:
+                    inner = node
+        if inner is None or hasattr(inner, "body"):
+            return linecache.getline(frame.f_code.co_filename, line).strip()
+        return textwrap.dedent("".join(lines[inner.lineno - 1:inner.end_lineno])).strip()
+
+    def names(self, depth=0):
+        """Return {name: model} of the models that a user's line can name, such as self.net."""
+        frame, _ = self.frames()[depth]
         owner = frame.f_locals.get("self")
         parts = {**getattr(owner, "__dict__", {}), **getattr(owner, "_modules", {})}
         values = {**frame.f_globals, **{f"self.{name}": part for name, part in parts.items()},
                   **frame.f_locals}
-        return {id(value): name for name, value in values.items()
+        return {name: value for name, value in values.items()
                 if isinstance(value, torch.nn.Module)}
 
     @staticmethod
@@ -541,19 +554,30 @@ class Run:
             if not any(module is each for each in self.models):
                 self.models.append(module)
                 self.prepare(module)
-            return original(module, *args, **kwargs)
+            output = original(module, *args, **kwargs)
+            self.note_call(module, output)
+            return output
         finally:
             if self.clock.steps < WATCHED:
                 torch.nn.Module.__call__ = self.calls[1]
 
+    def note_call(self, module, output):
+        """Note where a model is called, and whether its output is one tensor."""
+        model = self.facts["models"][[each is module for each in self.models].index(True)]
+        model["is_tensor"] = isinstance(output, torch.Tensor)
+        if (at := self.place()["at"]) not in model["calls"]:
+            model["calls"].append(at)
+
     def prepare(self, module):
         """Note what a model is, and change it before its first step."""
         nn, last = torch.nn, torch.channels_last
-        inner, called = module, self.names().get(id(module), "model")
+        inner, called = module, next(
+            (name for name, model in self.names().items() if model is module), "model")
         while isinstance(inner, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             inner, called = inner.module, f"{called}.module"
-        self.facts["models"].append(dict(name=self.called.get(id(inner), called),
-                                         kind=type(inner).__name__, **self.place()))
+        self.facts["models"].append(dict(
+            name=self.called.get(id(inner), called), kind=type(inner).__name__, **self.place(),
+            statement=self.statement(), calls=[], is_tensor=True))
         weight = next(module.parameters())
         self.device = weight.device.type
         self.see("amp", weight.dtype in (torch.float16, torch.bfloat16))
@@ -626,14 +650,21 @@ class Run:
 
     def make_optimizer(self, original, optimizer, params, defaults):
         self.optimizers.append(optimizer)
-        self.called |= self.names()
-        self.facts["optimizers"].append(dict(
-            kind=type(optimizer).__name__, **self.place(), fused=defaults.get("fused"),
-            can_fuse="fused" in defaults))
+        facts = dict(kind=type(optimizer).__name__, **self.place(), fused=defaults.get("fused"),
+                     can_fuse="fused" in defaults)
         if "fused" in self.techniques and "fused" in defaults:
             defaults |= dict(fused=True, foreach=None)
             optimizer._step_supports_amp_scaling = True
         original(optimizer, params, defaults)
+        weights = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        depth, names = 0, {}
+        for depth, _ in enumerate(self.frames()):  # a function that makes it may not know the model
+            names = {id(model): name for name, model in self.names(depth).items()
+                     if not weights.isdisjoint(map(id, model.parameters()))}
+            if names:
+                break
+        self.called |= names
+        self.facts["optimizers"].append(facts | dict(below=self.place(depth if names else 0)))
         if self.scaler:
             optimizer.step = MethodType(Run.scaled_step, optimizer)
 
@@ -1314,20 +1345,28 @@ def advice(name, facts, extra):
     """Return what to write for a technique, with names and places of the script."""
     def line(of):
         return f"{of['at']}  {of['text']}" if of else ""
-    text, model, *others = TECHNIQUES[name], *(facts["models"] or [{}])
-    if others and re.search("{(call|model)}", text):
-        places = ", ".join(f"{each['name']} ({each['at']})" for each in others)
-        text += f"\n        likewise: {places}"
+    text, models = TECHNIQUES[name], facts["models"]
+    model, places = models[0] if models else {}, []
+    if "{call}" in text:
+        places = [(each["name"], at) for each in models for at in each["calls"]][1:]
+    elif "{model}" in text:
+        places = [(each["name"], each["at"]) for each in models[1:]]
+    if places:
+        text += "\n        likewise: " + ", ".join(f"{called} ({at})" for called, at in places)
     if kind(name) in ("amp", "compile", "channels_last", "fused", "cudnn"):
         text += (f"\n        the whole: diff src/train.py src/train_{kind(name)}.py "
                  "in pytorch-speedup")
-    named = re.match(r"(\w+) = ", model.get("text", ""))
-    output = "{0} = {0}.float()".format(named[1]) if named else (
-        "and the loss takes the output as .float()")
+    statement = model.get("statement", "")
+    named = re.match(r"(\w+) = ", statement)
+    output = "and a loss outside of the model takes the output's tensors as .float()"
+    if model.get("is_tensor"):
+        output = "{0} = {0}.float()".format(named[1]) if named else (
+            "and the loss takes the output as .float()")
     return text.format(
-        **extra, device=facts["device"], model=model.get("name"), text=model.get("text"),
-        output=output,
-        call=line(model), loader=line(main_loader(facts)), optimizer=line(facts["optimizers"][0]),
+        **extra, device=facts["device"], model=model.get("name"), output=output,
+        statement=statement.replace("\n", "\n" + 16 * " "), call=line(model),
+        pin=", pin_memory=True" * (facts["device"] == "cuda"),
+        loader=line(main_loader(facts)), optimizer=line(facts["optimizers"][0]["below"]),
         optimizers="\n        ".join(map(line, facts["optimizers"])))
 
 

@@ -32,7 +32,8 @@ def pytest_collection_modifyitems(items):
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     for item in items:
         if "compile" in item.name and not compiler and item.path.name in (
-                "test_train.py", "test_variants.py", "test_resume.py", "test_compose.py"):
+                "test_train.py", "test_variants.py", "test_resume.py", "test_compose.py",
+                "test_verify.py"):
             item.add_marker(pytest.mark.skip(reason="no C++ compiler, which torch.compile needs"))
         for name, least in (("gpu", 1), ("gpus", 2)):
             if item.get_closest_marker(name) and gpus < least:

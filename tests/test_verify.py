@@ -1,6 +1,7 @@
 """compose.sh --into --verify: it finds what a technique changes, and the copy is never lost."""
 
 import os
+import re
 import signal
 import time
 
@@ -41,6 +42,15 @@ def test_a_harmless_technique_is_the_same(digits, tmp_path):
             assert lines[int(number) - 1].strip() == "# new #"
     assert len(added) == 3
     assert os.listdir(tmp_path) == [mine.name]  # the runs were elsewhere
+
+
+def test_compiled_dropout_draws_the_same_numbers(digits, tmp_path):
+    mine = edited("train", tmp_path, ("nn.Flatten(), nn.Linear",
+                                      "nn.Flatten(), nn.Dropout(0.5), nn.Linear"))
+    done = verify(mine, "compile", options=["--", "--dataset", digits, *SMALL])
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = re.findall(r"^as it is +loss +\d+ +(\S+)", done.stdout, re.MULTILINE)
+    assert float(row) < 1e-5
 
 
 def test_a_device_and_the_line_of_a_warning_are_no_figures(tmp_path):

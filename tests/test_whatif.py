@@ -281,6 +281,59 @@ def test_runs_are_repeated_by_turns_until_the_difference_is_clear(monkeypatch):
     assert calls == [base, row] * 2 and row.is_kept()
 
 
+def test_the_lines_to_write_are_python_where_they_stand(tmp_path):
+    """A function that makes the optimizer does not know the model; calls take several lines."""
+    (tmp_path / "made.py").write_text("""import torch
+from torch import nn
+
+def build(weights):
+    return torch.optim.SGD(weights, 0.1)
+
+def train(model, optimizer):
+    while True:
+        loss = nn.functional.mse_loss(
+            model(torch.rand(4, 8)),
+            torch.rand(4, 8))
+        loss = loss + model(torch.rand(4, 8)).mean()
+        outputs = wrapped(torch.rand(4, 8))
+        loss = loss + outputs["mean"]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+class Wrapped(nn.Linear):
+    def forward(self, x):
+        return {"mean": super().forward(x).mean()}
+
+wrapped = Wrapped(8, 8)
+
+def main():
+    network = nn.Linear(8, 8)
+    sgd = build(network.parameters())
+    train(network, sgd)
+
+main()
+""")
+    ask(tmp_path, "made.py", only="fused")
+    facts = json.loads((tmp_path.parent / f"{tmp_path.name}.json").read_text())["facts"]
+    assert whatif.advice("compile", facts, {}).startswith("""\
+above made.py:27  sgd = build(network.parameters())
+            network.compile()""")
+    amp = whatif.advice("amp bfloat16", facts, {})
+    assert """
+                loss = nn.functional.mse_loss(
+                    model(torch.rand(4, 8)),
+                    torch.rand(4, 8))
+            loss = loss.float()
+""" in amp
+    assert "likewise: network (made.py:12), wrapped (made.py:13)" in amp
+    facts["models"].reverse()
+    assert """
+                outputs = wrapped(torch.rand(4, 8))
+            and a loss outside of the model takes the output's tensors as .float()
+""" in whatif.advice("amp bfloat16", facts, {})
+
+
 def test_a_transformer(tmp_path):
     pytest.importorskip("transformers")
     (tmp_path / "bert.py").write_text("""

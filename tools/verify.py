@@ -458,7 +458,7 @@ class Verifier:
         if RESUMED not in views or "--resume" not in options or not (
                 self.bench.place(unbroken) / "stopped").exists():
             self.notes.append("no resumed run is compared: your copy takes no --resume, or writes "
-                              "no checkpoint after its first epoch")
+                              "no checkpoint before its last epoch")
             return [view for view in views if view != RESUMED]
         resumed, unbroken = self.bench.results(pairs[RESUMED][0], unbroken)
         if resumed.error:
@@ -483,7 +483,7 @@ def verify(path, versions, techniques, words):
         wrong, table = verifier.run()
     print(f"{'run':15}{'compared':18}{'figures':>8}{'largest difference':>20}{'allowed':>10}")
     for row in table:
-        print(f"{row.view:15}{row.quantity:18}{row.count:8}{row.largest:20.1e}{row.allowed:10.0e}"
+        print(f"{row.view:15}{row.quantity:18}{row.count:8}{row.largest:20.1e}{row.allowed:10.1e}"
               + ("  different" if row.first else ""))
     views = runs_of(versions[0], versions[-1])
     same = "the same" if len({row.view for row in table}) == len(views) else (

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch._inductor.config
 from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -293,6 +294,8 @@ def run_script(path, text, words, folder, rank, threads, variables, options, sam
     take_options(options, defaults, recorder.seen["options"], sample, started_in)
     if exact:
         be_exact()
+    else:
+        torch._inductor.config.fallback_random = True  # compiled dropout draws as uncompiled does
     if calm:
         be_calm(halves)
     recorder.install()
