@@ -56,8 +56,9 @@ SCHEDULER = """\
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
         1, (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
 """
-CLOCK = "    warmup_seconds = 0.0\n"
-EPOCH = "        data_wait = 0.0\n        model.train()\n"
+CLOCK = "    warmup_seconds, resumed = 0.0, len(epochs)\n"
+EPOCH = ("        losses, data_wait = torch.zeros(steps, device=device), 0.0\n"
+         "        model.train()\n")
 IMAGES = "            images = images.to(device, non_blocking=True)\n"
 FORWARD = """\
             output = net(images)

@@ -341,10 +341,12 @@ def warnings(base, variant, yours, merged):
     gone, new = own(base, yours.split("\n")), own(yours, base.split("\n"))
     # blocks in main(): those of whole functions have names of their own
     blocks = "\n".join(re.findall(r"^ +# new #\n(.*?)(?:\n\n|\Z)", variant, re.S | re.M))
+    blocks = re.sub(" *#.*", "", blocks)
     sets = {name: line for line, each in re.findall(r"^( *([a-z][\w., ]*) = .*)", blocks, re.M)
             for name in each.split(", ")}
     found, derived = [], {name: {name} for name in sets}  # what train.py computes from them
-    for name, value in re.findall(r"^ *(\w+) = (.*)", base, re.M):
+    assigned = re.findall(r"^ *(\w+(?:, \w+)*) = (.*)", base, re.M)
+    for name, value in ((name, value) for each, value in assigned for name in each.split(", ")):
         for names in derived.values():
             names |= {name} if names & set(re.findall(r"\w+", value)) else set()
         if re.search(rf"\b{name}\b", blocks) and not re.search(rf"\b{name}\b", yours):
