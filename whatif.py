@@ -657,14 +657,15 @@ class Run:
             optimizer._step_supports_amp_scaling = True
         original(optimizer, params, defaults)
         weights = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        depth, names = 0, {}
         for depth, _ in enumerate(self.frames()):  # a function that makes it may not know the model
             names = {id(model): name for name, model in self.names(depth).items()
                      if not weights.isdisjoint(map(id, model.parameters()))}
             if names:
                 break
+        else:
+            depth = 0
         self.called |= names
-        self.facts["optimizers"].append(facts | dict(below=self.place(depth if names else 0)))
+        self.facts["optimizers"].append(facts | dict(below=self.place(depth)))
         if self.scaler:
             optimizer.step = MethodType(Run.scaled_step, optimizer)
 

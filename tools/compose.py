@@ -339,7 +339,7 @@ def warnings(base, variant, yours, merged):
     def reading(name, lines):
         return [line.strip() for line in lines if re.search(rf"(?<![\w.]){name}\b(?! ?=)", line)]
     gone, new = own(base, yours.split("\n")), own(yours, base.split("\n"))
-    # blocks in main(): those of whole functions have names of their own
+    # blocks in main(), without comments: those of whole functions have names of their own
     blocks = "\n".join(re.findall(r"^ +# new #\n(.*?)(?:\n\n|\Z)", variant, re.S | re.M))
     blocks = re.sub(" *#.*", "", blocks)
     sets = {name: line for line, each in re.findall(r"^( *([a-z][\w., ]*) = .*)", blocks, re.M)
