@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Makes tables of results/ again, on this machine:
 #   benchmarks/tables.sh MACHINE TABLE ...
-# TABLE is mnist|resnet50|cifar10|progressive|decoding|peers|peers_resnet50|loading|loading-peers.
-# It reads $MNIST (data/mnist), $CIFAR10 (data/cifar10) and $IMAGENET (data/imagenet), and for peers_resnet50
+# TABLE is mnist|resnet50|cifar10|progressive|decoding|peers|peers-resnet50|loading|loading-peers.
+# It reads $MNIST (data/mnist), $CIFAR10 (data/cifar10) and $IMAGENET (data/imagenet), and for peers-resnet50
 # pytorch/examples in ../examples.
-# The records go to results/MACHINE-TABLE; peers_resnet50 adds to those of peers. Then run: python tools/report.py
+# The records go to results/MACHINE-TABLE. Then run: python tools/report.py
 # A table takes at most $MINUTES (25), but loading as long as it needs. With several GPUs, start one for each, with
 # CUDA_VISIBLE_DEVICES and taskset.
 set -euo pipefail
@@ -32,8 +32,8 @@ for table in "${@:2}"; do
       command=(./running.sh 4 "$imagenet" --part staircase --without LMDB --without cache "${limit[@]}" "${to[@]}"
         -- "${resnet50[@]}" "${graphs[@]}") ;;
     cifar10)
-      command=("$python" benchmarks/accuracy.py "$cifar10" --set "$best" --set "cache amp channels_last fused cudnn"
-        --kept "$best" --goal 0.89 "${limit[@]}" "${to[@]}" -- "${conv11[@]}" --augment crop --epochs 60 --lr 0.4) ;;
+      command=("$python" benchmarks/accuracy.py "$cifar10" --set "$best" --kept "$best" --goal 0.9
+        "${limit[@]}" "${to[@]}" -- "${conv11[@]}" --augment crop --epochs 100 --lr 0.4) ;;
     progressive)
       command=("$python" benchmarks/accuracy.py "$cifar10" --set "cache amp channels_last fused"
         --set "cache amp channels_last fused progressive" --only "cache*" --goal 0.8 "${limit[@]}" "${to[@]}"
@@ -44,9 +44,10 @@ for table in "${@:2}"; do
     peers)
       command=("$python" benchmarks/peers.py train "$mnist" --best "$best" "${limit[@]}" "${to[@]}"
         -- "${conv11[@]}") ;;
-    peers_resnet50)
+    peers-resnet50)
       command=("$python" benchmarks/peers.py train "$imagenet" --best "DALI $compiled" --best "cache $compiled"
-        --examples ../examples "${limit[@]}" --add --result_dir "results/$machine-peers" -- "${resnet50[@]}" --epochs 4) ;;
+        --examples ../examples --only train.py "*DALI*" "*cache*" "Lightning + *" "imagenet*" "${limit[@]}" "${to[@]}"
+        -- "${resnet50[@]}" --epochs 4) ;;
     loading)
       command=(./loading.sh loader_DALI.py "$imagenet" "${to[@]}" --batch_size 768) ;;
     loading-peers)
