@@ -1873,6 +1873,68 @@ const DATA = {
 ]
 },
 {
+"folder": "h100-loading-others",
+"family": "loader",
+"file": "loading.json",
+"warning": "",
+"limits": [
+"loader is limited by CPU: 11.5 of 16 cores busy, the GPU 0%; 1,377 images/s cold and 1,606 warm; the disk alone gives 781.7 MB/s, the loader reads 199.5 MB/s when warm.",
+"loader_DALI is limited by IO: 7,751 images/s cold and 18,712 warm; the disk alone gives 781.7 MB/s, the loader reads 2,324.2 MB/s when warm."
+],
+"title": "imagenet_others, batch 768; 1x NVIDIA H100 80GB HBM3",
+"setting": "1x NVIDIA H100 80GB HBM3, driver 580.159.04, CUDA 13.0, cuDNN 92400; 16 cores of Intel(R) Xeon(R) Processor; lmdb 3.0.0, nvidia-dali-cuda120 2.4.0, torch 2.14.1, torchvision 0.29.2, Python 3.12.3; 2026-11-25; `./loading.sh loader_DALI.py data/imagenet_others --result_dir results/h100-loading-others --batch_size 768`",
+"rows": [
+{
+"techniques": [],
+"note": "cold",
+"speed": 1377.1337126844383,
+"value": "171.1 MB/s",
+"least": 1236.832674242938,
+"most": 1517.4347511259382,
+"epochs": 2,
+"runs": 1,
+"ratio": null
+},
+{
+"techniques": [],
+"note": "warm",
+"speed": 1606.3917738245573,
+"value": "199.5 MB/s",
+"least": 1568.0350061206047,
+"most": 1644.74854152851,
+"epochs": 2,
+"runs": 1,
+"ratio": null
+},
+{
+"techniques": [
+"DALI"
+],
+"note": "cold",
+"speed": 7750.6951245315895,
+"value": "962.7 MB/s",
+"least": 7439.420757674741,
+"most": 8061.969491388438,
+"epochs": 2,
+"runs": 1,
+"ratio": null
+},
+{
+"techniques": [
+"DALI"
+],
+"note": "warm",
+"speed": 18712.25837352027,
+"value": "2,324.2 MB/s",
+"least": 17766.305854158254,
+"most": 19658.210892882293,
+"epochs": 2,
+"runs": 1,
+"ratio": null
+}
+]
+},
+{
 "folder": "h100-resnet50",
 "family": "train",
 "file": "running.json",
