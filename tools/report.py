@@ -490,8 +490,8 @@ def chart_part(words, up):
     caption, folder = f"{workload(row)} on {place(row)}", f"{up}results/{words[0]}"
     return [f"![images/s of {caption}]({folder}/running.png)", "",
             f"*Training {caption}: [tables]({folder}/README.md).",
-            "Ratios are of runs made close in time, because the machine's speed drifts; bars are "
-            "not.*"]
+            "A ratio compares runs made close in time, because the machine's speed drifts; a bar is "
+            "a median of all runs.*"]
 
 
 def table_part(words, up):
@@ -504,7 +504,7 @@ def table_part(words, up):
 
 def pays_part(words, up):
     """Return what each technique gained in the staircases of these folders."""
-    head, columns, together = ["technique"], [], ["all that gained"]
+    head, columns, together = ["technique"], [], ["all that gained 2 % or more"]
     for name in words:
         _, rows = results()[name]
         together.append(f"**{to_baseline(fastest(rows), rows)}**")
