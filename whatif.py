@@ -1301,17 +1301,27 @@ BRAKES = {  # what slows a script down wherever it is
     "SyncBatchNorm": "SyncBatchNorm makes all processes wait in each of its layers"}
 
 
+def without_loading(rows):
+    """Return the row that repeats batches, or None if it did not run."""
+    return next((row for row in rows if row.runs and row.techniques == ("no_loading",)), None)
+
+
+def waits_for_data(rows):
+    """Return whether loading is what holds the script back."""
+    wait, loads = rows[0].mean("wait"), without_loading(rows)
+    return wait > WAITS and (not loads or loads.ratio()[0] > 1.1) or (
+        wait > 0.05 and loads is not None and loads.gains(1.1))
+
+
 def held_back_by(facts, rows):
     """Return a sentence: what holds the script back, with its evidence."""
     wait, step = rows[0].mean("wait"), rows[0].mean("step_seconds")
     told = f"a step takes {1000 * step:.3g} ms and waits for data {wait:.0%} of it"
-    loads = next((row for row in rows if row.runs and row.techniques == ("no_loading",)), None)
-    if loads:
+    if loads := without_loading(rows):
         ratio = loads.ratio()[0]
         told += "; with cached batches it is " + (
             f"{ratio:.2f}x as fast" if ratio > 1 else "no faster")
-    if wait > WAITS and (not loads or loads.ratio()[0] > 1.1) or (
-            wait > 0.05 and loads and loads.gains(1.1)):
+    if waits_for_data(rows):
         return f"Data: {told}."
     if facts["device"] != "cuda":
         return f"The CPU, which computes the steps: {told}."
@@ -1398,7 +1408,7 @@ def report(session, best):
     for line in also_seen(facts):
         say(f"  {line}")
     paying = [name for name in TECHNIQUES if name in best.techniques or gains_alone(
-        name, session.rows, best)]
+        name, session.rows, best) or name == "no_loading" and waits_for_data(session.rows)]
     if paying:
         say("\nWhat to write")
     doubtful = {name for row in chain(best) if not row.gains()
