@@ -6,4 +6,4 @@
 # What cannot gain on this machine is left out; --with tries it. OPTIONs go to every script: ./running.sh 5 -- --lr 0.2
 # Writes DIR/running.md, .json and .png (DIR: results); the scripts, their records and logs are in DIR/running/.
 set -euo pipefail
-exec "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/tools/driver.sh" running "$@"
+exec "${PYTHON:-python3}" -u "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/tools/running.py" "$@"

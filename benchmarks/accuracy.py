@@ -10,13 +10,12 @@ Writes RESULT_DIR/accuracy.json and .md.
 
 import argparse
 import collections
-import datetime
 import functools
+import itertools
 import json
 import os
 import re
 import runpy
-import shlex
 import shutil
 import statistics
 import subprocess
@@ -47,12 +46,10 @@ Row = collections.namedtuple("Row", "name techniques command code compiled")
 # ------------------------------------------------------------------------------ one run
 def row_of(text, compiled, options, folder):
     """Return the Row of a set; its own options come last, so that they win over `options`."""
-    words = re.split(r"[\s,]+", text.strip())
-    own = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
-    script, *last = peers.joined(words, folder) if own else [TRAIN, *words]
-    runs.check_options(script, [*options, *last], "accuracy.py")
-    return Row(text.strip() + ", kept" * (compiled == "kept"), words[:own],
-               [script, *options, *last], folder / "compiled" / file_name(text), compiled)
+    techniques, script, own = peers.joined(text, folder)
+    runs.check_options(script, [*options, *own], "accuracy.py")
+    return Row(text.strip() + ", kept" * (compiled == "kept"), techniques,
+               [script, *options, *own], folder / "compiled" / file_name(text), compiled)
 
 
 def file_name(text):
@@ -62,12 +59,8 @@ def file_name(text):
 
 def seconds_to(goal, warmup_seconds, epochs):
     """Return the seconds of warm-up and training until an epoch ends with this top-1, or None."""
-    done = warmup_seconds - epochs[0]["seconds"]
-    for epoch in epochs:
-        done += epoch["seconds"]
-        if epoch["val_top1"] >= goal:
-            return done
-    return None
+    ends = itertools.accumulate((epoch["seconds"] for epoch in epochs[1:]), initial=warmup_seconds)
+    return next((end for end, epoch in zip(ends, epochs) if epoch["val_top1"] >= goal), None)
 
 
 def train(row, seed, goal, processes, folder, end):
@@ -164,7 +157,8 @@ def shows(record):
     """Return (machine, workload, what the record shows, date), each in a few words."""
     base, what = base_of(record), "the first training did not end well"
     if base["status"] == "ok":
-        good = [row for row in record if row["compiled"] == "new" and row["status"] == "ok"]
+        alike = base["compiled"], "ok"
+        good = [row for row in record if (row["compiled"], row["status"]) == alike]
         key, goal = "seconds_to_goal", f"until {100 * record[0]['goal']:g}%"
         if not median(base, key):
             key, goal = "wall_seconds", "over the whole run"
@@ -197,15 +191,6 @@ def parse(arguments):
     add("--add", action="store_true", help="go on with the record that is there")
     add("--result_dir", type=Path, default=Path("runs"), help="folder of the record")
     return parser.parse_args(arguments[:split]), arguments[split + 1:]
-
-
-def earlier(path, common):
-    """Return the record that --add goes on with."""
-    record = json.loads(path.read_text())
-    if other := [key for key in ("machine", "options", "goal") if record[0][key] != common[key]]:
-        sys.exit(f"accuracy.py: error: --add: {path} has another {' and '.join(other)}")
-    record[-1].pop("stopped", None)
-    return record
 
 
 def measure(entry, row, seed, processes, folder, end):
@@ -257,7 +242,6 @@ def measure_all(record, jobs, common, stem, end):
 def main():
     started = time.monotonic()
     args, options = parse(sys.argv[1:])
-    runs.stop_on_signals()
     options += ["--dataset", str(args.DATASET.absolute())]  # a link keeps its name in the table
     values = vars(runpy.run_path(str(TRAIN))["build_parser"]().parse_args(options))
     values["dataset"] = str(values["dataset"])
@@ -271,10 +255,9 @@ def main():
     jobs = [(seed, row) for seed in args.seeds for row in rows]
     for key in ("result_dir", "seed", "resume"):  # these are this script's own
         del values[key]
-    common = dict(options=values, goal=args.goal, machine=runs.machine(),
-                  date=datetime.date.today().isoformat(),
-                  command=shlex.join(["python", "benchmarks/accuracy.py", *sys.argv[1:]]))
-    record = earlier(path, common) if args.add and path.exists() else []
+    common = dict(runs.setting("python benchmarks/accuracy.py"), options=values, goal=args.goal)
+    record = peers.earlier(path, common, ("machine", "options", "goal"), "accuracy.py") if (
+        args.add and path.exists()) else []
     try:
         measure_all(record, jobs, common, stem, started + 60 * args.minutes)
     except runs.Stopped as reason:

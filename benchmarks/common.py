@@ -16,6 +16,8 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "src"))
 import train
 
 ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+synchronize = torch.cuda.synchronize if ON_GPU else lambda: None
 
 
 def data(args):
@@ -39,24 +41,14 @@ def data(args):
             DataLoader(val_set, **loading), len(train_set.classes))
 
 
-class Normalize(nn.Module):
-    """transforms.Normalize, with mean and std on the device: otherwise each step waits for them."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.tensor([.485, .456, .406])[:, None, None])
-        self.register_buffer("std", torch.tensor([.229, .224, .225])[:, None, None])
-
-    def forward(self, images):
-        return (images - self.mean) / self.std
-
-
 def network(args, classes):
     """Return train.py's network with the same first weights: uint8 images to (N, classes)."""
+    mean, std = torch.tensor([[.485, .456, .406], [.229, .224, .225]])[..., None, None].to(DEVICE)
     torch.manual_seed(args.seed)
     model = (train.conv11(args.width, classes) if args.model == "conv11" else
              models.get_model(args.model, num_classes=classes))
-    return nn.Sequential(transforms.ToDtype(torch.float32, scale=True), Normalize(), model)
+    return nn.Sequential(transforms.ToDtype(torch.float32, scale=True),
+                         transforms.Lambda(lambda images: (images - mean) / std), model)
 
 
 def sgd(net, args):
@@ -77,13 +69,11 @@ class Clock:
         self.seconds = []
 
     def start(self):
-        if ON_GPU:
-            torch.cuda.synchronize()
+        synchronize()
         self.started = time.perf_counter()
 
     def stop(self):
-        if ON_GPU:
-            torch.cuda.synchronize()
+        synchronize()
         self.seconds.append(time.perf_counter() - self.started)
 
 
@@ -109,19 +99,19 @@ def write_record(args, clock, images, epochs=None):
     (args.result_dir / f"{script}.json").write_text(json.dumps(record, indent=1, default=str))
 
 
-def time_reading(args, passes, count):
-    """Time --epochs passes and write the record; next(passes) gives the batches of an epoch.
+def time_reading(args, batches_of_epoch, count):
+    """Time --epochs passes and write the record; batches_of_epoch() gives the batches of one.
 
     Each batch goes to the GPU if there is one, as in loader.py. Exits with status 1 unless a pass
     reads `count` pictures: some libraries leave out those that they cannot read.
     """
-    clock, device = Clock(), torch.device("cuda" if ON_GPU else "cpu")
+    clock = Clock()
     for _ in range(args.epochs):
-        batches, seen = iter(next(passes)), 0
+        batches, seen = iter(batches_of_epoch()), 0
         clock.start()
         for pictures, labels in batches:
-            pictures = pictures.to(device, non_blocking=True)
-            labels = labels.to(device, non_blocking=True)
+            pictures = pictures.to(DEVICE, non_blocking=True)
+            labels = labels.to(DEVICE, non_blocking=True)
             seen += len(pictures)
         clock.stop()
         if seen != count:

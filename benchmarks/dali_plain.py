@@ -8,8 +8,6 @@ It takes loader.py's options, without --samples, --split, --pair and --cold; --n
 threads.
 """
 
-import itertools
-
 import common
 import loader
 from nvidia.dali import fn, pipeline_def, types
@@ -50,9 +48,8 @@ def main():
         seed=args.seed)
     batches = DALIClassificationIterator(pipeline, reader_name="Reader", auto_reset=True,
                                          last_batch_policy=LastBatchPolicy.PARTIAL)
-    passes = (((batch[0]["data"], batch[0]["label"]) for batch in batches)
-              for _ in itertools.count())
-    common.time_reading(args, passes, len(dataset))
+    common.time_reading(args, lambda: ((batch[0]["data"], batch[0]["label"]) for batch in batches),
+                        len(dataset))
 
 
 if __name__ == "__main__":

@@ -23,9 +23,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path += [str(ROOT), str(ROOT / "tools")]
+sys.path.append(str(ROOT / "tools"))
 import report
-import whatif
 
 # of each script: what calls the model, backward and step, the loader, and what is timed
 SCRIPTS = {
@@ -66,7 +65,7 @@ def changed(text, technique, about):
     model, kind = about["model"], technique.split()[0]
     if kind == "amp":
         text = replaced(text, about["forward"], (
-            f'\n        with torch.autocast("cuda", torch.{technique.split()[1]}):\n    '
+            f'\n        with torch.autocast(device.type, torch.{technique.split()[1]}):\n    '
             f'{about["forward"][1:]}        output = output.float()\n'))
         if technique == "amp float16":
             text = above_optimizer(text, 'global scaler; scaler = torch.amp.GradScaler("cuda")')
@@ -127,39 +126,20 @@ def measure(script, techniques, arguments, limit):
 
 
 # ------------------------------------------------------------------------------ the page
-def whatif_rows(found):
-    """Return [(a row of a record as whatif.Row, its speed by hand, its gain by hand)].
-
-    So verdicts follow the present rules of whatif.py. What was not measured by hand is None.
-    """
-    rows, plain = {}, found.get("plain_by_hand")
-    for each in found["rows"]:
-        on = re.search(r"x of (.*)\)$", each["verdict"])  # the row that it was compared with
-        base = rows.get(on and on[1], rows.get("as it is"))
-        row = whatif.Row(tuple(each["name"].split(" + ")) if base else (), base)
-        row.runs, row.error = each["runs"], each["verdict"]
-        rows[each["name"]] = row
-    doubt = whatif.doubt_of(row.runs for row in rows.values())
-    for row in rows.values():
-        row.doubt = doubt
-    base = statistics.mean(plain) if plain else None
-    hands = [each.get("by_hand", None if row.base else base)
-             for each, row in zip(found["rows"], rows.values())]
-    return [(row, hand, hand / base if hand and row.base else None)
-            for row, hand in zip(rows.values(), hands)]
-
-
-def cells(row, hand, gain, plain):
-    """Return the cells of a row of the table."""
-    if not row.runs:
-        return [row.name(), *[""] * 8, row.verdict()]
-    ratio, memory = row.ratio(plain), row.mean("memory")
+def cells(row, base):
+    """Return the cells of a row of the table; `base` is the plain script's speed by hand."""
+    runs, is_plain, hand = row["runs"], row["name"] == "as it is", row.get("by_hand")
+    if not runs:
+        return [row["name"], *[""] * 8, row["verdict"]]
+    gain = hand / base if hand else 0
     rate, hand = (f"{each:,.0f}" if each > 99 else f"{each:.1f}" if each else ""
-                  for each in (row.rate(), hand or 0))
-    return [row.name(), rate, hand, "{:.2f}x ±{:.2f}".format(*ratio) if row.base else "",
-            f"{gain:.2f}x" if gain else "", f"{gain / ratio[0] - 1:+.0%}" if gain else "",
-            f"{row.mean('wait'):.0%}", f"{memory / 1e9:.2f}" if memory else "", str(len(row.runs)),
-            row.verdict()]
+                  for each in (row["rate"], (base if is_plain else hand) or 0))
+    memory = [run["memory"] for run in runs if run["memory"] is not None]
+    return [row["name"], rate, hand, "" if is_plain else report.gain(row),
+            f"{gain:.2f}x" if gain else "", f"{gain / row['ratio'] - 1:+.0%}" if gain else "",
+            f"{statistics.fmean(run['wait'] for run in runs):.0%}",
+            f"{statistics.fmean(memory) / 1e9:.2f}" if any(memory) else "", str(len(runs)),
+            row["verdict"]]
 
 
 def machine(facts):
@@ -169,19 +149,16 @@ def machine(facts):
 
 def markdown(found):
     """Return the table of what whatif.py said of a script, and of what was measured by hand."""
-    rows, facts, unit = whatif_rows(found), found["facts"], found["unit"]
-    plain = rows[0][0]
+    facts, unit, plain = found["facts"], found["unit"], found["plain_by_hand"]
     parts = [report.table(
         f"| | {unit}/s | by hand | as fast | by hand | apart | waits | GPU GB | n | verdict |",
-        [cells(*row, plain) for row in rows])]
-    if "plain_by_hand" in found:
-        rates = ", ".join(f"{rate:,.0f}" for rate in found["plain_by_hand"])
-        parts += [f"The script as it is: {plain.rate():,.0f} {unit}/s by whatif.py; {rates} by "
-                  "hand.",
-                  "`by hand` is a copy of the script that was changed as whatif.py says and ran "
-                  "once without whatif.py: its speed, then how many times as fast it is as the "
-                  "script as it is (the mean by hand). `apart`: how far the gain by hand is from "
-                  "the forecast."]
+        [cells(row, statistics.mean(plain)) for row in found["rows"]])]
+    rates = ", ".join(f"{rate:,.0f}" for rate in plain)
+    parts += [f"The script as it is: {found['rows'][0]['rate']:,.0f} {unit}/s by whatif.py; "
+              f"{rates} by hand.",
+              "`by hand` is a copy of the script that was changed as whatif.py says and ran once "
+              "without whatif.py: its speed, then how many times as fast it is as the script as it "
+              "is (the mean by hand). `apart`: how far the gain by hand is from the forecast."]
     parts += ["`n` is the number of runs, ± the uncertainty of 95 %: an assumed 20 % if no row ran "
               "twice."]
     parts += [[f"- Not tried: {name}: {why}" for name, why in found["left_out"].items()]]
@@ -192,10 +169,10 @@ def markdown(found):
 
 def shows(found):
     """Return (machine, workload, what it shows, date), as tools/report.py asks for."""
-    facts, rows = found["facts"], whatif_rows(found)
-    row, _, gain = next(each for each in rows if each[0].name() == found["best"])
-    told = f"{found['best']}: {row.ratio(rows[0][0])[0]:.2f}x"
-    told += f", by hand {gain:.2f}x" if gain else ""
+    facts, base = found["facts"], statistics.mean(found["plain_by_hand"])
+    row = next(each for each in found["rows"] if each["name"] == found["best"])
+    told = f"{found['best']}: {row['ratio']:.2f}x"
+    told += f", by hand {row['by_hand'] / base:.2f}x" if "by_hand" in row else ""
     batches = [facts["loaders"][number]["batch"] for number in facts["training"]]
     what = [found["script"], *(model["kind"] for model in facts["models"]),
             *(f"batch {batch:,}" for batch in batches if batch)]

@@ -10,11 +10,9 @@ train.py or loader.py. Writes RESULT_DIR/peers.json and .md; a row that fails sa
 
 import argparse
 import collections
-import datetime
 import fnmatch
 import functools
 import json
-import os
 import re
 import runpy
 import shlex
@@ -28,6 +26,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path.append(str(ROOT / "tools"))
+import compose
 import report
 import runs
 
@@ -59,17 +58,17 @@ Row = collections.namedtuple("Row", "name precision command why_not", defaults=[
 
 
 # ------------------------------------------------------------------------------ the rows
-def joined(words, folder):
-    """Return the command of the script that compose.sh makes of techniques, with their options."""
+def joined(text, folder):
+    """Return (techniques, script, options) of a SET; compose.py makes the script."""
+    words = text.replace(",", " ").split()
     own = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
-    techniques = words[:own]
-    script = folder / f"train_{'_'.join(techniques)}.py"
-    with open(script, "w") as file:
-        done = subprocess.run([ROOT / "compose.sh", *techniques], stdout=file,
-                              env={**os.environ, "PYTHON": sys.executable})
-    if done.returncode:
+    script = folder / f"{'_'.join(['train', *words[:own]])}.py"
+    try:
+        script.write_text(compose.join(words[:own]), *compose.UTF8)
+    except RuntimeError as error:
+        print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
         sys.exit(2)
-    return [script, *words[own:]]
+    return words[:own], script, words[own:]
 
 
 def training_rows(args, options, folder, gpus):
@@ -80,10 +79,11 @@ def training_rows(args, options, folder, gpus):
                 "--compile"]
     graphs = [*switches, "--compile_mode", "reduce-overhead"]
     short = "fp16" if gpus else "bf16"
-    sets = [re.split(r"[\s,]+", each.strip()) for each in ["amp channels_last", *args.best]]
     rows = [Row("train.py", "float32", [ROOT / "src" / "train.py"])]
-    rows += [Row(f"train.py + {' '.join(each)}", half if "amp" in each else "float32",
-                 joined(each, folder)) for each in sets]
+    for text in ["amp channels_last", *args.best]:
+        names, script, own = joined(text, folder)
+        rows += [Row(f"train.py + {' '.join(names + own)}", half if "amp" in names else "float32",
+                     [script, *own])]
     rows += [Row("Lightning", "float32", lightning), Row(SWITCHES, half, switches),
              Row(f"{SWITCHES}=reduce-overhead", half, graphs),
              Row(f"accelerate + {short}", half,
@@ -110,13 +110,11 @@ def examples_row(args, options, folder, gpus):
     return Row(EXAMPLE, "float32", words, why_not)
 
 
-def loading_rows(args, options, folder, gpus):
-    """Return the rows of `load`."""
-    return [Row("loader.py", "", [ROOT / "src" / "loader.py"]),
-            Row("loader_DALI.py", "", [ROOT / "src" / "loader_DALI.py"]),
-            Row("DALI + resize crop flip", "", [HERE / "dali_plain.py"]),
-            Row("DALI + image_random_crop", "", [HERE / "dali_plain.py", "--random_crop"]),
-            Row("SPDL", "", [HERE / "spdl_load.py"])]
+LOADING = [Row("loader.py", "", [ROOT / "src" / "loader.py"]),
+           Row("loader_DALI.py", "", [ROOT / "src" / "loader_DALI.py"]),
+           Row("DALI + resize crop flip", "", [HERE / "dali_plain.py"]),
+           Row("DALI + image_random_crop", "", [HERE / "dali_plain.py", "--random_crop"]),
+           Row("SPDL", "", [HERE / "spdl_load.py"])]
 
 
 def chosen(rows, patterns, driver):
@@ -216,8 +214,8 @@ def reference_of(rows):
     return (name, name) if is_there else (rows[0]["name"], "the first row")
 
 
-def work_parts(rows):
-    """Return the paragraphs of the runs of one work with the same options."""
+def markdown(rows):
+    """Return the tables of a record."""
     first, names = rows[0], {}
     for row in rows:
         names.setdefault(row["name"], []).append(row)
@@ -239,24 +237,11 @@ def work_parts(rows):
     if first["machine"]["gpus"] and first["work"] == "train":
         parts.append("TF32 in all rows, as PyTorch sets it: convolutions {}, matrix products {}."
                      .format(*first["tf32"]))
-    return [*parts, report.setting(first)]
-
-
-def works(rows):
-    """Return the rows of each work and its options, as lists."""
-    found = {}
-    for row in rows:
-        found.setdefault((row["work"], json.dumps(row["options"])), []).append(row)
-    return list(found.values())
-
-
-def markdown(rows):
-    """Return the tables of a record, one for each work and its options."""
-    return report.text_of([part for each in works(rows) for part in work_parts(each)], rows)
+    return report.text_of([*parts, report.setting(first)], rows)
 
 
 def best(rows):
-    """Return this project's fastest row of one work, and its ratio to the reference, in words."""
+    """Return this project's fastest row and its ratio to the reference, in words."""
     (reference, called), speeds = reference_of(rows), {}
     for row in rows:
         if row["status"] == "ok":
@@ -271,8 +256,7 @@ def best(rows):
 
 def shows(rows):
     """Return (machine, workload, what it shows, date), as tools/report.py asks for."""
-    return (report.place(rows[0]), "; ".join(report.workload(each[0]) for each in works(rows)),
-            "; ".join(map(best, works(rows))), rows[0]["date"])
+    return report.place(rows[0]), report.workload(rows[0]), best(rows), rows[0]["date"]
 
 
 write = functools.partial(report.save, markdown)
@@ -298,10 +282,18 @@ def parse(arguments):
     return parser.parse_args(arguments[:split]), arguments[split + 1:]
 
 
+def earlier(path, common, keys, driver):
+    """Return the record that --add goes on with; exit 1 if it has another machine, options, ..."""
+    record = json.loads(path.read_text())
+    if other := [key for key in keys if record[0][key] != common[key]]:
+        sys.exit(f"{driver}: error: --add: {path} has another {' and '.join(other)}")
+    record[-1].pop("stopped", None)
+    return record
+
+
 def main():
     started = time.monotonic()
     args, options = parse(sys.argv[1:])
-    runs.stop_on_signals()
     baseline, name = {"train": ("train.py", "--dataset"),
                       "load": ("loader.py", "--data_source")}[args.WORK]
     options += [name, str(args.DATASET.absolute())]  # a link keeps its name in the table
@@ -317,24 +309,18 @@ def main():
     stem = args.result_dir / "peers"
 
     import torch
-    here = runs.machine(*PACKAGES)
     common = dict(
-        work=args.WORK, options=values, machine=here, date=datetime.date.today().isoformat(),
-        command=shlex.join(["python", "benchmarks/peers.py", *sys.argv[1:]]),
+        runs.setting("python benchmarks/peers.py", *PACKAGES), work=args.WORK, options=values,
         tf32=["on" if on else "off" for on in (torch.backends.cudnn.allow_tf32,
                                                torch.backends.cuda.matmul.allow_tf32)])
-    rows = {"train": training_rows, "load": loading_rows}[args.WORK](
-        args, values, folder, here["gpus"])
+    rows = LOADING if args.WORK == "load" else training_rows(
+        args, values, folder, common["machine"]["gpus"])
     rows = chosen(rows, args.only, "peers.py")
     done, bad, interrupted = [], set(), ""
-    if args.add and stem.with_suffix(".json").exists():
-        done = json.loads(stem.with_suffix(".json").read_text())
-        if done[0]["machine"] != here:
-            sys.exit(f"peers.py: error: --add: {stem}.json is of another machine or other versions")
-        done[-1].pop("stopped", None)
+    if args.add and (path := stem.with_suffix(".json")).exists():
         rerun = {row.name for row in rows}  # of these, what did not end well before does not count
-        done = [each for each in done if each["status"] == "ok" or each["name"] not in rerun
-                or (each["work"], each["options"]) != (args.WORK, values)]
+        done = [each for each in earlier(path, common, ("machine", "work", "options"), "peers.py")
+                if each["status"] == "ok" or each["name"] not in rerun]
     try:
         for turn, row in [(turn, row) for turn in range(1, args.runs + 1) for row in rows]:
             if row.name in bad:

@@ -7,7 +7,6 @@ takes loader.py's options, without --samples, --split, --pair and --cold; --num_
 threads.
 """
 
-import itertools
 import random
 
 import common
@@ -50,7 +49,7 @@ def main():
         return DataLoader(samples, preprocessor=decode, batch_size=args.batch_size,
                           aggregator=collate, transfer_fn=transfer,
                           num_threads=max(1, args.num_workers))
-    common.time_reading(args, (batches() for _ in itertools.count()), len(samples))
+    common.time_reading(args, batches, len(samples))
 
 
 if __name__ == "__main__":

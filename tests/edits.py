@@ -980,7 +980,7 @@ def judge(name, techniques, merge_only):
         del words[2:4]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "my_train.py"
-        bench = verify.Bench(path, words, Path(folder) / "runs", jobs=1)
+        bench = verify.Bench(path, words, Path(folder) / "runs")
         bench.cores = 1  # so each run takes one thread; the edits are judged side by side
         for technique in sorted({*techniques} - {*edit.start.split()}):
             wrong = []

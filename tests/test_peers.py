@@ -66,7 +66,7 @@ def test_a_library_that_leaves_out_pictures_is_an_error(photos, tmp_path):
     script.write_text(f"import sys\nsys.path.append({str(PEERS)!r})\n" """
 import common, loader, torch
 args = loader.build_parser().parse_args()
-common.time_reading(args, iter([[(torch.zeros(25, 3, 8, 8), torch.zeros(25))]]), 26)
+common.time_reading(args, lambda: [(torch.zeros(25, 3, 8, 8), torch.zeros(25))], 26)
 """)
     done = run_forked(script, "--result_dir", tmp_path)
     assert_one_line(done, 1, "lossy.py: error: 25 of 26 pictures were read")

@@ -173,19 +173,19 @@ def test_a_kind_of_record_is_a_file_in_benchmarks(root, monkeypatch):
 
 def test_the_table_of_a_forecast():
     """The script as it is ran twice; by hand it trained 100 a second."""
-    def row(name, numbers=(), **details):
-        runs = [dict(number=number, memory=None, losses=[1.0], wait=0.5, rates=[rate] * 5)
-                for number, rate in numbers]
-        return dict(name=name, verdict="", runs=runs) | details
+    def row(name, *rates, **details):
+        runs = [dict(memory=None, wait=0.5)] * len(rates)
+        measured = dict(ratio=rates[0] / 2000, spread=0.01, rate=rates[0]) if rates else {}
+        return dict(name=name, verdict="", runs=runs, **measured) | details
     found = dict(
         date="2026-11-24", command="python whatif.py main.py", script="mnist/main.py",
         unit="samples", best="amp + fused", left_out={"tf32": "it needs an NVIDIA GPU"},
         plain_by_hand=[90, 110], facts=dict(
             models=[dict(kind="Net")], loaders=[dict(batch=64)], training=[0], cores=2,
             processes=1, torch="2.14.1", python="3.12.1"),
-        rows=[row("as it is", [(0, 2000), (2, 2000)]),
-              row("amp", [(1, 3000), (3, 3000)], by_hand=165), row("cudnn", [(4, 2020)]),
-              row("amp + fused", [(5, 3300)], verdict="old words (1.10x of amp)", by_hand=150),
+        rows=[row("as it is", 2000, 2000), row("amp", 3000, 3000, verdict="pays", by_hand=165),
+              row("cudnn", 2020, verdict="ran once"),
+              row("amp + fused", 3300, verdict="pays (1.10x of amp)", by_hand=150),
               row("compile", verdict="RuntimeError: no compiler")])
     tables, shows = report.functions("forecast")
     text = tables(found)
@@ -193,7 +193,7 @@ def test_the_table_of_a_forecast():
         "| as it is | 2,000 | 100 |  |  |  | 50% |  | 2 |  |",
         "| amp | 3,000 | 165 | 1.50x ±0.01 | 1.65x | +10% | 50% |  | 2 | pays |",
         "| cudnn | 2,020 |  | 1.01x ±0.01 |  |  | 50% |  | 1 | ran once |",
-        "| amp + fused | 3,300 | 150 | 1.65x ±0.02 | 1.50x | -9% | 50% |  | 1 | "
+        "| amp + fused | 3,300 | 150 | 1.65x ±0.01 | 1.50x | -9% | 50% |  | 1 | "
         "pays (1.10x of amp) |",
         "| compile |  |  |  |  |  |  |  |  | RuntimeError: no compiler |"]
     assert "2,000 samples/s by whatif.py; 90, 110 by hand" in text

@@ -597,7 +597,7 @@ def test_two_at_once_in_folders_of_their_own_then_ctrl_c_for_one(stand_ins, data
 # ------------------------------------------------------------------------------ wrong use
 @pytest.mark.fault(64, 75)
 @pytest.mark.parametrize("words", [
-    [], ["0"], ["-1"], ["abc"], ["5; touch x"], ["a[$(touch x)]"], ["1.5"], ["٣"], ["1", "a", "b"],
+    [], ["0"], ["-1"], ["abc"], ["5; touch x"], ["a[$(touch x)]"], ["1.5"], ["1", "a", "b"],
     ["--epochs", "1"], ["1", "--without", "nothing"], ["1", "--with", "profile"], [""],
     ["1", "--part", "staircase"],
     ["1", "--minutes", "0"], ["1", "--minutes", "nan"], ["1", "--runs", "0"],

@@ -1,12 +1,10 @@
 """Time a loader and the baseline, cold and warm, and name the bottleneck: loading.sh runs this."""
 
 import contextlib
-import datetime
 import functools
 import json
 import os
 import random
-import shlex
 import statistics
 import subprocess
 import sys
@@ -237,16 +235,13 @@ def bottleneck(cold, warm, storage, workers):
 
 
 def main():
-    runs.stop_on_signals()
     script, loader, args, pictures, common, own = parse(sys.argv[1:])
     folder = args.result_dir.resolve() / "loading"
     lock = runs.folder_of_its_own(folder, "loading.sh")  # held until the process ends
     baseline = ROOT / "src" / "loader.py"
     scripts = {baseline: common, script: common + own}
     runs.check_options(script, common + own, "loading.sh")
-    shared = dict(date=datetime.date.today().isoformat(), machine=runs.machine(),
-                  command=shlex.join(["./loading.sh", *sys.argv[1:]]))
-    rows, interrupted = [], ""
+    shared, rows, interrupted = runs.setting("./loading.sh"), [], ""
     try:
         storage = measure_storage(loader, pictures.files(), args.num_workers)
         runs.say(report.storage_line(storage))

@@ -134,7 +134,9 @@ def place(row):
 
 def workload(row):
     """Return what was trained or read, in a few words."""
-    options = row["options"]
+    options = row.get("options")
+    if not options:
+        return "not measured"
     if "data_source" in options:
         return f"{Path(options['data_source']).name}, batch {options['batch_size']:,}"
     width = f" {options['width']} wide" if options["model"] == "conv11" else ""
@@ -157,7 +159,8 @@ def table(head, rows):
     """Return the lines of a table of cells; `head` is its first line, short rows are filled up."""
     columns = head.count("|") - 1
     return [head, "|" + "---|" * columns,
-            *("| " + " | ".join(cells) + " |" * (columns - len(cells) + 1) for cells in rows)]
+            *("| " + " | ".join(cell.replace("|", "\\|") for cell in cells)
+              + " |" * (columns - len(cells) + 1) for cells in rows)]
 
 
 def text_of(parts, rows):
@@ -235,7 +238,7 @@ def staircase(rows):
         lines += ["Kept, with another verdict: it gained in its first run, but is not sure by all."]
     sets = [row for row in rows if row["status"] == "ok" and (
         row is rows[0] or row.get("kept") or row.get("verdict") == "faster")]
-    if sets:
+    if sets and rows[0]["status"] == "ok":
         best, quick = fastest(rows), min(sets, key=whole)
         others = {"the fastest per step": best, "the baseline": rows[0]}
         seconds = [f"; {name} takes {whole(row):.1f} s" for name, row in others.items()
@@ -311,6 +314,8 @@ def color(kind):
 
 def chart(rows, path):
     """Draw bars of images/s with their spread, the ratio to the baseline and the accuracy."""
+    if rows[0]["status"] != "ok":
+        return
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
     done = [row for row in rows if row["status"] == "ok"]
@@ -349,8 +354,7 @@ def write(rows, stem):
     """Write rows to <stem>.json, .md and, if the baseline ended well, .png."""
     save(markdown, rows, stem)
     stem.with_suffix(".png").unlink(missing_ok=True)
-    if rows[0]["status"] == "ok":
-        chart(rows, stem.with_suffix(".png"))
+    chart(rows, stem.with_suffix(".png"))
 
 
 # ------------------------------------------------------------------------------ loading.sh

@@ -1,11 +1,9 @@
 """Run the training scripts alone and one on top of another: running.sh starts this."""
 
 import argparse
-import datetime
 import json
 import math
 import re
-import shlex
 import shutil
 import statistics
 import subprocess
@@ -16,7 +14,7 @@ from pathlib import Path
 import compose
 import report
 from runs import (ROOT, GiveUp, Stopped, check_options, conclude, failure, folder_of_its_own,
-                  follow, guarded, launched, machine, say, show, stop_on_signals)
+                  follow, guarded, launched, say, setting, show)
 from whatif import WAITS, compare, doubt_of, is_kept, is_settled, verdict
 
 SECONDS = 5  # of training to compare in a run of the baseline ...
@@ -390,23 +388,18 @@ def parse(arguments):
         "./running.sh EPOCHS [DATASET] [--minutes N] [--runs N] [--part cells|staircase|all] [--wi"
         "th TECHNIQUE] ... [--without TECHNIQUE] ... [--result_dir DIR] [-- OPTION ...]"))
     parser.error = lambda message: parser.exit(2, f"{parser.usage}: {message}\n")
-
-    def number(kind, pattern, meaning):
-        def read(text):
-            if not re.fullmatch(pattern, text, re.ASCII) or not float(text):
-                raise argparse.ArgumentTypeError(f"{text!r} is not {meaning}")
-            return kind(text)
-        return read
     names = [name for choices in groups().values() for choice in choices for name in choice]
-    parser.add_argument("EPOCHS", type=number(int, r"\d+", "a whole number from 1 up"))
+    parser.add_argument("EPOCHS", type=int)
     parser.add_argument("DATASET", type=Path, nargs="?")
-    parser.add_argument("--minutes", type=number(float, r"\d+(\.\d+)?", "a number above 0"))
-    parser.add_argument("--runs", type=number(int, r"\d+", "a whole number from 1 up"), default=4)
+    parser.add_argument("--minutes", type=float)
+    parser.add_argument("--runs", type=int, default=4)
     parser.add_argument("--part", choices=["cells", "staircase", "all"], default="all")
     parser.add_argument("--with", dest="wanted", action="append", default=[], choices=names)
     parser.add_argument("--without", action="append", default=[], choices=names)
     parser.add_argument("--result_dir", type=Path, default=ROOT / "results")
     args, options = parser.parse_args(arguments[:split]), arguments[split + 1:]
+    if min(args.EPOCHS, args.runs) < 1 or args.minutes is not None and not args.minutes > 0:
+        parser.error("EPOCHS, --runs and --minutes have to be above 0")
     if args.part == "staircase" and args.EPOCHS == 1:
         parser.error("the staircase needs 2 EPOCHS or more, because the first one warms up")
     for word in options:  # argparse takes the start of a name for the name
@@ -420,7 +413,6 @@ def parse(arguments):
 def main():
     started = time.monotonic()
     args, options = parse(sys.argv[1:])
-    stop_on_signals()
     for name in compose.TECHNIQUES:  # a technique's options are checked before any run
         if (words := options_of([name], options)) != options_of([], options):
             check_options(ROOT / "src" / f"train_{name}.py", words, "running.sh")
@@ -434,7 +426,8 @@ def main():
     lock = folder_of_its_own(folder, "running.sh")  # held until the process ends
 
     # what to run
-    here = machine()
+    shared = setting("./running.sh")
+    here = shared["machine"]
     left_out = {name: why for name, why in reasons_to_leave_out(here).items()
                 if name in compose.TECHNIQUES and name not in args.wanted}
     allowed = {*compose.TECHNIQUES} - {*left_out, *args.without}
@@ -455,8 +448,7 @@ def main():
     session = Session(
         ["--dataset", str(dataset.resolve()), *options], args.EPOCHS, args.runs, minutes,
         started + 60 * minutes - CLOSING_SECONDS, folder,
-        {"date": datetime.date.today().isoformat(), "machine": here, "processes": here["gpus"] or 2,
-         "command": shlex.join(["./running.sh", *sys.argv[1:]]), "left_out": left_out})
+        {**shared, "processes": here["gpus"] or 2, "left_out": left_out})
     session.count = 1 + len(cells) + sum(len(names) for _, names in stairs)
     interrupted = ""
     try:

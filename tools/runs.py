@@ -1,8 +1,10 @@
 """Run scripts one at a time, follow their progress, stop them; and say what the machine is."""
 
 import contextlib
+import datetime
 import fcntl
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import pty
@@ -20,7 +22,11 @@ import time
 import tty
 from pathlib import Path
 
-import psutil
+if missing := [name for name in ("torch", "torchvision", "matplotlib", "psutil")
+               if not importlib.util.find_spec(name)]:
+    sys.exit(f"{sys.executable} lacks {', '.join(missing)}: activate the environment that has "
+             "them, or pip install -r requirements.txt")
+import psutil  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 GRACE_SECONDS = 10
@@ -76,6 +82,12 @@ def machine(*others):
                 bfloat16=has_bfloat16(), gpus=gpus, gpu=gpu, driver=driver,
                 cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
                 python=platform.python_version(), packages=packages)
+
+
+def setting(command, *others):
+    """Return the date, the machine and the command as a record has them; `others`: see machine."""
+    return dict(date=datetime.date.today().isoformat(), machine=machine(*others),
+                command=shlex.join([*command.split(), *sys.argv[1:]]))
 
 
 # ------------------------------------------------------------------------------ the terminal
@@ -246,6 +258,7 @@ def stop_on_signals():
 def guarded(main, driver):
     """Run `main`; end with one line on a signal or an error of the system, such as a full disk."""
     try:
+        stop_on_signals()
         main()
     except Stopped as reason:
         print(f"{driver}: stopped by {reason}", file=sys.stderr)

@@ -92,10 +92,10 @@ def tensors_of(state, name=""):
 class Bench:
     """Runs versions of the script at `path` with the options `words`, each in a folder of its own.
 
-    The folders are in `folder`; at most `jobs` processes run at once.
+    The folders are in `folder`. A run uses `cores` threads.
     """
 
-    def __init__(self, path, words, folder, jobs=None):
+    def __init__(self, path, words, folder):
         self.path, self.words, self.folder = Path(os.path.abspath(path)), words, Path(folder)
         self.places, self.done, self.stores, self.longest = {}, {}, [], 0.0
         self.options = {}  # for the scripts that have them
@@ -103,30 +103,20 @@ class Bench:
         self.sample = self.folder / "sample"  # a part of the dataset; None: the whole
         self.cores = len(os.sched_getaffinity(0))
         self.gpus = torch.cuda.device_count()  # it does not start CUDA, which could not be forked
-        self.jobs = jobs or (1 if self.gpus else min(self.cores, 6))
 
     def results(self, *runs):
-        """Return the Result of each run. Those that are not done yet run side by side."""
-        waiting, active = [run for run in dict.fromkeys(runs) if run not in self.done], {}
-        try:
-            while waiting or active:
-                busy = sum(len(processes) for processes, _ in active.values())
-                if waiting and (not busy or busy + max(1, waiting[0].ranks) <= self.jobs):
-                    run = waiting.pop(0)
-                    active[run] = self.start(run), time.monotonic()
-                    continue
-                wait([process.sentinel for processes, _ in active.values()
-                      for process in processes if process.is_alive()], 0.5)
-                for run, (processes, started) in [*active.items()]:
-                    lasted = time.monotonic() - started
-                    if (error := self.error(run, processes, lasted)) is not None:
-                        kill(processes)
-                        self.done[run] = Result(error) if error else self.collect(run)
-                        self.longest = max(self.longest, lasted)
-                        del active[run]
-        finally:
-            for processes, _ in active.values():
+        """Return the Result of each run; those that are not done yet run now."""
+        for run in runs:
+            if run in self.done:
+                continue
+            processes, started = self.start(run), time.monotonic()
+            try:
+                while (error := self.error(run, processes, time.monotonic() - started)) is None:
+                    wait([each.sentinel for each in processes if each.is_alive()], 0.5)
+            finally:
                 kill(processes)
+            self.done[run] = Result(error) if error else self.collect(run)
+            self.longest = max(self.longest, time.monotonic() - started)
         return [self.done[run] for run in runs]
 
     def place(self, run):
@@ -153,7 +143,7 @@ class Bench:
             variables["CUDA_VISIBLE_DEVICES"] = os.getenv("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         common = dict(
             path=self.path, text=run.text.encode("utf-8", "surrogateescape"), words=self.words,
-            folder=place, threads=max(1, self.cores // self.jobs), sample=self.sample,
+            folder=place, threads=max(1, self.cores // max(1, run.ranks)), sample=self.sample,
             exact=run.exact, calm=run.calm, halves=not run.ranks,
             options={"--result_dir": place / "files" / "runs", "--lmdb": self.folder} | self.options
             | ({"--resume": "auto"} if run.resumed else {})
@@ -400,8 +390,6 @@ class Verifier:
         """Return (what went wrong, or "", and the Rows of the table)."""
         pairs = runs_of(self.versions[0], self.versions[-1])
         again = pairs[EXACT if self.bench.gpus else AS_IT_IS][0]._replace(number=1)
-        unbroken = {run._replace(resumed=False) for pair in pairs.values() for run in pair}
-        self.bench.results(again, *unbroken)
         before = {view: self.bench.results(run._replace(resumed=False))[0]
                   for view, (run, _) in pairs.items()}
         if error := before[AS_IT_IS].error:

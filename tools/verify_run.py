@@ -14,7 +14,6 @@ import shutil
 import signal
 import sys
 import threading
-import time
 import types
 from pathlib import Path
 
@@ -169,21 +168,6 @@ class Recorder:
 
 
 # ------------------------------------------------------------------------------------ arithmetic
-class Compiled(torch.nn.Module):
-    """A module with the names that torch.compile gives it, but not compiled."""
-
-    def __init__(self, module):
-        super().__init__()
-        self._orig_mod = module
-
-    def forward(self, *inputs, **others):
-        return self._orig_mod(*inputs, **others)
-
-    def __getattr__(self, name):
-        own = super().__getattr__("_orig_mod")
-        return own if name == "_orig_mod" else getattr(own, name)
-
-
 def be_exact():
     """Compute in float64, without half precision and compiled kernels, so that rounding is small.
 
@@ -192,11 +176,6 @@ def be_exact():
     def without(options, *names):
         return {name: value for name, value in options.items() if name not in names}
 
-    def do_not_compile(model=None, **_):
-        if model is None:
-            return do_not_compile
-        return Compiled(model) if isinstance(model, torch.nn.Module) else model
-
     def as_weights(module, inputs):
         weight = next(module.parameters(recurse=False), None)
         dtype = torch.float64 if weight is None else weight.dtype
@@ -204,7 +183,7 @@ def be_exact():
             torch.float32, torch.float64) else each for each in inputs)
     torch.set_default_dtype(torch.float64)
     torch.backends.cudnn.deterministic = True
-    torch.compile = do_not_compile
+    torch.compiler.set_stance("force_eager")  # torch.compile only changes names
     torch.nn.modules.module.register_module_forward_pre_hook(as_weights)
     # GradScaler's own numbers, which have no dimension, stay float32
     wrap(torch.Tensor, "float", lambda single: lambda tensor, **others: (
@@ -260,13 +239,6 @@ def be_calm(halves):
 
 
 # ------------------------------------------------------------------------------------ the run
-def end_with(parent):
-    """End this process and its workers when the process `parent` is gone."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os.killpg(0, signal.SIGKILL)
-
-
 def run_script(path, text, words, folder, rank, threads, variables, options, sample, exact, calm,
                halves):
     """Run the script `text` with the options `words` as if it stood at `path`.
@@ -274,7 +246,9 @@ def run_script(path, text, words, folder, rank, threads, variables, options, sam
     It works in `folder`/files. What it prints goes to `folder`/out<rank> and err<rank>, what
     Recorder has kept to seen<rank>.
     """
-    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+    parent = multiprocessing.parent_process()  # this process and its workers end with it
+    threading.Thread(target=lambda: (parent.join(), os.killpg(0, signal.SIGKILL)),
+                     daemon=True).start()
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for number, name in enumerate((os.devnull, folder / f"out{rank}", folder / f"err{rank}")):
