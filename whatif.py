@@ -122,66 +122,74 @@ if TRIAL in os.environ:  # the process that starts the others does not need it
 
 # ------------------------------------------------------------- the script's process: its files
 def hold_writes(folder, free):
-    """Send files that Python code writes to `folder`, unless they are below a path in `free`.
+    """Keep files that Python code writes in `folder`, unless they are below a path in `free`.
 
     Elsewhere nothing is moved or deleted. A folder that is made is free, and its path is written
     to `folder`.made, to remove it after the run.
     """
-    real_open, save, mkdir = builtins.open, torch.save, os.mkdir
-    os.makedirs(folder)
-
-    def is_held(path):
-        if not isinstance(path, (str, os.PathLike)):
-            return False  # an open file
-        path = os.path.abspath(path)
-        return not any(path == one or path.startswith(one + os.sep) for one in free)
+    real_open, os_open, save, mkdir = builtins.open, os.open, torch.save, os.mkdir
+    accessor = getattr(pathlib, "_NormalAccessor", SimpleNamespace())  # of Python 3.10
+    os.makedirs(folder, exist_ok=True)  # the processes of a run share it
 
     def held(path):
-        return os.path.join(folder, os.path.abspath(path).replace(os.sep, "%")[-200:])
+        """Return where a file is held, or None."""
+        if isinstance(path, (str, os.PathLike)):  # not an open file
+            path = os.path.abspath(path)
+            if not any(path == one or path.startswith(one + os.sep) for one in free):
+                return os.path.join(folder, path.replace(os.sep, "%")[-200:])
 
-    def open_(file, mode="r", *rest, **options):
-        if is_held(file) and (set(mode) & set("wax+") or os.path.exists(held(file))):
-            if "r" in mode and not os.path.exists(held(file)):
-                shutil.copyfile(file, held(file))
-            file = held(file)
-        return real_open(file, mode, *rest, **options)
+    def os_open_(path, flags, *rest, **options):
+        copy = None if "dir_fd" in options else held(path)
+        if copy and (flags & (os.O_WRONLY | os.O_RDWR) or os.path.exists(copy)):
+            is_new = flags & (os.O_TRUNC | os.O_EXCL) or not os.path.exists(path)
+            if not is_new and not os.path.exists(copy):
+                shutil.copyfile(path, copy)
+            path = copy
+        return os_open(path, flags, *rest, **options)
+
+    def open_(*args, **options):
+        return real_open(*args, **{"opener": lambda *of: os_open_(*of, 0o666), **options})
 
     def save_(obj, f, *rest, **options):
-        return save(obj, held(f) if is_held(f) else f, *rest, **options)
+        return save(obj, held(f) or f, *rest, **options)
 
     def mkdir_(path, *rest, **options):
-        if "dir_fd" in options or not is_held(path):
+        if "dir_fd" in options or not held(path):
             mkdir(path, *rest, **options)
         elif not os.path.exists(path):  # a script may make one that the first run has left
             mkdir(path, *rest, **options)
             free.append(os.path.abspath(path))
-            with real_open(f"{folder}.made", "a") as made:
+            with open(f"{folder}.made", "a") as made:
                 made.write(f"{free[-1]}\n")
 
-    def leave_out(owner, name, target):
-        """Make a function do nothing if its argument `target` is a path that is held."""
+    def redirect(owner, name, *keys):
+        """Let a function take held files, and leave others as they are."""
         real = getattr(owner, name)
-        signature = inspect.signature(real)
 
         def call(*args, **options):
-            given = signature.bind(*args, **options).arguments
-            if "dir_fd" in given or not is_held(given[target]):
-                return real(*args, **options)
+            given = [*args[:len(keys)], *(options.pop(key) for key in keys[len(args):])]
+            paths = [*given]
+            for number, path in enumerate(paths) if "dir_fd" not in options else ():
+                copy = held(path)
+                if copy and (keys[number] == "dst" or os.path.exists(copy)):
+                    paths[number] = copy
+                elif copy and name not in ("stat", "symlink", "link") and os.path.lexists(path):
+                    return None
+            if name in ("rename", "replace") and paths != given:
+                return shutil.move(*paths)  # `folder` may be on another disk
+            return real(*paths, *args[len(keys):], **options)
         setattr(owner, name, call)
-        if owner is os:
-            setattr(accessor, name, staticmethod(call))
+        setattr(accessor, name, staticmethod(call))
 
-    accessor = getattr(pathlib, "_NormalAccessor", SimpleNamespace())  # of Python 3.10
-    accessor.open = staticmethod(open_)
+    for name in "stat", "chmod", "utime", "remove", "unlink", "rmdir":
+        redirect(os, name, "path")
+    for name in "rename", "replace", "symlink", "link":
+        redirect(os, name, "src", "dst")
+    redirect(shutil, "rmtree", "path")
+    redirect(shutil, "copystat", "src", "dst")
     builtins.open = io.open = open_
-    pathlib.Path.touch = lambda path, *_, **__: open_(path, "a").close()
-    torch.save, os.mkdir, accessor.mkdir = save_, mkdir_, staticmethod(mkdir_)
-    for owner, target, names in ((os, "path", ("remove", "unlink", "rmdir")),
-                                 (os, "dst", ("rename", "replace", "symlink", "link")),
-                                 (shutil, "path", ("rmtree",)),
-                                 (shutil, "dst", ("copymode", "copystat"))):
-        for name in names:
-            leave_out(owner, name, target)
+    torch.save, os.mkdir, os.open = save_, mkdir_, os_open_
+    accessor.open, accessor.mkdir = staticmethod(open_), staticmethod(mkdir_)
 
 
 # ------------------------------------------------------------- the script's process: its clock
@@ -189,14 +197,14 @@ class Clock:
     """Times training in windows, without warm-up, validation and checkpoints.
 
     `synchronize` waits for the device; it is called only where a window begins, pauses or ends.
-    `closed` is called with each window: its seconds, steps, samples and seconds of wait for data.
-    A window in which `compiled`, a count, changes is dropped; at most WINDOWS are.
+    `closed` is called with all windows after each: their seconds, steps, samples and seconds of
+    wait for data. A window in which `compiled`, a count, changes is dropped; at most WINDOWS are.
     """
 
-    def __init__(self, seconds, synchronize, closed, compiled=lambda: 0):
+    def __init__(self, seconds, synchronize, closed, compiled):
         self.length, self.warmup = seconds / WINDOWS, min(3, seconds / 4)
         self.synchronize, self.closed, self.compiled = synchronize, closed, compiled
-        self.steps = self.count = self.lost = 0
+        self.windows, self.steps, self.lost = [], 0, 0
         self.measures = False  # the warm-up is over
         self.first = self.since = None  # times of the first step and of the last (re)start
         self.window = dict(seconds=0, steps=0, samples=0, wait=0)
@@ -218,18 +226,12 @@ class Clock:
         if self.measures and self.compiled() != self.compiles and self.lost < WINDOWS:
             self.lost += 1
         elif self.measures:
-            self.count += 1
-            self.closed(self.window)
+            self.windows.append(self.window)
+            self.closed(self.windows)
         self.measures, self.compiles = True, self.compiled()
         self.window = dict.fromkeys(self.window, 0)
         self.resume()
         self.opened = self.since
-
-    def is_warm(self, now, ahead):
-        """Return whether steps are steady; the first `ahead` batches were loaded in advance."""
-        took = now - self.first
-        return self.steps >= LEAST_STEPS and took >= self.warmup and (
-            self.steps >= LEAST_STEPS + ahead or took >= 10)
 
     def fetched(self, samples, wait):
         if self.since is not None:
@@ -237,7 +239,7 @@ class Clock:
             self.window["wait"] += wait
 
     def step(self, ahead):
-        """Count a step. Return whether it was the last."""
+        """Count a step. Return whether it was the last; `ahead` batches were loaded in advance."""
         now = time.perf_counter()
         self.steps += 1
         self.first = self.first or now
@@ -249,16 +251,18 @@ class Clock:
             timed = self.window["seconds"] + now - self.since
             is_due = max(timed, (now - self.opened) / 4) >= self.length
         else:
-            is_due = self.is_warm(now, ahead)
+            took = now - self.first
+            is_due = took >= self.warmup and (
+                self.steps >= LEAST_STEPS + (ahead if took < 10 else 0))
         if is_due:
             self.close()
-        return self.count == WINDOWS
+        return len(self.windows) == WINDOWS
 
     def end(self):
         """Close the last window early, when the script has come to its own end."""
         self.pause()
         if self.measures and self.window["steps"] and (
-                not self.count or self.window["seconds"] > self.length / 2):
+                not self.windows or self.window["seconds"] > self.length / 2):
             self.close()
 
 
@@ -279,60 +283,15 @@ def cached(loader, start, kept, length):
         yield copy.copy(kept[number % len(kept)])  # a script may pop items from a batch
 
 
-class Batches:
-    """The iterator of a DataLoader. It times each wait and counts samples."""
-
-    def __init__(self, run, loader, start):
-        self.run, self.number, self.given = run, loader._whatif, 0
-        self.about = run.facts["loaders"][self.number]
-        # a loader with an __iter__ of its own may take all its epochs from this one iterator
-        is_plain = type(loader).__iter__ is torch.utils.data.DataLoader.__iter__
-        self.length = self.about["length"] if is_plain else None
-        if "no_loading" in run.techniques and self.number in run.spec["training"]:
-            self.batches = cached(loader, start, run.kept[self.number], self.length)
-        else:
-            self.batches = start(loader)
-
-    def __iter__(self):
-        return self
-
-    def __len__(self):
-        return self.about["length"]
-
-    def __getattr__(self, name):
-        return getattr(self.batches, name)
-
-    def __next__(self):
-        start = time.perf_counter()
-        try:
-            batch = next(self.batches)
-        except StopIteration:
-            self.run.clock.pause()
-            raise
-        wait = time.perf_counter() - start
-        self.given += 1
-        size = self.about["batch"]
-        if not size or self.given == self.length:  # the last one may be smaller
-            size = samples_in(batch)
-        self.run.fetched(self.number, size, wait)
-        return batch
-
-
-class Forward:
-    """A changed forward. Copies and pickles of the model get the plain one."""
-
-    def __init__(self, plain, changed):
-        self.plain, self.changed = plain, changed
-
-    def __call__(self, *args, **kwargs):
-        return self.changed(*args, **kwargs)
+class Forward(functools.partial):
+    """A function of a plain forward. Copies and pickles of the model get the plain one."""
 
     def __reduce__(self):
-        return functools.partial, (self.plain,)
+        return functools.partial, self.args
 
 
 def length_of(data):
-    with contextlib.suppress(TypeError, NotImplementedError):  # an IterableDataset may have none
+    with contextlib.suppress(Exception):  # an IterableDataset may have none, or none as yet
         return len(data)
 
 
@@ -355,9 +314,10 @@ class Run:
         Run.active = self
         self.spec = json.loads(os.environ[TRIAL])
         self.techniques = {*self.spec["techniques"]}
-        self.clock = Clock(self.spec["seconds"], self.synchronize, self.send_window, self.compiled)
+        self.clock = Clock(self.spec["seconds"], self.synchronize,
+                           lambda windows: self.send(windows=windows), self.compiled)
         self.facts = dict(models=[], optimizers=[], loaders=[], seen=[], lines=[], busy=None)
-        self.windows, self.losses, self.models, self.optimizers = [], [], [], []
+        self.losses, self.models, self.optimizers = [], {}, []  # models: what is known of each
         self.called = {}  # what the models are called where the optimizers are made, by id
         self.lead = None  # the optimizer whose steps are counted
         self.others = collections.Counter()  # steps of the others since its last one, by id
@@ -372,10 +332,6 @@ class Run:
         file = os.open(f"{self.spec['folder']}/records", os.O_WRONLY | os.O_APPEND)
         os.write(file, (json.dumps({"pid": os.getpid(), **record}) + "\n").encode())
         os.close(file)
-
-    def send_window(self, window):
-        self.windows.append(window)
-        self.send(windows=self.windows)
 
     def synchronize(self):
         if self.device == "cuda":
@@ -411,7 +367,7 @@ class Run:
         """Return {at: "file:line", text: its text} of a line of the user's own code."""
         frame, line = self.frames()[depth]
         file = frame.f_code.co_filename
-        return dict(at=f"{os.path.relpath(file)}:{line}",
+        return dict(at=f"{os.path.relpath(file, self.spec['cwd'])}:{line}",
                     text=linecache.getline(file, line).strip())
 
     def statement(self):
@@ -471,7 +427,7 @@ class Run:
             self.before(data.distributed.DistributedSampler, "set_epoch",
                         lambda *_, **__: self.see("set_epoch"))
         else:
-            hold_writes(f"{self.spec['folder']}/held.{os.getpid()}", self.spec["free"])
+            hold_writes(f"{self.spec['folder']}/held", self.spec["free"])
         if "channels_last" in self.techniques:
             self.before(  # DDP's buckets take the layout of the weights
                 torch.nn.parallel.DistributedDataParallel, "__init__",
@@ -513,7 +469,8 @@ class Run:
             **self.place(), workers=loader.num_workers, pin=loader.pin_memory,
             length=length_of(loader),
             persistent=loader.persistent_workers, iterable=isinstance(loader.dataset, kinds[0]),
-            batch=getattr(loader.batch_sampler, "batch_size", None),
+            batch=loader.batch_size,  # without one, samples are counted in each batch
+            can_grow=hasattr(loader.batch_sampler, "batch_size"),
             method=(loader.multiprocessing_context or multiprocessing).get_start_method(
                 allow_none=True) or multiprocessing.get_all_start_methods()[0],  # the default
             shuffles=isinstance(loader.sampler, kinds[1]) and loader.sampler.shuffle)]
@@ -526,16 +483,35 @@ class Run:
     def iterate(self, original, loader):
         if loader._whatif >= len(self.facts["loaders"]):  # made in the process that spawned this
             self.note_loader(loader, len(self.facts["loaders"]))
-        if loader._whatif in (*self.training(), *self.recent):
+        number, about = loader._whatif, self.facts["loaders"][loader._whatif]
+        if number in (*self.training(), *self.recent):
             self.clock.resume()
         else:
             self.clock.pause()  # validation
-        self.see("no set_epoch", self.facts["loaders"][loader._whatif]["shuffles"]
-                 and "set_epoch" not in self.facts["seen"])
-        return Batches(self, loader, original)
+        self.see("no set_epoch", about["shuffles"] and "set_epoch" not in self.facts["seen"])
+        # a loader with an __iter__ of its own may take all its epochs from this one iterator
+        is_plain = type(loader).__iter__ is torch.utils.data.DataLoader.__iter__
+        length = about["length"] if is_plain else None
+        if "no_loading" in self.techniques and number in self.spec["training"]:
+            batches = cached(loader, original, self.kept[number], length)
+        else:
+            batches = original(loader)
+        return self.batches(batches, number, about["batch"], length)
+
+    def batches(self, batches, number, size, length):
+        """Yield the batches of an epoch; time each wait and count samples."""
+        start = time.perf_counter()
+        for given, batch in enumerate(batches, 1):
+            wait = time.perf_counter() - start
+            is_whole = size and given != length  # the last one may be smaller
+            self.fetched(number, size if is_whole else samples_in(batch), wait)
+            yield batch
+            start = time.perf_counter()
+        self.clock.pause()
 
     def fetched(self, number, samples, wait):
-        self.fetched_from[number] = True
+        if torch.is_grad_enabled():  # else validation
+            self.fetched_from[number] = True
         training = self.training()
         if number not in (*training, *self.recent):
             self.clock.pause()  # validation, or other data from now on
@@ -547,26 +523,21 @@ class Run:
         """Find the outermost modules that train, in the first steps."""
         trains = module.training and torch.is_grad_enabled() and any(
             weight.requires_grad for weight in module.parameters())
-        if not trains or torch.compiler.is_compiling():
+        in_backward = torch._C._current_graph_task_id() != -1  # a checkpointed part runs again
+        if not trains or in_backward or torch.compiler.is_compiling():
             return original(module, *args, **kwargs)
         torch.nn.Module.__call__ = self.calls[0]  # the modules inside are not watched
         try:
-            if not any(module is each for each in self.models):
-                self.models.append(module)
+            if module not in self.models:
                 self.prepare(module)
             output = original(module, *args, **kwargs)
-            self.note_call(module, output)
+            about = self.models[module]
+            about["is_tensor"] = isinstance(output, torch.Tensor)
+            about["calls"] = [*dict.fromkeys([*about["calls"], self.place()["at"]])]
             return output
         finally:
             if self.clock.steps < WATCHED:
                 torch.nn.Module.__call__ = self.calls[1]
-
-    def note_call(self, module, output):
-        """Note where a model is called, and whether its output is one tensor."""
-        model = self.facts["models"][[each is module for each in self.models].index(True)]
-        model["is_tensor"] = isinstance(output, torch.Tensor)
-        if (at := self.place()["at"]) not in model["calls"]:
-            model["calls"].append(at)
 
     def prepare(self, module):
         """Note what a model is, and change it before its first step."""
@@ -575,9 +546,10 @@ class Run:
             (name for name, model in self.names().items() if model is module), "model")
         while isinstance(inner, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             inner, called = inner.module, f"{called}.module"
-        self.facts["models"].append(dict(
+        self.models[module] = dict(
             name=self.called.get(id(inner), called), kind=type(inner).__name__, **self.place(),
-            statement=self.statement(), calls=[], is_tensor=True))
+            statement=self.statement(), calls=[])
+        self.facts["models"].append(self.models[module])
         weight = next(module.parameters())
         self.device = weight.device.type
         self.see("amp", weight.dtype in (torch.float16, torch.bfloat16))
@@ -603,28 +575,28 @@ class Run:
             inner.to(memory_format=torch.channels_last)
         for name in self.techniques & {"compile", "compile reduce-overhead"}:
             mode = name.removeprefix("compile").strip() or None
-            inner.forward = Forward(inner.forward, torch.compile(inner.forward, mode=mode))
+            compiled = torch.compile(inner.forward, mode=mode)
+            inner.forward = Forward(lambda _, *args, **kwargs: compiled(*args, **kwargs),
+                                    inner.forward)
         if self.techniques & {"channels_last", "amp bfloat16", "amp float16"}:
-            module.forward = Forward(module.forward, self.around(module.forward))
+            module.forward = Forward(self.forward, module.forward)
 
-    def around(self, forward):
-        """Return `forward` with channels_last images and under autocast; it returns float32."""
+    def forward(self, plain, *args, **kwargs):
+        """Call a forward with channels_last images and under autocast; return float32."""
         dtypes = {"amp bfloat16": torch.bfloat16, "amp float16": torch.float16}
         dtype = next((dtypes[name] for name in dtypes if name in self.techniques), None)
 
         def to_last(one):
             return one.contiguous(memory_format=torch.channels_last) if one.dim() == 4 else one
 
-        def changed(*args, **kwargs):
-            if "channels_last" in self.techniques:
-                args, kwargs = tree_map_only(torch.Tensor, to_last, (args, kwargs))
-            if dtype is None:
-                return forward(*args, **kwargs)
-            with torch.autocast(self.device, dtype):
-                output = forward(*args, **kwargs)
-            return tree_map_only(
-                torch.Tensor, lambda one: one.float() if one.dtype == dtype else one, output)
-        return changed
+        if "channels_last" in self.techniques:
+            args, kwargs = tree_map_only(torch.Tensor, to_last, (args, kwargs))
+        if dtype is None:
+            return plain(*args, **kwargs)
+        with torch.autocast(self.device, dtype):
+            output = plain(*args, **kwargs)
+        return tree_map_only(
+            torch.Tensor, lambda one: one.float() if one.dtype == dtype else one, output)
 
     # ---- the loss and the optimizer
     def backward(self, original, tensors, grad_tensors=None, *rest, **options):
@@ -649,7 +621,6 @@ class Run:
                 self.scaler.unscale_(optimizer)
 
     def make_optimizer(self, original, optimizer, params, defaults):
-        self.optimizers.append(optimizer)
         facts = dict(kind=type(optimizer).__name__, **self.place(), fused=defaults.get("fused"),
                      can_fuse="fused" in defaults)
         if "fused" in self.techniques and "fused" in defaults:
@@ -665,19 +636,24 @@ class Run:
         else:
             depth = 0
         self.called |= names
-        self.facts["optimizers"].append(facts | dict(below=self.place(depth)))
+        facts["below"] = self.place(depth)
+        if facts not in self.facts["optimizers"]:  # a script may make one in each epoch
+            self.facts["optimizers"].append(facts)
         if self.scaler:
+            self.optimizers.append(optimizer)
             optimizer.step = MethodType(Run.scaled_step, optimizer)
 
-    def scaled_step(optimizer, *args, **kwargs):
+    def scaled_step(optimizer, closure=None, **kwargs):
         """Replace an optimizer's step, by a bound method because schedulers wrap that."""
         run = Run.active
         if run.scales:  # called by the scaler
-            return type(optimizer).step(optimizer, *args, **kwargs)
+            return type(optimizer).step(optimizer, **kwargs)
+        loss = closure() if closure else None  # the scaler takes none; Lightning always gives one
         run.scales = True
-        run.scaler.step(optimizer, *args, **kwargs)
+        run.scaler.step(optimizer, **kwargs)
         run.scales = False
         run.scaler.update()
+        return loss
 
     def step(self, optimizer, *_):
         """Count a step of the leading optimizer; end the run after the last one."""
@@ -718,8 +694,7 @@ class Run:
             if "called a synchronizing" in str(message) and self.is_users(frame):
                 at, text = self.place().values()
                 if file != frame.f_code.co_filename:  # the line calls what waits
-                    folders = (f"{folder}{os.sep}" for folder in filter(None, sys.path))
-                    text += f"  ({min(map(file.removeprefix, folders), key=len)}:{number})"
+                    text += f"  ({file.split('-packages/')[-1]}:{number})"
                 found.add(at)
                 texts[at] = text
         warnings.showwarning = shown
@@ -832,8 +807,7 @@ def start(spec):
         environment |= {"WANDB_MODE": "disabled", "COMET_MODE": "disabled"}
     ranks = [{}]
     if RANKS > 1:
-        with socket.socket() as free:  # each run meets at a port of its own
-            free.bind(("", 0))
+        with socket.create_server(("", 0)) as free:  # each run meets at a port of its own
             port = free.getsockname()[1]
         environment |= {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(port)}
         names = "RANK", "LOCAL_RANK", "ROLE_RANK"
@@ -1089,7 +1063,7 @@ def reasons(facts):
         ("several GPUs" in seen, "DataParallel on several GPUs cannot be compiled", {"compile"}),
         ("convolution" not in seen, "the model has no convolution", {"cudnn"}),
         (facts.get("capability", 0) < 8, "this GPU has no TF32", {"tf32"}),
-        (not loader.get("batch"), "the dataset makes the batches itself", {"batch"}),
+        (not loader.get("can_grow"), "the dataset makes the batches itself", {"batch"}),
         (batch_times(facts) == 1, "no memory is left, or an epoch has too few steps", {"batch"})]
     return {name: next((why for is_so, why, names in rules if is_so and {name, kind(name)} & names),
                        "") for name in TECHNIQUES}
@@ -1192,11 +1166,6 @@ class Session:
                 break
 
 
-def has_kind(row, name):
-    """Return whether a row has a technique of the same kind as `name`."""
-    return kind(name) in map(kind, row.techniques)
-
-
 def chain(row):
     """Return the rows that lead to a set, the last one first, without the script as it is."""
     return [row, *chain(row.base)] if row.base else []
@@ -1233,8 +1202,8 @@ def explore(session, wanted):
     top = base
     for number, row in enumerate(alone, 1):
         name = row.techniques[-1]
-        if name in OTHER_DATA or has_kind(top, name) or row.has_other_losses() or (
-                row.verdict().startswith("slower")):
+        if name in OTHER_DATA or kind(name) in map(kind, top.techniques) or (
+                row.has_other_losses() or row.verdict().startswith("slower")):
             continue
         if top is not base:
             row = session.attempt(top, name)
@@ -1318,9 +1287,7 @@ def held_back_by(facts, rows):
     wait, step = rows[0].mean("wait"), rows[0].mean("step_seconds")
     told = f"a step takes {1000 * step:.3g} ms and waits for data {wait:.0%} of it"
     if loads := without_loading(rows):
-        ratio = loads.ratio()[0]
-        told += "; with cached batches it is " + (
-            f"{ratio:.2f}x as fast" if ratio > 1 else "no faster")
+        told += f"; with cached batches it is {loads.ratio()[0]:.2f}x as fast"
     if waits_for_data(rows):
         return f"Data: {told}."
     if facts["device"] != "cuda":
@@ -1357,13 +1324,11 @@ def advice(name, facts, extra):
     def line(of):
         return f"{of['at']}  {of['text']}" if of else ""
     text, models = TECHNIQUES[name], facts["models"]
-    model, places = models[0] if models else {}, []
-    if "{call}" in text:
-        places = [(each["name"], at) for each in models for at in each["calls"]][1:]
-    elif "{model}" in text:
-        places = [(each["name"], each["at"]) for each in models[1:]]
-    if places:
-        text += "\n        likewise: " + ", ".join(f"{called} ({at})" for called, at in places)
+    model = models[0] if models else {}
+    places = [f"{each['name']} ({at})" for each in models
+              for at in each["calls"][:None if "{call}" in text else 1]][1:]
+    if places and ("{call}" in text or "{model}" in text):
+        text += f"\n        likewise: {', '.join(places)}"
     if kind(name) in ("amp", "compile", "channels_last", "fused", "cudnn"):
         text += (f"\n        the whole: diff src/train.py src/train_{kind(name)}.py "
                  "in pytorch-speedup")
@@ -1385,7 +1350,7 @@ def gains_alone(name, rows, best):
     """Return whether a technique pays alone and was never tried on top of another."""
     rows = [row for row in rows if row.runs and row.techniques[-1:] == (name,) and (
         row.techniques[0] == name or row.techniques[0] != "no_loading")]
-    if has_kind(best, name) or len(rows) != 1:
+    if kind(name) in map(kind, best.techniques) or len(rows) != 1:
         return False
     return rows[0].gains(1.1 if name in OTHER_DATA else PAYS) and not rows[0].has_other_losses()
 
@@ -1428,11 +1393,9 @@ def report(session, best):
 def write_record(session, best):
     """Write what was measured to the file of --json."""
     args, plain = session.args, session.rows[0]
-    rows = [dict(name=row.name(), verdict=row.verdict(), runs=row.runs) for row in session.rows]
-    for each, row in zip(rows, session.rows):
-        if row.runs:
-            ratio, spread = row.ratio(plain)
-            each |= dict(ratio=ratio, spread=spread, rate=row.rate())
+    rows = [dict(name=row.name(), verdict=row.verdict(), runs=row.runs) | (
+        dict(zip(("ratio", "spread"), row.ratio(plain)), rate=row.rate()) if row.runs else {})
+        for row in session.rows]
     args.json.write_text(json.dumps(dict(
         date=time.strftime("%Y-%m-%d"), command=shlex.join(["python", *sys.argv]),
         script=str(args.script), arguments=args.arguments, unit=session.unit, best=best.name(),
@@ -1465,6 +1428,8 @@ def parse(words):
             (args.json and (args.json.is_dir() or not args.json.resolve().parent.is_dir()),
              f"--json {args.json}: name a file, in a folder that is there"),
             (not args.script.is_file(), f"{args.script}: there is no such script"),
+            (args.copy and Path.cwd() not in args.script.resolve().parents,
+             f"--copy: call whatif.py from a folder that holds {args.script}"),
             (RANKS != int(os.environ.get("LOCAL_WORLD_SIZE", RANKS)),
              "it measures on one machine, but torchrun runs on several")):
         if is_wrong:
@@ -1519,8 +1484,7 @@ def main():
     new_folder = functools.partial(tempfile.TemporaryDirectory, ignore_cleanup_errors=True)
     with contextlib.ExitStack() as made:
         if args.copy:  # beside the folder, so that ../data is there, or in TMPDIR
-            source = cwd if cwd in script.parents else script.parent
-            beside = source.parent if os.access(source.parent, os.W_OK) else None
+            source, beside = cwd, cwd.parent if os.access(cwd.parent, os.W_OK) else None
             try:
                 cwd = Path(made.enter_context(new_folder(prefix=f"{source.name}.whatif-",
                                                          dir=beside)))

@@ -112,6 +112,7 @@ def test_what_is_unusual_and_common(tmp_path):
         assert run_["step_samples"] == pytest.approx(4, rel=0.2)  # a batch
     assert {path.name for path in (tmp_path / "out" / "deep").iterdir()} <= {"last.pt", "best.pt"}
     assert {path.name for path in tmp_path.iterdir()} == {"unusual.py", "out"}
+    assert "  unusual.py:" in out  # as seen from where whatif.py was called
 
 
 def test_habits_of_scripts(tmp_path):
@@ -121,6 +122,20 @@ def test_habits_of_scripts(tmp_path):
         (run_,) = row["runs"]
         assert run_["step_samples"] == pytest.approx(9, rel=0.2), out
     assert len(list((tmp_path / "runs").iterdir())) == 1  # of the plain run
+    assert "\nNet, SGD; " in out  # not its layers, which the backward pass calls again
+
+
+@pytest.mark.fault(77)
+def test_later_runs_leave_all_files_as_they_are(tmp_path):
+    copy_of("files.py", tmp_path)
+    (tmp_path / "older.pt").write_text("weights of an older training")
+    rows, out = ask(tmp_path, "files.py", only="fused")
+    assert rows["fused"]["runs"], out
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"files.py", "older.pt", "state.txt", "archive", "new.txt"} <= names
+    assert (tmp_path / "older.pt").read_text() == "weights of an older training"
+    # at most what the plain run was writing when it was ended
+    assert len(names) <= 7 and len(list((tmp_path / "archive").iterdir())) <= 1, names
 
 
 def explored(speeds, folder, monkeypatch, names=("fused",), **options):

@@ -1,7 +1,7 @@
 """Steps that wait for data of a loader made in each epoch, and a validation that takes longer."""
 
 import multiprocessing
-import os
+import posix
 import time
 
 import torch
@@ -21,12 +21,12 @@ class Data(torch.utils.data.Dataset):
 model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
 validation = DataLoader([torch.rand(4)], batch_size=1)
-log = os.open("workers.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+log = posix.open("workers.txt", posix.O_WRONLY | posix.O_APPEND | posix.O_CREAT)
 while True:
     training = DataLoader(Data(), batch_size=4, num_workers=1)
     for step, (x, y) in enumerate(training):
         if step == 8:
-            os.write(log, str(len(multiprocessing.active_children())).encode())
+            posix.write(log, str(len(multiprocessing.active_children())).encode())
         loss = nn.functional.mse_loss(model(x), y)
         optimizer.zero_grad()
         loss.backward()

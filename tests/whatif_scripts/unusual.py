@@ -24,6 +24,10 @@ class Endless(torch.utils.data.DataLoader):
         super().__init__(*args, **kwargs)
         object.__setattr__(self, "batch_sampler", Repeat(self.batch_sampler))
         self.endless = super().__iter__()
+        self.factor = 1
+
+    def __len__(self):
+        return self.factor * super().__len__()
 
     def __iter__(self):
         for _ in range(len(self)):
