@@ -128,6 +128,7 @@ def hold_writes(folder, free):
     to `folder`.made, to remove it after the run.
     """
     real_open, os_open, save, mkdir = builtins.open, os.open, torch.save, os.mkdir
+    lstat, rename, unlink = os.lstat, os.rename, os.unlink
     accessor = getattr(pathlib, "_NormalAccessor", SimpleNamespace())  # of Python 3.10
     os.makedirs(folder, exist_ok=True)  # the processes of a run share it
 
@@ -138,17 +139,25 @@ def hold_writes(folder, free):
             if not any(path == one or path.startswith(one + os.sep) for one in free):
                 return os.path.join(folder, path.replace(os.sep, "%")[-200:])
 
+    def is_there(path):
+        try:
+            return bool(lstat(path))
+        except OSError:
+            return False
+
     def os_open_(path, flags, *rest, **options):
         copy = None if "dir_fd" in options else held(path)
-        if copy and (flags & (os.O_WRONLY | os.O_RDWR) or os.path.exists(copy)):
+        if copy and (flags & (os.O_WRONLY | os.O_RDWR) or is_there(copy)):
             is_new = flags & (os.O_TRUNC | os.O_EXCL) or not os.path.exists(path)
-            if not is_new and not os.path.exists(copy):
+            if not is_new and not is_there(copy):
                 shutil.copyfile(path, copy)
             path = copy
         return os_open(path, flags, *rest, **options)
 
     def open_(*args, **options):
-        return real_open(*args, **{"opener": lambda *of: os_open_(*of, 0o666), **options})
+        if len(args) < 8 and options.get("opener") is None:
+            options["opener"] = lambda *of: os_open_(*of, 0o666)
+        return real_open(*args, **options)
 
     def save_(obj, f, *rest, **options):
         return save(obj, held(f) or f, *rest, **options)
@@ -158,9 +167,12 @@ def hold_writes(folder, free):
             mkdir(path, *rest, **options)
         elif not os.path.exists(path):  # a script may make one that the first run has left
             mkdir(path, *rest, **options)
-            free.append(os.path.abspath(path))
-            with open(f"{folder}.made", "a") as made:
-                made.write(f"{free[-1]}\n")
+            set_free(path)
+
+    def set_free(path):
+        free.append(os.path.abspath(path))
+        with real_open(f"{folder}.made", "a") as made:
+            made.write(f"{free[-1]}\n")
 
     def redirect(owner, name, *keys):
         """Let a function take held files, and leave others as they are."""
@@ -169,11 +181,17 @@ def hold_writes(folder, free):
         def call(*args, **options):
             given = [*args[:len(keys)], *(options.pop(key) for key in keys[len(args):])]
             paths = [*given]
-            for number, path in enumerate(paths) if "dir_fd" not in options else ():
+            if name == "symlink" and held(given[1]):  # a link's text counts from its folder
+                paths[0] = os.path.abspath(os.path.join(os.path.dirname(given[1]), given[0]))
+            if name in ("rename", "replace") and os.path.isdir(given[0]) and (
+                    not held(given[0]) and held(given[1]) and not is_there(given[1])):
+                rename(*given)  # a folder that the script has made
+                return set_free(given[1])
+            for number, path in enumerate([*paths]) if "dir_fd" not in options else ():
                 copy = held(path)
-                if copy and (keys[number] == "dst" or os.path.exists(copy)):
+                if copy and (keys[number] == "dst" or is_there(copy)):
                     paths[number] = copy
-                elif copy and name not in ("stat", "symlink", "link") and os.path.lexists(path):
+                elif copy and name not in readers and is_there(path):
                     return None
             if name in ("rename", "replace") and paths != given:
                 return shutil.move(*paths)  # `folder` may be on another disk
@@ -181,10 +199,15 @@ def hold_writes(folder, free):
         setattr(owner, name, call)
         setattr(accessor, name, staticmethod(call))
 
-    for name in "stat", "chmod", "utime", "remove", "unlink", "rmdir":
+    readers = "stat", "lstat", "readlink", "access", "symlink", "link"
+    for name in (*readers[:4], "chmod", "utime", "truncate", "remove", "unlink", "rmdir"):
         redirect(os, name, "path")
     for name in "rename", "replace", "symlink", "link":
         redirect(os, name, "src", "dst")
+    for function in vars(tempfile._TemporaryFileCloser).values():  # it has kept the plain one
+        if defaults := getattr(function, "__defaults__", None):
+            function.__defaults__ = tuple(
+                os.unlink if each is unlink else each for each in defaults)
     redirect(shutil, "rmtree", "path")
     redirect(shutil, "copystat", "src", "dst")
     builtins.open = io.open = open_
@@ -281,6 +304,38 @@ def cached(loader, start, kept, length):
         loader._iterator = None  # workers that load on would take the cores
     for number in range(length) if length else itertools.count():
         yield copy.copy(kept[number % len(kept)])  # a script may pop items from a batch
+
+
+class Batches:
+    """The iterator of a DataLoader. It times each wait and counts samples."""
+
+    def __init__(self, run, batches, number, length):
+        self.run, self.batches, self.number, self.length = run, batches, number, length
+        self.given = 0
+
+    def __iter__(self):
+        return self
+
+    def __len__(self):
+        return self.run.facts["loaders"][self.number]["length"]
+
+    def __getattr__(self, name):
+        return getattr(self.__dict__["batches"], name)
+
+    def __next__(self):
+        start = time.perf_counter()
+        try:
+            batch = next(self.batches)
+        except StopIteration:
+            self.run.clock.pause()
+            raise
+        wait = time.perf_counter() - start
+        self.given += 1
+        size = self.run.facts["loaders"][self.number]["batch"]
+        if not size or self.given == self.length:  # the last one may be smaller
+            size = samples_in(batch)
+        self.run.fetched(self.number, size, wait)
+        return batch
 
 
 class Forward(functools.partial):
@@ -496,18 +551,7 @@ class Run:
             batches = cached(loader, original, self.kept[number], length)
         else:
             batches = original(loader)
-        return self.batches(batches, number, about["batch"], length)
-
-    def batches(self, batches, number, size, length):
-        """Yield the batches of an epoch; time each wait and count samples."""
-        start = time.perf_counter()
-        for given, batch in enumerate(batches, 1):
-            wait = time.perf_counter() - start
-            is_whole = size and given != length  # the last one may be smaller
-            self.fetched(number, size if is_whole else samples_in(batch), wait)
-            yield batch
-            start = time.perf_counter()
-        self.clock.pause()
+        return Batches(self, batches, number, length)
 
     def fetched(self, number, samples, wait):
         if torch.is_grad_enabled():  # else validation
@@ -1429,7 +1473,7 @@ def parse(words):
              f"--json {args.json}: name a file, in a folder that is there"),
             (not args.script.is_file(), f"{args.script}: there is no such script"),
             (args.copy and Path.cwd() not in args.script.resolve().parents,
-             f"--copy: call whatif.py from a folder that holds {args.script}"),
+             f"--copy: {args.script.resolve()} is not below {Path.cwd()}, which is copied"),
             (RANKS != int(os.environ.get("LOCAL_WORLD_SIZE", RANKS)),
              "it measures on one machine, but torchrun runs on several")):
         if is_wrong:

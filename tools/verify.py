@@ -92,7 +92,7 @@ def tensors_of(state, name=""):
 class Bench:
     """Runs versions of the script at `path` with the options `words`, each in a folder of its own.
 
-    The folders are in `folder`. A run uses `cores` threads.
+    The folders are in `folder`. The processes of a run share `cores` threads.
     """
 
     def __init__(self, path, words, folder):

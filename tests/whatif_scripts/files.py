@@ -1,4 +1,4 @@
-"""Files in each epoch: moved, replaced, asked for their size, and an older one put away."""
+"""Files in each epoch: moved, replaced, linked, asked for their size; an older one put away."""
 
 import os
 import shutil
@@ -31,5 +31,16 @@ while True:
     os.makedirs("archive", exist_ok=True)
     open("archive/new.txt", "w").close()
     os.replace("archive/new.txt", "new.txt")
+    if os.path.islink("latest"):
+        os.remove("latest")
+    os.symlink("new.txt", "latest")
+    assert open("latest").read() == ""
+    with tempfile.NamedTemporaryFile(dir=".") as file:
+        assert os.access(file.name, os.R_OK)
+    os.makedirs("stage")
+    open("stage/part.txt", "w").close()
+    os.replace("stage", f"stage{epoch}")
+    assert os.listdir(f"stage{epoch}") == ["part.txt"]
+    shutil.rmtree(f"stage{epoch}")
     if is_again and os.path.exists("older.pt"):
         shutil.move("older.pt", "archive/older.pt")

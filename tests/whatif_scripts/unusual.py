@@ -47,7 +47,9 @@ model = nn.Linear(3, 2)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 loader = Endless([(torch.randn(3), i % 2) for i in range(40)], batch_size=4, collate_fn=lists)
 while True:
-    for images, labels in loader:
+    batches = iter(loader)
+    for _ in range(len(loader)):
+        images, labels = next(batches)
         with torch.autocast("cpu", enabled=False):
             loss = nn.functional.cross_entropy(model(torch.stack(images)), torch.tensor(labels))
         loss.backward()
