@@ -494,8 +494,8 @@ def chart_part(words, up):
     caption, folder = f"{workload(row)} on {place(row)}", f"{up}results/{words[0]}"
     return [f"![images/s of {caption}]({folder}/running.png)", "",
             f"*Training {caption}: [tables]({folder}/README.md).",
-            "A ratio compares runs made close in time, because the machine's speed drifts; a bar is "
-            "a median of all runs.*"]
+            "A ratio compares runs made close in time, because the machine's speed drifts; a bar "
+            "is a median of all runs.*"]
 
 
 def table_part(words, up):
