@@ -134,8 +134,8 @@ def hold_writes(folder, free):
 
     def held(path):
         """Return where a file is held, or None."""
-        if isinstance(path, (str, os.PathLike)):  # not an open file
-            path = os.path.abspath(path)
+        if isinstance(path, (str, bytes, os.PathLike)) and path:  # not an open file
+            path = os.path.abspath(os.fsdecode(path))
             if not any(path == one or path.startswith(one + os.sep) for one in free):
                 return os.path.join(folder, path.replace(os.sep, "%")[-200:])
 
@@ -146,11 +146,12 @@ def hold_writes(folder, free):
             return False
 
     def os_open_(path, flags, *rest, **options):
-        copy = None if "dir_fd" in options else held(path)
+        copy = held(path) if options.get("dir_fd") is None else None
         if copy and (flags & (os.O_WRONLY | os.O_RDWR) or is_there(copy)):
             is_new = flags & (os.O_TRUNC | os.O_EXCL) or not os.path.exists(path)
             if not is_new and not is_there(copy):
-                shutil.copyfile(path, copy)
+                part = shutil.copyfile(path, f"{copy}.{os.getpid()}")
+                rename(part, copy)  # another process may look for it
             path = copy
         return os_open(path, flags, *rest, **options)
 
@@ -163,7 +164,7 @@ def hold_writes(folder, free):
         return save(obj, held(f) or f, *rest, **options)
 
     def mkdir_(path, *rest, **options):
-        if "dir_fd" in options or not held(path):
+        if options.get("dir_fd") is not None or not held(path):
             mkdir(path, *rest, **options)
         elif not os.path.exists(path):  # a script may make one that the first run has left
             mkdir(path, *rest, **options)
@@ -181,17 +182,15 @@ def hold_writes(folder, free):
         def call(*args, **options):
             given = [*args[:len(keys)], *(options.pop(key) for key in keys[len(args):])]
             paths = [*given]
-            if name == "symlink" and held(given[1]):  # a link's text counts from its folder
-                paths[0] = os.path.abspath(os.path.join(os.path.dirname(given[1]), given[0]))
             if name in ("rename", "replace") and os.path.isdir(given[0]) and (
                     not held(given[0]) and held(given[1]) and not is_there(given[1])):
                 rename(*given)  # a folder that the script has made
                 return set_free(given[1])
-            for number, path in enumerate([*paths]) if "dir_fd" not in options else ():
+            for number, path in enumerate(given) if options.get("dir_fd") is None else ():
                 copy = held(path)
-                if copy and (keys[number] == "dst" or is_there(copy)):
+                if copy and (is_there(copy) or keys[number] == "dst" and name != "copystat"):
                     paths[number] = copy
-                elif copy and name not in readers and is_there(path):
+                elif copy and name not in readers and (is_there(path) or name in deleters):
                     return None
             if name in ("rename", "replace") and paths != given:
                 return shutil.move(*paths)  # `folder` may be on another disk
@@ -199,10 +198,23 @@ def hold_writes(folder, free):
         setattr(owner, name, call)
         setattr(accessor, name, staticmethod(call))
 
-    readers = "stat", "lstat", "readlink", "access", "symlink", "link"
-    for name in (*readers[:4], "chmod", "utime", "truncate", "remove", "unlink", "rmdir"):
+    def link(real, src, dst, *rest, **options):
+        """Leave out a link outside of free folders; in them, do not share a file of the user."""
+        if held(dst):
+            return None
+        copy = held(src) if real is hard_link else None
+        if copy:
+            return shutil.copyfile(copy if is_there(copy) else src, dst) and None
+        return real(src, dst, *rest, **options)
+
+    hard_link = os.link
+    os.link, os.symlink = (functools.partial(link, real) for real in (os.link, os.symlink))
+    accessor.link = os.link
+    readers = "stat", "lstat", "readlink", "access"
+    deleters = "remove", "unlink", "rmdir", "rmtree"
+    for name in (*readers, *deleters[:3], "chmod", "utime", "truncate"):
         redirect(os, name, "path")
-    for name in "rename", "replace", "symlink", "link":
+    for name in "rename", "replace":
         redirect(os, name, "src", "dst")
     for function in vars(tempfile._TemporaryFileCloser).values():  # it has kept the plain one
         if defaults := getattr(function, "__defaults__", None):
@@ -211,7 +223,12 @@ def hold_writes(folder, free):
     redirect(shutil, "rmtree", "path")
     redirect(shutil, "copystat", "src", "dst")
     builtins.open = io.open = open_
-    torch.save, os.mkdir, os.open = save_, mkdir_, os_open_
+    for module in [*sys.modules.values()]:  # tarfile and others have kept the plain one
+        for name, value in [*getattr(module, "__dict__", {}).items()]:
+            if value is real_open:
+                setattr(module, name, open_)
+    torch.save = torch.serialization.save = save_
+    os.mkdir, os.open = mkdir_, os_open_
     accessor.open, accessor.mkdir = staticmethod(open_), staticmethod(mkdir_)
 
 

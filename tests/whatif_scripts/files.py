@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tarfile
 import tempfile
 import time
 
@@ -35,6 +36,14 @@ while True:
         os.remove("latest")
     os.symlink("new.txt", "latest")
     assert open("latest").read() == ""
+    if os.path.exists("last.pt"):
+        os.rename("last.pt", "last.bak")
+    torch.save(model.state_dict(), "last.pt")
+    if os.path.exists("last.bak"):
+        os.remove("last.bak")
+    with tarfile.open("all.tar", "w") as archive:
+        archive.add("last.pt")
+    shutil.copytree(tempfile.mkdtemp(), "archive/copy", dirs_exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=".") as file:
         assert os.access(file.name, os.R_OK)
     os.makedirs("stage")
