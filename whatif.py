@@ -210,18 +210,19 @@ def hold_writes(folder, free):
     hard_link = os.link
     os.link, os.symlink = (functools.partial(link, real) for real in (os.link, os.symlink))
     accessor.link = os.link
-    readers = "stat", "lstat", "readlink", "access"
-    deleters = "remove", "unlink", "rmdir", "rmtree"
-    for name in (*readers, *deleters[:3], "chmod", "utime", "truncate"):
+    readers, deleters = ("stat", "lstat", "readlink", "access"), ("remove", "unlink", "rmdir")
+    for name in (*readers, *deleters, "chmod", "utime", "truncate"):
         redirect(os, name, "path")
     for name in "rename", "replace":
         redirect(os, name, "src", "dst")
-    for function in vars(tempfile._TemporaryFileCloser).values():  # it has kept the plain one
+    deleters += ("rmtree",)
+    redirect(shutil, "rmtree", "path")
+    redirect(shutil, "copystat", "src", "dst")
+    closer = getattr(tempfile, "_TemporaryFileCloser", object)
+    for function in vars(closer).values():  # it has kept the plain unlink
         if defaults := getattr(function, "__defaults__", None):
             function.__defaults__ = tuple(
                 os.unlink if each is unlink else each for each in defaults)
-    redirect(shutil, "rmtree", "path")
-    redirect(shutil, "copystat", "src", "dst")
     builtins.open = io.open = open_
     for module in [*sys.modules.values()]:  # tarfile and others have kept the plain one
         for name, value in [*getattr(module, "__dict__", {}).items()]:

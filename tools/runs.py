@@ -26,7 +26,7 @@ if missing := [name for name in ("torch", "torchvision", "matplotlib", "psutil")
                if not importlib.util.find_spec(name)]:
     sys.exit(f"{sys.executable} lacks {', '.join(missing)}: activate the environment that has "
              "them, or pip install -r requirements.txt")
-import psutil  # noqa: E402
+import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 GRACE_SECONDS = 10
