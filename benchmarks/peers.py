@@ -1,11 +1,13 @@
 """Compare this project with its peers: the same training or reading by each, on this machine.
 
-    python benchmarks/peers.py train DATASET [--best "SET"] ... [--examples DIR] [-- OPTION ...]
+    python benchmarks/peers.py train DATASET [--best "SET"] ... [--ends RECORD ...]
+                                     [--examples DIR] [-- OPTION ...]
     python benchmarks/peers.py load DATASET [-- OPTION ...]
 
 Every row is run --runs times, by turns. SET is what stands behind compose.sh, with options that
-only its techniques have; DIR is a clone of pytorch/examples. OPTIONs go to every row: those of
-train.py or loader.py. Writes RESULT_DIR/peers.json and .md; a row that fails says why.
+only its techniques have; RECORD is a running.json, for a row of the set that its staircase ended
+in; DIR is a clone of pytorch/examples. OPTIONs go to every row: those of train.py or loader.py.
+Writes RESULT_DIR/peers.json and .md; a row that fails says why.
 """
 
 import argparse
@@ -71,6 +73,13 @@ def joined(text, folder):
     return words[:own], script, words[own:]
 
 
+def ends(paths):
+    """Return {set: in words, how many of these records of running.sh ended in it}."""
+    sets = [" ".join(report.fastest(json.loads(path.read_text()))["techniques"]) for path in paths]
+    return {name: f"the end of {count} of {len(sets)} staircases"
+            for name, count in collections.Counter(sets).most_common()}
+
+
 def training_rows(args, options, folder, gpus):
     """Return the rows of `train`."""
     half = "float16" if gpus else "bfloat16"
@@ -80,10 +89,12 @@ def training_rows(args, options, folder, gpus):
     graphs = [*switches, "--compile_mode", "reduce-overhead"]
     short = "fp16" if gpus else "bf16"
     rows = [Row("train.py", "float32", [ROOT / "src" / "train.py"])]
-    for text in ["amp channels_last", *args.best]:
+    ended = ends(args.ends)
+    for text in ["amp channels_last", *args.best, *ended]:
         names, script, own = joined(text, folder)
-        rows += [Row(f"train.py + {' '.join(names + own)}", half if "amp" in names else "float32",
-                     [script, *own])]
+        name = f"train.py + {' '.join(names + own)}" + (
+            f", {ended[text]}" if text in ended else "")
+        rows += [Row(name, half if "amp" in names else "float32", [script, *own])]
     rows += [Row("Lightning", "float32", lightning), Row(SWITCHES, half, switches),
              Row(f"{SWITCHES}=reduce-overhead", half, graphs),
              Row(f"accelerate + {short}", half,
@@ -272,6 +283,7 @@ def parse(arguments):
     add("WORK", choices=["train", "load"])
     add("DATASET", type=Path)
     add("--best", action="append", default=[], metavar="SET", help="a row of these techniques")
+    add("--ends", type=Path, nargs="+", default=[], metavar="RECORD", help="rows of these sets")
     add("--examples", type=Path, help="folder that holds imagenet/main.py of pytorch/examples")
     add("--only", nargs="+", default=["*"], metavar="NAME", help="rows of these names; * is any")
     add("--runs", type=int, default=3, help="runs of each row")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes tables of results/ again, on this machine:
 #   benchmarks/tables.sh MACHINE TABLE ...
-# TABLE is mnist|resnet50|cifar10|progressive|decoding|peers|peers-resnet50|loading|loading-peers.
+# TABLE is mnist|resnet50|cifar10|progressive|decoding|peers|peers-resnet50|loading|loading-peers|staircases.
 # It reads $MNIST (data/mnist), $CIFAR10 (data/cifar10) and $IMAGENET (data/imagenet), and for peers-resnet50
 # pytorch/examples in ../examples.
 # The records go to results/MACHINE-TABLE. Then run: python tools/report.py
@@ -52,6 +52,13 @@ for table in "${@:2}"; do
       command=(./loading.sh loader_DALI.py "$imagenet" "${to[@]}" --batch_size 768) ;;
     loading-peers)
       command=("$python" benchmarks/peers.py load "$imagenet" "${limit[@]}" "${to[@]}" -- --batch_size 768 --epochs 5) ;;
+    staircases)
+      for number in {1..10}; do
+        ./running.sh 6 "$mnist" --part staircase --minutes 4 --result_dir "runs/staircases/$number" \
+          -- "${conv11[@]}" --steps 40 || [[ $? = 1 ]]
+      done
+      command=("$python" benchmarks/peers.py train "$mnist" --ends runs/staircases/*/running.json
+        --only train.py "*staircases" --runs 5 "${limit[@]}" "${to[@]}" -- "${conv11[@]}" --epochs 12) ;;
     *)
       echo "tables.sh: error: no table $table" >&2
       exit 2 ;;

@@ -140,6 +140,20 @@ def test_ratios_are_to_the_median_of_the_reference(digits, tmp_path):
     assert told == f"train.py: 3.10x {peers.SWITCHES}"
 
 
+def test_a_row_for_each_set_that_staircases_ended_in(tmp_path):
+    for number, kept in enumerate((["amp", "compile"], ["amp"], ["amp", "compile"])):
+        rows = [dict(techniques=[]), *(dict(techniques=kept[:n + 1], on=kept[:n], kept=True)
+                                       for n in range(len(kept)))]
+        rows += [dict(techniques=[*kept, "fused"], on=kept, kept=True, ratio=1.01)]  # no gain
+        (tmp_path / f"{number}.json").write_text(json.dumps(rows))
+    args, _ = peers.parse(["train", "data", "--ends", *map(str, sorted(tmp_path.glob("*.json")))])
+    names = [row.name for row in peers.training_rows(args, {}, tmp_path, 1)]
+    assert names[:4] == ["train.py", "train.py + amp channels_last",
+                         "train.py + amp compile, the end of 2 of 3 staircases",
+                         "train.py + amp, the end of 1 of 3 staircases"]
+    assert "autocast" in (tmp_path / "train_amp_compile.py").read_text()
+
+
 def test_each_command_that_makes_a_table_has_options_that_exist(photos, tmp_path):
     """A stand-in for Python writes down what it is to run."""
     python, told = tmp_path / "python", tmp_path / "told"
@@ -148,11 +162,11 @@ def test_each_command_that_makes_a_table_has_options_that_exist(photos, tmp_path
     script = ROOT / "benchmarks" / "tables.sh"
     text = script.read_text()
     tables = re.findall(r"^    ([a-z][\w-]+)\)$", text, re.MULTILINE)
-    assert "|".join(tables) in text and len(tables) == 9
+    assert "|".join(tables) in text and len(tables) == 10
     done = run(script, "here", *tables, env={"PYTHON": str(python), "IMAGENET": str(photos)})
     assert done.returncode == 0, done.stderr
     commands = [words.split("\n") for words in told.read_text().strip().split("\n\n")]
-    assert len(commands) == len(tables)
+    assert len(commands) == len(tables) + 10  # staircases
     for command in commands:
         path, *words = [word for word in command if word != "-u"]
         name = Path(path).stem
@@ -161,7 +175,7 @@ def test_each_command_that_makes_a_table_has_options_that_exist(photos, tmp_path
             continue
         module = {"running": running, "peers": peers, "accuracy": accuracy}[name]
         args, options = module.parse(words)
-        assert args.minutes == 25 and args.result_dir.parent == Path("results")
+        assert (args.minutes, args.result_dir.parts[0]) in ((25, "results"), (4, "runs"))
         for own in running.options_of([], options), running.options_of(["compile"], options):
             runs.check_options(SRC / "train_compile.py", own, name)
     assert_one_line(run(script, "here", "nothing"), 2, "tables.sh: error: no table nothing")
