@@ -18,13 +18,13 @@ from runs import (ROOT, GiveUp, Stopped, check_options, conclude, failure, folde
 from whatif import WAITS, compare, doubt_of, is_kept, is_settled, verdict
 
 SECONDS = 5  # of training to compare in a run of the baseline ...
-LONGEST = 20  # ... if the run takes no longer than so many seconds
+LONGEST = 30  # ... if it takes no longer than so many seconds after its start
 EVERY = 5  # after so many runs the baseline runs again
 SLOW, SLOW_SECONDS = 3, 10  # a run is given up after so many times the baseline's seconds ...
 START_SECONDS = 150  # ... and twice its start, at most so long: validation may compile, too
 FIRST = ("channels_last", "amp", "cache", "DALI", "compile")  # these usually pay most
 MINUTES = 5  # of the whole without a DATASET
-SHARE = 30  # with a limit of time, a run of the baseline takes at most this part of it
+SHARE = 20  # with a limit of time, the baseline takes at most this part of it after its start
 LEAST_STEPS = 5  # an epoch is not made shorter than this
 CLOSING_SECONDS = 15  # for the table and the chart at the end
 
@@ -189,6 +189,7 @@ class Session:
         self.runs, self.minutes, self.deadline = runs, minutes, deadline
         self.rows, self.results = [], {}
         self.took = [0.0]  # seconds of each run that ended well, start included
+        self.start = 0.0  # of the baseline: seconds until its first step is done
         self.count = 0  # of all rows, those of the staircase that are to come included
         self.reserved = 0  # runs that are to come before a second try or run of a technique
         self.steps = None  # of each epoch, if epochs were cut short
@@ -203,12 +204,11 @@ class Session:
 
     def shorten(self, progress):
         """Give up a baseline that would take too long, and add --steps for all runs."""
-        most = 60 * self.minutes / SHARE
-        whole, start = progress.estimate(self.epochs) or (0, 0)
-        if whole <= most or self.steps:
+        whole, self.start = progress.estimate(self.epochs) or (0, self.start)
+        most = max(60 * self.minutes / SHARE, SECONDS)
+        if whole - self.start <= most or self.steps:
             return
-        share = max(most - start, SECONDS) / (whole - start)
-        steps = max(LEAST_STEPS, int(progress.steps * share))
+        steps = max(LEAST_STEPS, int(progress.steps * most / (whole - self.start)))
         if steps < progress.steps:
             self.steps, self.options = steps, [*self.options, "--steps", str(steps)]
             raise GiveUp(f"a run would take {whole:.0f} s of the {self.minutes:g} minutes, so all "
@@ -218,10 +218,10 @@ class Session:
         """Take more epochs for all runs if the baseline's are short; return the line about it."""
         if self.steps or 1 in (self.epochs, self.runs):
             return ""
-        start, seconds = record["warmup_seconds"], report.speeds(record, "seconds")
-        each = (self.took[0] - start) / self.epochs  # an epoch with validation
-        epochs = int(min(1 + math.ceil(SECONDS / statistics.median(seconds)),
-                         (min(60 * self.minutes / SHARE, LONGEST) - start) / each))
+        trains = statistics.median(report.speeds(record, "seconds"))
+        validates_too = (self.took[0] - self.start) / self.epochs
+        epochs = int(min(1 + math.ceil(SECONDS / trains),
+                         min(60 * self.minutes / SHARE, LONGEST) / validates_too))
         if epochs <= self.epochs:
             return ""
         self.epochs = epochs
