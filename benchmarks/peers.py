@@ -74,10 +74,13 @@ def joined(text, folder):
 
 
 def ends(paths):
-    """Return {set: in words, how many of these records of running.sh ended in it}."""
-    sets = [" ".join(report.fastest(json.loads(path.read_text()))["techniques"]) for path in paths]
-    return {name: f"the end of {count} of {len(sets)} staircases"
-            for name, count in collections.Counter(sets).most_common()}
+    """Return {SET: in words, how many of these records of running.sh ended in it}."""
+    records = [json.loads(path.read_text()) for path in paths]
+    last = [(report.fastest(rows), rows[0]) for rows in records]
+    sets = [" ".join([*row["techniques"], report.own_words(row, base)]).strip()
+            for row, base in last]
+    return {text: f"the end of {count} of {len(sets)} staircases"
+            for text, count in collections.Counter(sets).most_common()}
 
 
 def training_rows(args, options, folder, gpus):

@@ -55,7 +55,7 @@ for table in "${@:2}"; do
     staircases)
       for number in {1..10}; do
         ./running.sh 6 "$mnist" --part staircase --minutes 4 --result_dir "runs/staircases/$number" \
-          -- "${conv11[@]}" --steps 40 || [[ $? = 1 ]]
+          -- "${conv11[@]}" "${graphs[@]}" --steps 40 || [[ $? = 1 ]]
       done
       command=("$python" benchmarks/peers.py train "$mnist" --ends runs/staircases/*/running.json
         --only train.py "*staircases" --runs 5 "${limit[@]}" "${to[@]}" -- "${conv11[@]}" --epochs 12) ;;

@@ -142,14 +142,17 @@ def test_ratios_are_to_the_median_of_the_reference(digits, tmp_path):
 
 def test_a_row_for_each_set_that_staircases_ended_in(tmp_path):
     for number, kept in enumerate((["amp", "compile"], ["amp"], ["amp", "compile"])):
-        rows = [dict(techniques=[]), *(dict(techniques=kept[:n + 1], on=kept[:n], kept=True)
-                                       for n in range(len(kept)))]
-        rows += [dict(techniques=[*kept, "fused"], on=kept, kept=True, ratio=1.01)]  # no gain
+        more = {"compile_mode": "reduce-overhead"} if "compile" in kept else {}
+        ran = dict(command="./running.sh 5 -- --compile_mode reduce-overhead", kept=True)
+        rows = [dict(techniques=[], options={}, **ran)]
+        rows += [dict(techniques=kept, on=[], options={"lr": 0.1} | more, **ran)]
+        rows += [dict(techniques=[*kept, "fused"], on=kept, ratio=1.01, **ran)]  # no gain
         (tmp_path / f"{number}.json").write_text(json.dumps(rows))
     args, _ = peers.parse(["train", "data", "--ends", *map(str, sorted(tmp_path.glob("*.json")))])
     names = [row.name for row in peers.training_rows(args, {}, tmp_path, 1)]
+    graphs = "--compile_mode reduce-overhead"
     assert names[:4] == ["train.py", "train.py + amp channels_last",
-                         "train.py + amp compile, the end of 2 of 3 staircases",
+                         f"train.py + amp compile {graphs}, the end of 2 of 3 staircases",
                          "train.py + amp, the end of 1 of 3 staircases"]
     assert "autocast" in (tmp_path / "train_amp_compile.py").read_text()
 

@@ -250,13 +250,18 @@ def staircase(rows):
     return lines
 
 
+def own_words(row, base):
+    """Return '--compile_mode reduce-overhead': options that a row was given and its base lacks."""
+    return " ".join(f"--{name} {value}" for name, value in row["options"].items()
+                    if name not in base.get("options", row["options"])
+                    and f"--{name}" in re.split(r"[\s=]", row["command"]))
+
+
 def command(row, base):
     """Return the command that makes the script of a row, and options that the baseline lacks."""
     if not row["techniques"]:
         return "`src/train.py`, the baseline"
-    given = " ".join(f"--{name} {value}" for name, value in row["options"].items()
-                     if name not in base.get("options", row["options"])
-                     and f"--{name}" in re.split(r"[\s=]", row["command"]))
+    given = own_words(row, base)
     return f"`./compose.sh {' '.join(row['techniques'])} > my_train.py`" + (
         f"\n  with `{given}`" if given else "")
 
