@@ -225,8 +225,8 @@ def main():
     side = -(-args.image_size * 8 // 7) if args.augment == "resized" else args.image_size
     cut = None if args.augment == "none" else (args.image_size, args.augment)
     if cut:
-        train_set.transform = transforms.Compose([transforms.Resize(side), transforms.CenterCrop(
-            side), *train_transform.transforms[len(crop):]])
+        own, at = train_transform.transforms, train_transform.transforms.index(crop[0])
+        own[at:at + len(crop)] = transforms.Resize(side), transforms.CenterCrop(side)
     needed = 3 * (len(train_set) * side ** 2 + len(val_set) * val_size ** 2)
     place, free = device, torch.cuda.mem_get_info()[0] if on_gpu else 0
     is_large = needed > free / 2 and args.cache_device == "auto"
@@ -293,7 +293,7 @@ def main():
 
     # -------------------------------------------------------------------------------- training
     resume = (saved if saved.exists() else None) if args.resume == "auto" else args.resume
-    if saved.exists() and Path(resume or "") != saved:
+    if saved.exists() and Path(resume or "").resolve() != saved.resolve():
         print(f"{script}: replaces {saved}; --resume auto would continue it", flush=True)
     content = Path(resume).read_bytes() if resume and rank == 0 else None
 
@@ -387,7 +387,7 @@ def main():
             write(saved, lambda file: torch.save(checkpoint, file))
 
     # the record; its speed leaves out the first epoch of this run, which is the warm-up
-    steady = epochs[resumed + 1:] or epochs[1:] or epochs
+    steady = epochs[resumed + 1:] or epochs[resumed:] or epochs[1:] or epochs
     name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
     record = dict(
         script=script, options=vars(args), environment=dict(torch=torch.__version__, device=name),

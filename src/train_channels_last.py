@@ -210,7 +210,7 @@ def main():
 
     # -------------------------------------------------------------------------------- training
     resume = (saved if saved.exists() else None) if args.resume == "auto" else args.resume
-    if saved.exists() and Path(resume or "") != saved:
+    if saved.exists() and Path(resume or "").resolve() != saved.resolve():
         print(f"{script}: replaces {saved}; --resume auto would continue it", flush=True)
     content = Path(resume).read_bytes() if resume and rank == 0 else None
 
@@ -306,7 +306,7 @@ def main():
             write(saved, lambda file: torch.save(checkpoint, file))
 
     # the record; its speed leaves out the first epoch of this run, which is the warm-up
-    steady = epochs[resumed + 1:] or epochs[1:] or epochs
+    steady = epochs[resumed + 1:] or epochs[resumed:] or epochs[1:] or epochs
     name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
     record = dict(
         script=script, options=vars(args), environment=dict(torch=torch.__version__, device=name),

@@ -427,6 +427,12 @@ def seed_worker(number):
     train_transform = transforms.Compose([
         *crop, transforms.Lambda(ImageOps.invert), transforms.PILToTensor()])
 """)], said="DALI"),
+    Edit("fixed transform before the crop", "data", [(TRANSFORM, """\
+    train_transform = transforms.Compose([
+        transforms.CenterCrop(20), *crop, transforms.PILToTensor()])
+""")], said="DALI"),
+    Edit("augments by default", "data", [('"crop"], default="none"', '"crop"], default="resized"')],
+         refused="progressive", either="DDP"),
     Edit("floats from the transform", "data", [
          ("transforms.CenterCrop(val_size), transforms.PILToTensor()])\n",
           "transforms.CenterCrop(val_size),\n        transforms.ToImage(), "
@@ -980,10 +986,11 @@ def judge(name, techniques, merge_only):
         del words[2:4]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "my_train.py"
-        bench = verify.Bench(path, words, Path(folder) / "runs")
-        bench.cores = 1  # so each run takes one thread; the edits are judged side by side
+        benches = [verify.Bench(path, words, Path(folder) / name) for name in ("runs", "augment")]
+        for bench in benches:
+            bench.cores = 1  # so each run takes one thread; the edits are judged side by side
         for technique in sorted({*techniques} - {*edit.start.split()}):
-            wrong = []
+            wrong, bench = [], benches[technique in ("DALI", "cache")]  # these set --augment
 
             def approve(versions):
                 wrong.append(verify.Verifier(bench, versions, [technique]).run()[0])

@@ -196,6 +196,20 @@ def test_cached_crops_of_an_epoch_are_the_same_after_a_resume(digits, tmp_path):
             assert torch.equal(images, pictures)
 
 
+@pytest.mark.parametrize("augment", ["resized", "crop"])
+def test_the_cache_keeps_a_transform_of_your_own_before_the_crop(augment, digits, tmp_path):
+    copy, text = tmp_path / "copy.py", (SRC / "train_cache.py").read_text()
+    copy.write_text(text.replace(
+        "Compose([*crop, ", "Compose([transforms.RandomInvert(1), *crop, "))
+    inverted, images = (
+        torch.cat([each for split, batches in batches_of(script, tmp_path / script.stem, *TINY,
+                                                         "--dataset", digits, "--augment", augment)
+                   if split == "train" for each, _ in batches]).int()
+        for script in (copy, SRC / "train_cache.py"))
+    inside = images.amin((1, 2, 3)) > 0 if augment == "crop" else slice(None)  # no black border
+    assert len(images[inside]) and (255 - inverted - images)[inside].abs().max() <= 2
+
+
 def test_cached_crops_are_those_of_torchvision():
     """Sizes, shapes, places and flips have the distribution of RandomResizedCrop."""
     module = module_of(SRC / "train_cache.py")

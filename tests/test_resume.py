@@ -107,6 +107,15 @@ def test_the_first_epoch_after_a_resume_warms_up(checkpoint, digits, tmp_path):
     assert record["images_per_second"] == record["epochs"][2]["images_per_second"]
 
 
+def test_a_resume_of_one_epoch_has_only_that_in_its_record(checkpoint, digits, tmp_path):
+    shutil.copy(checkpoint, tmp_path / "train.pt")
+    same = tmp_path / ".." / tmp_path.name / "train.pt"
+    record, output = train(SRC / "train.py", "--dataset", digits, *TINY, "--epochs", 2,
+                           "--result_dir", tmp_path, "--resume", same)
+    assert "replaces" not in output and len(record["epochs"]) == 2
+    assert record["train_seconds"] == record["epochs"][1]["seconds"]
+
+
 @pytest.mark.fault(59)
 @pytest.mark.parametrize("script", SCRIPTS, ids=ids)
 def test_any_checkpoint_resumes_any_variant(script, checkpoint, digits, tmp_path):

@@ -84,7 +84,8 @@ HAZARDS = [
     ("DALI", r"transforms\.(?!Normalize|ToDtype|Compose|CutMix|MixUp)\w+\(",
      "DALI does not run it: do the same in image_pipeline", r"\bfn\.\w"),
     ("cache", r"transforms\.(Random|Auto|Trivial|Aug|ColorJ|Gauss|Elastic)\w*\(",
-     "it is done once for each image, then the result is kept", None),
+     "with --augment random_crops takes the place of crop; all else is done once for each image",
+     None),
     ("cache", r"(?<!PIL)ToTensor\(|ToImage\(|torch\.float",
      "the cache holds bytes: make floats in normalize", None)]
 

@@ -362,10 +362,15 @@ class Verifier:
     def __init__(self, bench, versions, techniques):
         self.bench, self.versions, self.techniques = bench, versions, techniques
         self.notes, self.noise, self.one_process = [], {}, False
-        bench.options = {"--small": 1} if "progressive" in techniques else {}
-        if bench.options:
+        bench.options = {}
+        if "progressive" in techniques:
+            bench.options["--small"] = 1
             self.notes.append("progressive changes the sizes of images; it was compared with "
                               "--small 1, which keeps them")
+        if {"DALI", "cache"} & {*techniques}:
+            bench.options["--augment"] = "none"
+            self.notes.append("DALI and cache draw random crops of their own; they were compared "
+                              "with --augment none")
 
     def rows(self, view, version):
         """Return (the error of a version in a view, or "", the Rows of its comparison)."""
@@ -463,9 +468,6 @@ class Verifier:
 def verify(path, versions, techniques, words):
     """Compare versions of the copy at `path` and print the result. Return whether they agree."""
     torch.set_num_threads(1)  # threads of OpenMP would hang in forked processes
-    if {"DALI", "cache"} & {*techniques} and any(word.startswith("--augment") for word in words):
-        words = [*words, "--augment=none"]
-        print("with --augment none: DALI and cache draw random crops of their own")
     with tempfile.TemporaryDirectory(prefix="verify-") as folder:
         verifier = Verifier(Bench(path, words, folder), versions, techniques)
         wrong, table = verifier.run()

@@ -42,11 +42,13 @@ def take_options(options, defaults, taken, sample, folder):
         def parse_known_args(parser, words=None, namespace=None):
             if words is not None and words != sys.argv[1:]:
                 return parse(parser, words, namespace)
-            taken[:] = parser._option_string_actions
+            actions = parser._option_string_actions
+            taken[:] = actions
             given = {word.split("=")[0] for word in sys.argv}
             more = {name: each for name, each in defaults.items() if name not in given} | options
             namespace, rest = parse(parser, sys.argv[1:] + [
-                f"{name}={each}" for name, each in more.items() if name in taken], namespace)
+                f"{name}={each}" for name, each in more.items()
+                if name in actions and each in (actions[name].choices or [each])], namespace)
             dataset = getattr(namespace, "dataset", None)
             if dataset is not None and (folder / str(dataset)).is_dir():
                 namespace.dataset = type(dataset)(thin_out(folder / str(dataset), sample))
