@@ -128,8 +128,7 @@ def hold_writes(folder, free):
     to `folder`.made, to remove it after the run.
     """
     real_open, os_open, save, mkdir = builtins.open, os.open, torch.save, os.mkdir
-    lstat, rename, unlink = os.lstat, os.rename, os.unlink
-    accessor = getattr(pathlib, "_NormalAccessor", SimpleNamespace())  # of Python 3.10
+    lstat, rename, symlink = os.lstat, os.rename, os.symlink
     os.makedirs(folder, exist_ok=True)  # the processes of a run share it
 
     def held(path):
@@ -145,92 +144,77 @@ def hold_writes(folder, free):
         except OSError:
             return False
 
-    def os_open_(path, flags, *rest, **options):
-        copy = held(path) if options.get("dir_fd") is None else None
+    def set_free(path):
+        free.append(os.path.abspath(path))
+        with real_open(f"{folder}.made", "a") as made:
+            made.write(f"{free[-1]}\n")
+
+    def os_open_(path, flags, mode=0o777, *, dir_fd=None):
+        copy = held(path) if dir_fd is None else None
         if copy and (flags & (os.O_WRONLY | os.O_RDWR) or is_there(copy)):
             is_new = flags & (os.O_TRUNC | os.O_EXCL) or not os.path.exists(path)
             if not is_new and not is_there(copy):
                 part = shutil.copyfile(path, f"{copy}.{os.getpid()}")
                 rename(part, copy)  # another process may look for it
             path = copy
-        return os_open(path, flags, *rest, **options)
+        return os_open(path, flags, mode, dir_fd=dir_fd)
 
     def open_(*args, **options):
-        if len(args) < 8 and options.get("opener") is None:
-            options["opener"] = lambda *of: os_open_(*of, 0o666)
+        if not options.get("opener"):
+            options["opener"] = lambda path, flags: os_open_(path, flags, 0o666)
         return real_open(*args, **options)
 
     def save_(obj, f, *rest, **options):
         return save(obj, held(f) or f, *rest, **options)
 
     def mkdir_(path, *rest, **options):
-        if options.get("dir_fd") is not None or not held(path):
+        if not held(path):
             mkdir(path, *rest, **options)
         elif not os.path.exists(path):  # a script may make one that the first run has left
             mkdir(path, *rest, **options)
             set_free(path)
 
-    def set_free(path):
-        free.append(os.path.abspath(path))
-        with real_open(f"{folder}.made", "a") as made:
-            made.write(f"{free[-1]}\n")
+    def symlink_(src, dst, *rest, **options):
+        if not held(dst):
+            symlink(src, dst, *rest, **options)
 
-    def redirect(owner, name, *keys):
-        """Let a function take held files, and leave others as they are."""
-        real = getattr(owner, name)
+    def move(real, src, dst, **options):
+        source, target = held(src), held(dst)
+        if target and not source and os.path.isdir(src) and not is_there(dst):
+            rename(src, dst)  # a folder that the script has made
+            set_free(dst)
+        elif source and is_there(src) and not is_there(source):
+            return  # a file of the user's
+        elif source or target:
+            shutil.move(source or src, target or dst)  # `folder` may be on another disk
+        else:
+            real(src, dst, **options)
 
-        def call(*args, **options):
-            given = [*args[:len(keys)], *(options.pop(key) for key in keys[len(args):])]
-            paths = [*given]
-            if name in ("rename", "replace") and os.path.isdir(given[0]) and (
-                    not held(given[0]) and held(given[1]) and not is_there(given[1])):
-                rename(*given)  # a folder that the script has made
-                return set_free(given[1])
-            for number, path in enumerate(given) if options.get("dir_fd") is None else ():
-                copy = held(path)
-                if copy and (is_there(copy) or keys[number] == "dst" and name != "copystat"):
-                    paths[number] = copy
-                elif copy and name not in readers and (is_there(path) or name in deleters):
-                    return None
-            if name in ("rename", "replace") and paths != given:
-                return shutil.move(*paths)  # `folder` may be on another disk
-            return real(*paths, *args[len(keys):], **options)
-        setattr(owner, name, call)
-        setattr(accessor, name, staticmethod(call))
-
-    def link(real, src, dst, *rest, **options):
-        """Leave out a link outside of free folders; in them, do not share a file of the user."""
-        if held(dst):
+    def use(real, path, *rest, **options):
+        """Read, change or delete a held file; leave one of the user's as it is."""
+        copy = held(path) if options.get("dir_fd") is None else None
+        if copy and is_there(copy):
+            path = copy
+        elif copy and (real in deleters or real not in readers and is_there(path)):
             return None
-        copy = held(src) if real is hard_link else None
-        if copy:
-            return shutil.copyfile(copy if is_there(copy) else src, dst) and None
-        return real(src, dst, *rest, **options)
+        return real(path, *rest, **options)
 
-    hard_link = os.link
-    os.link, os.symlink = (functools.partial(link, real) for real in (os.link, os.symlink))
-    accessor.link = os.link
-    readers, deleters = ("stat", "lstat", "readlink", "access"), ("remove", "unlink", "rmdir")
-    for name in (*readers, *deleters, "chmod", "utime", "truncate"):
-        redirect(os, name, "path")
-    for name in "rename", "replace":
-        redirect(os, name, "src", "dst")
-    deleters += ("rmtree",)
-    redirect(shutil, "rmtree", "path")
-    redirect(shutil, "copystat", "src", "dst")
-    closer = getattr(tempfile, "_TemporaryFileCloser", object)
-    for function in vars(closer).values():  # it has kept the plain unlink
-        if defaults := getattr(function, "__defaults__", None):
-            function.__defaults__ = tuple(
-                os.unlink if each is unlink else each for each in defaults)
-    builtins.open = io.open = open_
-    for module in [*sys.modules.values()]:  # tarfile and others have kept the plain one
-        for name, value in [*getattr(module, "__dict__", {}).items()]:
-            if value is real_open:
-                setattr(module, name, open_)
-    torch.save = torch.serialization.save = save_
-    os.mkdir, os.open = mkdir_, os_open_
-    accessor.open, accessor.mkdir = staticmethod(open_), staticmethod(mkdir_)
+    readers = os.stat, os.lstat, os.access
+    deleters = os.remove, os.unlink, os.rmdir, shutil.rmtree
+    new = {  # os.link copies, so that the user's file does not change with the link
+        real_open: open_, os_open: os_open_, save: save_, mkdir: mkdir_, symlink: symlink_,
+        os.link: shutil.copyfile, shutil.copystat: shutil.copymode}
+    for real in os.rename, os.replace:
+        new[real] = functools.partial(move, real)
+    for real in *readers, *deleters, os.chmod, os.utime, os.truncate:
+        new[real] = functools.partial(use, real)
+    # put them wherever a module has kept a real one; in Python 3.10, a class of pathlib has, too
+    new = {id(real): staticmethod(function) for real, function in new.items()}
+    for owner in *sys.modules.values(), getattr(pathlib, "_NormalAccessor", None):
+        for name, value in [*getattr(owner, "__dict__", {}).items()]:
+            if id(value) in new and owner is not sys.modules["posix"]:
+                setattr(owner, name, new[id(value)])
+    importlib.reload(tempfile)  # its functions have the plain unlink as a default
 
 
 # ------------------------------------------------------------- the script's process: its clock
@@ -509,6 +493,7 @@ class Run:
             self.scaler = torch.amp.GradScaler("cuda")
             self.before(torch.nn.utils, "clip_grad_norm_", self.unscale)
             self.before(torch.nn.utils, "clip_grad_value_", self.unscale)
+        tempfile.tempdir = self.spec["free"][0]
         random.seed(0)  # a script that sets no seed gets the same one in each run
         torch.manual_seed(0)
         if "numpy" in sys.modules:
@@ -834,7 +819,7 @@ def run_script():
     """Run the user's script in this process."""
     run = Run()
     script = run.spec["script"]
-    sys.argv, tempfile.tempdir = [script, *run.spec["arguments"]], run.spec["free"][0]
+    sys.argv = [script, *run.spec["arguments"]]
     sys.path[0] = os.path.dirname(script)
     sys.path.append(os.path.dirname(__file__))  # a process that the script spawns imports this file
     run.install()
