@@ -734,7 +734,7 @@ class Run:
 
     def find_waits(self, steps):
         """Find the user's own lines that make the host wait for the GPU in each step."""
-        found, times, texts = set(), collections.Counter(), {}
+        texts, waits = {}, collections.defaultdict(set)  # of each line: its text, and its steps
 
         def shown(message, category, file, number, *_):
             frame, _ = self.frames()[0]
@@ -742,17 +742,15 @@ class Run:
                 at, text = self.place().values()
                 if file != frame.f_code.co_filename:  # the line calls what waits
                     text += f"  ({file.split('-packages/')[-1]}:{number})"
-                found.add(at)
                 texts[at] = text
+                waits[at].add(step)
         warnings.showwarning = shown
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
-        for _ in range(steps):
+        for step in range(steps):
             yield
-            times.update(found)
-            found.clear()
         torch.cuda.set_sync_debug_mode("default")
-        self.facts["lines"] = [(at, text) for at, text in texts.items() if times[at] == steps]
+        self.facts["lines"] = [(at, texts[at]) for at in texts if len(waits[at]) == steps]
 
     def time_kernels(self, steps):
         """Find for how many seconds of a step the GPU works, and on what."""
