@@ -371,6 +371,8 @@ class Run:
         Run.active = self
         self.spec = json.loads(os.environ[TRIAL])
         self.techniques = {*self.spec["techniques"]}
+        self.half = next((getattr(torch, name.removeprefix("amp ")) for name in self.techniques
+                          if kind(name) == "amp"), None)  # the data type of autocast
         self.clock = Clock(self.spec["seconds"], self.synchronize,
                            lambda windows: self.send(windows=windows), self.compiled)
         self.facts = dict(models=[], optimizers=[], loaders=[], seen=[], lines=[], busy=None)
@@ -625,25 +627,20 @@ class Run:
             compiled = torch.compile(inner.forward, mode=mode)
             inner.forward = Forward(lambda _, *args, **kwargs: compiled(*args, **kwargs),
                                     inner.forward)
-        if self.techniques & {"channels_last", "amp bfloat16", "amp float16"}:
+        if self.half or "channels_last" in self.techniques:
             module.forward = Forward(self.forward, module.forward)
 
     def forward(self, plain, *args, **kwargs):
         """Call a forward with channels_last images and under autocast; return float32."""
-        dtypes = {"amp bfloat16": torch.bfloat16, "amp float16": torch.float16}
-        dtype = next((dtypes[name] for name in dtypes if name in self.techniques), None)
-
-        def to_last(one):
-            return one.contiguous(memory_format=torch.channels_last) if one.dim() == 4 else one
-
         if "channels_last" in self.techniques:
-            args, kwargs = tree_map_only(torch.Tensor, to_last, (args, kwargs))
-        if dtype is None:
+            args, kwargs = tree_map_only(torch.Tensor, lambda one: one.contiguous(
+                memory_format=torch.channels_last) if one.dim() == 4 else one, (args, kwargs))
+        if not self.half:
             return plain(*args, **kwargs)
-        with torch.autocast(self.device, dtype):
+        with torch.autocast(self.device, self.half):
             output = plain(*args, **kwargs)
         return tree_map_only(
-            torch.Tensor, lambda one: one.float() if one.dtype == dtype else one, output)
+            torch.Tensor, lambda one: one.float() if one.dtype == self.half else one, output)
 
     # ---- the loss and the optimizer
     def backward(self, original, tensors, grad_tensors=None, *rest, **options):
