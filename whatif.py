@@ -1230,8 +1230,8 @@ def explore(session, wanted):
         session.settle(found["workers"], then=len(wanted))
         best = found["workers"] if found["workers"].is_kept() else plain
     base = best
-    if best.mean("wait") > WAITS and "no_loading" in found and found["no_loading"].runs:
-        base = found["no_loading"]  # while steps wait for data, nothing else can show what it gains
+    if best.mean("wait") > WAITS:  # while steps wait for data, nothing else can show what it gains
+        base = without_loading(session.rows) or best
 
     alone = []
     for name in wanted:
