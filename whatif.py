@@ -128,7 +128,7 @@ def hold_writes(folder, free):
     to `folder`.made, to remove it after the run.
     """
     real_open, os_open, save, mkdir = builtins.open, os.open, torch.save, os.mkdir
-    lstat, rename, symlink = os.lstat, os.rename, os.symlink
+    rename, symlink, is_there = os.rename, os.symlink, os.path.lexists
     os.makedirs(folder, exist_ok=True)  # the processes of a run share it
 
     def held(path):
@@ -137,12 +137,6 @@ def hold_writes(folder, free):
             path = os.path.abspath(os.fsdecode(path))
             if not any(path == one or path.startswith(one + os.sep) for one in free):
                 return os.path.join(folder, path.replace(os.sep, "%")[-200:])
-
-    def is_there(path):
-        try:
-            return bool(lstat(path))
-        except OSError:
-            return False
 
     def set_free(path):
         free.append(os.path.abspath(path))
