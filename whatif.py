@@ -315,9 +315,6 @@ class Batches:
     def __len__(self):
         return self.run.facts["loaders"][self.number]["length"]
 
-    def __getattr__(self, name):
-        return getattr(self.__dict__["batches"], name)
-
     def __next__(self):
         start = time.perf_counter()
         try:
