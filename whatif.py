@@ -127,9 +127,8 @@ def hold_writes(folder, free):
     Elsewhere nothing is moved or deleted. A folder that is made is free, and its path is written
     to `folder`.made, to remove it after the run.
     """
-    real_open, os_open, save, mkdir = builtins.open, os.open, torch.save, os.mkdir
-    rename, symlink, is_there = os.rename, os.symlink, os.path.lexists
     os.makedirs(folder, exist_ok=True)  # the processes of a run share it
+    is_there = os.path.lexists
 
     def held(path):
         """Return where a file is held, or None."""
@@ -140,37 +139,38 @@ def hold_writes(folder, free):
 
     def set_free(path):
         free.append(os.path.abspath(path))
-        with real_open(f"{folder}.made", "a") as made:
+        with open(f"{folder}.made", "a") as made:
             made.write(f"{free[-1]}\n")
 
-    def os_open_(path, flags, mode=0o777, *, dir_fd=None):
+    # each of these takes the place of a function, and gets the real one first
+    def os_open(real, path, flags, mode=0o777, *, dir_fd=None):
         copy = held(path) if dir_fd is None else None
         if copy and (flags & (os.O_WRONLY | os.O_RDWR) or is_there(copy)):
             is_new = flags & (os.O_TRUNC | os.O_EXCL) or not os.path.exists(path)
             if not is_new and not is_there(copy):
                 part = shutil.copyfile(path, f"{copy}.{os.getpid()}")
-                rename(part, copy)  # another process may look for it
+                os.rename(part, copy)  # another process may look for it
             path = copy
-        return os_open(path, flags, mode, dir_fd=dir_fd)
+        return real(path, flags, mode, dir_fd=dir_fd)
 
-    def open_(*args, **options):
+    def plain_open(real, *args, **options):
         if not options.get("opener"):
-            options["opener"] = lambda path, flags: os_open_(path, flags, 0o666)
-        return real_open(*args, **options)
+            options["opener"] = lambda path, flags: os.open(path, flags, 0o666)
+        return real(*args, **options)
 
-    def save_(obj, f, *rest, **options):
-        return save(obj, held(f) or f, *rest, **options)
+    def save(real, obj, f, *rest, **options):
+        return real(obj, held(f) or f, *rest, **options)
 
-    def mkdir_(path, *rest, **options):
+    def mkdir(real, path, *rest, **options):
         if not held(path):
-            mkdir(path, *rest, **options)
+            real(path, *rest, **options)
         elif not os.path.exists(path):  # a script may make one that the first run has left
-            mkdir(path, *rest, **options)
+            real(path, *rest, **options)
             set_free(path)
 
-    def symlink_(src, dst, *rest, **options):
+    def link(real, src, dst, *rest, **options):
         if not held(dst):
-            symlink(src, dst, *rest, **options)
+            real(src, dst, *rest, **options)
 
     def move(real, src, dst, **options):
         source, target = held(src), held(dst)
@@ -195,15 +195,14 @@ def hold_writes(folder, free):
 
     readers = os.stat, os.lstat, os.access
     deleters = os.remove, os.unlink, os.rmdir, shutil.rmtree
-    new = {  # os.link copies, so that the user's file does not change with the link
-        real_open: open_, os_open: os_open_, save: save_, mkdir: mkdir_, symlink: symlink_,
-        os.link: shutil.copyfile, shutil.copystat: shutil.copymode}
-    for real in os.rename, os.replace:
-        new[real] = functools.partial(move, real)
-    for real in *readers, *deleters, os.chmod, os.utime, os.truncate:
-        new[real] = functools.partial(use, real)
-    # put them wherever a module has kept a real one; in Python 3.10, a class of pathlib has, too
-    new = {id(real): staticmethod(function) for real, function in new.items()}
+    places = {os_open: [os.open], plain_open: [open], save: [torch.save], mkdir: [os.mkdir],
+              link: [os.symlink], move: [os.rename, os.replace],
+              use: [*readers, *deleters, os.chmod, os.utime, os.truncate]}
+    new = {id(real): functools.partial(function, real)
+           for function, those in places.items() for real in those}
+    new[id(os.link)] = functools.partial(shutil.copyfile)  # a link would share the user's file
+    new[id(shutil.copystat)] = functools.partial(shutil.copymode)
+    # a module may have kept a real one; in Python 3.10, a class of pathlib has, too
     for owner in *sys.modules.values(), getattr(pathlib, "_NormalAccessor", None):
         for name, value in [*getattr(owner, "__dict__", {}).items()]:
             if id(value) in new and owner is not sys.modules["posix"]:
