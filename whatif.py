@@ -1090,6 +1090,7 @@ def reasons(facts):
         ("image" not in seen, "the model has no 2-D convolution", {"channels_last"}),
         (loader.get("iterable"), "each worker of an IterableDataset would give the same data",
          {"workers"}),
+        (not facts["optimizers"], "the optimizer is made in another process", {"fused"}),
         (unfused, f"torch has no fused {', '.join(unfused)}", {"fused"}),
         (there, "already there", there),
         ("several GPUs" in seen, "DataParallel on several GPUs cannot be compiled", {"compile"}),
@@ -1356,6 +1357,7 @@ def advice(name, facts, extra):
     def line(of):
         return f"{of['at']}  {of['text']}" if of else ""
     text, models = TECHNIQUES[name], facts["models"]
+    below = [each["below"] for each in facts["optimizers"]]  # [] if one came by pickle
     model = models[0] if models else {}
     places = [f"{each['name']} ({at})" for each in models
               for at in each["calls"][:None if "{call}" in text else 1]][1:]
@@ -1374,7 +1376,7 @@ def advice(name, facts, extra):
         **extra, device=facts["device"], model=model.get("name"), output=output,
         statement=statement.replace("\n", "\n" + 16 * " "), call=line(model),
         pin=", pin_memory=True" * (facts["device"] == "cuda"),
-        loader=line(main_loader(facts)), optimizer=line(facts["optimizers"][0]["below"]),
+        loader=line(main_loader(facts)), optimizer=line(below[0]) if below else "the optimizer",
         optimizers="\n        ".join(map(line, facts["optimizers"])))
 
 
