@@ -135,7 +135,8 @@ def hold_writes(folder, free):
         if isinstance(path, (str, bytes, os.PathLike)) and path:  # not an open file
             path = os.path.abspath(os.fsdecode(path))
             if not any(path == one or path.startswith(one + os.sep) for one in free):
-                return os.path.join(folder, path.replace(os.sep, "%")[-200:])
+                name = os.fsencode(path.replace(os.sep, "%"))[-200:]  # 255 bytes are allowed
+                return os.path.join(folder, os.fsdecode(name))
 
     def set_free(path):
         free.append(os.path.abspath(path))
