@@ -15,14 +15,12 @@ the next; and at the end what it prints.
 
 import argparse
 import ast
-import builtins
 import collections
 import contextlib
 import copy
 import functools
 import importlib
 import inspect
-import io
 import itertools
 import json
 import linecache
@@ -46,7 +44,7 @@ import time
 import traceback
 import warnings
 from pathlib import Path
-from types import MethodType, SimpleNamespace
+from types import MethodType
 
 WINDOWS = 5  # measured in each run
 LEAST_STEPS = 5  # of the warm-up
@@ -176,7 +174,7 @@ def hold_writes(folder, free):
     def move(real, src, dst, **options):
         source, target = held(src), held(dst)
         if target and not source and os.path.isdir(src) and not is_there(dst):
-            rename(src, dst)  # a folder that the script has made
+            real(src, dst)  # a folder that the script has made
             set_free(dst)
         elif source and is_there(src) and not is_there(source):
             return  # a file of the user's
@@ -1400,6 +1398,9 @@ def report(session, best):
     """Print the table, what holds the script back, and what to write."""
     facts, plain = session.facts, session.rows[0]
     say("\n".join(["", heading(session.unit), *(line_of(row, plain) for row in session.rows)]))
+    for row in session.rows:
+        if row.runs and row.error:
+            say(f"A later run of {row.name()} failed: {row.error}")
     say(f"\nWhat holds it back\n{paragraph(held_back_by(facts, session.rows))}")
     if facts["lines"]:
         say("  In each step these lines make the host wait for the GPU:")
