@@ -127,6 +127,8 @@ def test_habits_of_scripts(tmp_path):
 
 @pytest.mark.fault(77)
 def test_later_runs_leave_all_files_as_they_are(tmp_path):
+    tmp_path /= 110 * "д"  # 220 bytes
+    tmp_path.mkdir()
     copy_of("files.py", tmp_path)
     (tmp_path / "older.pt").write_text("weights of an older training")
     rows, out = ask(tmp_path, "files.py", only="fused")
@@ -187,6 +189,13 @@ def test_a_technique_that_fails_after_some_windows_does_not_pay(tmp_path, monkey
 def test_processes_that_the_script_spawns(tmp_path):
     rows, out = ask(copy_of("ddp.py", tmp_path), "ddp.py", free_port(), only="plain")
     assert rows["as it is"]["rate"] > 0 and "2 process(es)" in out
+
+
+def test_an_optimizer_that_comes_to_a_spawned_process(tmp_path):
+    copy_of("pickled.py", tmp_path)
+    rows, out = ask(tmp_path, "pickled.py", only="amp,fused")
+    assert rows["as it is"]["rate"] > 0, out
+    assert "fused: the optimizer is made in another process" in out
 
 
 def test_torchrun(tmp_path):
