@@ -24,7 +24,7 @@ SETTINGS = {
     "README.md": {"65%": "what 1.65x means", "95%": "of Student's t", "20%": "of a single ratio",
                   "3.10": "a version of Python"},
     "loading.md": {"20%": "a threshold", "10,000": "a setting of loading.sh"},
-    "measuring.md": {"5 s": "a setting of running.sh", "20 s": "a setting of running.sh",
+    "measuring.md": {"5 s": "a setting of running.sh", "30 s": "a setting of running.sh",
                      "95%": "of Student's t", "20%": "of a single ratio, in whatif.py",
                      "1%": "twice STEADY there",
                      "2%": "PAYS in whatif.py", "10%": "CLEAR there, and MOVED in tools/report.py"},
