@@ -126,7 +126,7 @@ def hold_writes(folder, free):
     to `folder`.made, to remove it after the run.
     """
     os.makedirs(folder, exist_ok=True)  # the processes of a run share it
-    is_there = os.path.lexists
+    is_there, hard_link = os.path.lexists, os.link
 
     def held(path):
         """Return where a file is held, or None."""
@@ -144,7 +144,7 @@ def hold_writes(folder, free):
     # each of these takes the place of a function, and gets the real one first
     def os_open(real, path, flags, mode=0o777, *, dir_fd=None):
         copy = held(path) if dir_fd is None else None
-        if copy and (flags & (os.O_WRONLY | os.O_RDWR) or is_there(copy)):
+        if copy and (flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) or is_there(copy)):
             is_new = flags & (os.O_TRUNC | os.O_EXCL) or not os.path.exists(path)
             if not is_new and not is_there(copy):
                 part = shutil.copyfile(path, f"{copy}.{os.getpid()}")
@@ -153,7 +153,7 @@ def hold_writes(folder, free):
         return real(path, flags, mode, dir_fd=dir_fd)
 
     def plain_open(real, *args, **options):
-        if not options.get("opener"):
+        if len(args) < 8 and not options.get("opener"):
             options["opener"] = lambda path, flags: os.open(path, flags, 0o666)
         return real(*args, **options)
 
@@ -168,8 +168,17 @@ def hold_writes(folder, free):
             set_free(path)
 
     def link(real, src, dst, *rest, **options):
-        if not held(dst):
+        """Copy what this run has written; leave out links to files of the user's."""
+        source = src if real is hard_link else os.path.join(os.path.dirname(dst), src)
+        copy, target = held(source), held(dst)
+        if not target and not (copy and real is hard_link):
             real(src, dst, *rest, **options)
+        elif not (copy and target and not is_there(copy)) and os.path.isfile(source):
+            shutil.copyfile(source, dst)
+
+    def copy_state(real, src, dst, **options):
+        if is_there(dst):  # not a link that was left out
+            shutil.copymode(src, dst, **options)
 
     def move(real, src, dst, **options):
         source, target = held(src), held(dst)
@@ -195,12 +204,11 @@ def hold_writes(folder, free):
     readers = os.stat, os.lstat, os.access
     deleters = os.remove, os.unlink, os.rmdir, shutil.rmtree
     places = {os_open: [os.open], plain_open: [open], save: [torch.save], mkdir: [os.mkdir],
-              link: [os.symlink], move: [os.rename, os.replace],
+              link: [os.link, os.symlink], move: [os.rename, os.replace],
+              copy_state: [shutil.copystat],
               use: [*readers, *deleters, os.chmod, os.utime, os.truncate]}
-    new = {id(real): functools.partial(function, real)
+    new = {id(real): functools.update_wrapper(functools.partial(function, real), real)
            for function, those in places.items() for real in those}
-    new[id(os.link)] = functools.partial(shutil.copyfile)  # a link would share the user's file
-    new[id(shutil.copystat)] = functools.partial(shutil.copymode)
     # a module may have kept a real one; in Python 3.10, a class of pathlib has, too
     for owner in *sys.modules.values(), getattr(pathlib, "_NormalAccessor", None):
         for name, value in [*getattr(owner, "__dict__", {}).items()]:

@@ -36,6 +36,12 @@ while True:
         os.remove("latest")
     os.symlink("new.txt", "latest")
     assert open("latest").read() == ""
+    if os.path.exists("hard.txt"):
+        os.remove("hard.txt")
+    os.link("new.txt", "hard.txt")
+    os.symlink("new.txt", "link")
+    os.replace("link", "latest")
+    assert open("latest").read() == open("hard.txt").read()
     if os.path.exists("last.pt"):
         os.rename("last.pt", "last.bak")
     torch.save(model.state_dict(), "last.pt")
