@@ -359,6 +359,14 @@ def watched(target, *args, **kwargs):
         Run.active.ended()
 
 
+def worker(target, *args, **kwargs):
+    """Call the target of a process of a DataLoader; its files are held, too."""
+    spec = json.loads(os.environ[TRIAL])
+    if Run.active is None and not spec["first"]:
+        hold_writes(f"{spec['folder']}/held", spec["free"])
+    target(*args, **kwargs)
+
+
 class Run:
     """What is watched and changed in a process of the script, as the variable TRIAL says."""
 
@@ -790,9 +798,9 @@ class Run:
         os._exit(0)  # none of the script's own handlers runs, so nothing is saved
 
     def start_process(self, original, process):
-        target = process._target
-        if target and not target.__module__.startswith("torch.utils.data"):
-            process._target = functools.partial(watched, target)
+        if target := process._target:
+            is_worker = target.__module__.startswith("torch.utils.data")
+            process._target = functools.partial(worker if is_worker else watched, target)
         return original(process)
 
 
