@@ -24,7 +24,7 @@ SLOW, SLOW_SECONDS = 3, 10  # a run is given up after so many times the baseline
 START_SECONDS = 150  # ... and twice its start, at most so long: validation may compile, too
 FIRST = ("channels_last", "amp", "cache", "DALI", "compile")  # these usually pay most
 MINUTES = 5  # of the whole without a DATASET
-SHARE = 20  # with a limit of time, the baseline takes at most this part of it after its start
+SHARE = 30  # with a limit of time, the baseline takes at most this part of it after its start
 LEAST_STEPS = 5  # an epoch is not made shorter than this
 CLOSING_SECONDS = 15  # for the table and the chart at the end
 
