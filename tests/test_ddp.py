@@ -225,7 +225,7 @@ def test_a_rank_fails(first, second, digits, tmp_path):
     picture = data / "train/3/3_00005.png"
     whole = picture.read_bytes()
     # a user's limit for a rank that hangs
-    limit = 'timeout=__import__("datetime").timedelta(seconds=30))'
+    limit = 'timeout=__import__("datetime").timedelta(seconds=15))'
     script = edited("train_DDP", tmp_path, ('else "gloo")', f'else "gloo",\n        {limit}'))
 
     def fail(fault):
