@@ -5,8 +5,8 @@
 # It reads $MNIST (data/mnist), $CIFAR10 (data/cifar10) and $IMAGENET (data/imagenet), and for peers-resnet50
 # pytorch/examples in ../examples.
 # The records go to results/MACHINE-TABLE. Then run: python tools/report.py
-# A table takes at most $MINUTES (25), but loading as long as it needs. With several GPUs, start one for each, with
-# CUDA_VISIBLE_DEVICES and taskset.
+# A table takes at most $MINUTES (25), but loading as long as it needs, and staircases 40 minutes more. With several
+# GPUs, start one for each, with CUDA_VISIBLE_DEVICES and taskset.
 set -euo pipefail
 root=$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")
 cd -- "$root"
