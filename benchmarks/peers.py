@@ -75,10 +75,11 @@ def joined(text, folder):
 
 def ends(paths):
     """Return {SET: in words, how many of these records of running.sh ended in it}."""
-    records = [json.loads(path.read_text()) for path in paths]
-    last = [(report.fastest(rows), rows[0]) for rows in records]
-    sets = [" ".join([*row["techniques"], report.own_words(row, base)]).strip()
-            for row, base in last]
+    sets = []
+    for path in paths:
+        rows = json.loads(path.read_text())
+        last = report.fastest(rows)
+        sets += [" ".join([*last["techniques"], report.own_words(last, rows[0])]).strip()]
     return {text: f"the end of {count} of {len(sets)} staircases"
             for text, count in collections.Counter(sets).most_common()}
 
@@ -95,7 +96,7 @@ def training_rows(args, options, folder, gpus):
     ended = ends(args.ends)
     for text in ["amp channels_last", *args.best, *ended]:
         names, script, own = joined(text, folder)
-        name = f"train.py + {' '.join(names + own)}" + (
+        name = " + ".join(filter(None, ["train.py", " ".join(names + own)])) + (
             f", {ended[text]}" if text in ended else "")
         rows += [Row(name, half if "amp" in names else "float32", [script, *own])]
     rows += [Row("Lightning", "float32", lightning), Row(SWITCHES, half, switches),

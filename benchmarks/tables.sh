@@ -54,10 +54,10 @@ for table in "${@:2}"; do
       command=("$python" benchmarks/peers.py load "$imagenet" "${limit[@]}" "${to[@]}" -- --batch_size 768 --epochs 5) ;;
     staircases)
       for number in {1..10}; do
-        ./running.sh 6 "$mnist" --part staircase --minutes 4 --result_dir "runs/staircases/$number" \
+        ./running.sh 6 "$mnist" --part staircase --minutes 4 --result_dir "runs/$machine-staircases/$number" \
           -- "${conv11[@]}" "${graphs[@]}" --steps 40 || [[ $? = 1 ]]
       done
-      command=("$python" benchmarks/peers.py train "$mnist" --ends runs/staircases/*/running.json
+      command=("$python" benchmarks/peers.py train "$mnist" --ends "runs/$machine-staircases"/*/running.json
         --only train.py "*staircases" --runs 5 "${limit[@]}" "${to[@]}" -- "${conv11[@]}" --epochs 12) ;;
     *)
       echo "tables.sh: error: no table $table" >&2

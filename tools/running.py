@@ -218,10 +218,10 @@ class Session:
         """Take more epochs for all runs if the baseline's are short; return the line about it."""
         if self.steps or 1 in (self.epochs, self.runs):
             return ""
-        trains = statistics.median(report.speeds(record, "seconds"))
-        validates_too = (self.took[0] - self.start) / self.epochs
-        epochs = int(min(1 + math.ceil(SECONDS / trains),
-                         min(60 * self.minutes / SHARE, LONGEST) / validates_too))
+        training = statistics.median(report.speeds(record, "seconds"))
+        whole_epoch = (self.took[0] - self.start) / self.epochs  # with validation
+        epochs = int(min(1 + math.ceil(SECONDS / training),
+                         min(60 * self.minutes / SHARE, LONGEST) / whole_epoch))
         if epochs <= self.epochs:
             return ""
         self.epochs = epochs
