@@ -99,14 +99,16 @@ def due(stairs, last, best):
             row, gain = last.get(name), 0
             if not row:
                 turn = 0 if begun else 2
-            elif row["status"] != "ok" or not (gains(row) or is_open(row, best)):
+            elif row["status"] != "ok":
                 continue
             elif gains(row):
                 turn, gain = 1, row.get("ratio", row["images_per_second"])
             elif row["on"] != best["techniques"]:
                 turn = 3 if row["ratio"] + row["spread"] < 1 else 0 if begun else 2
-            else:
+            elif not row["settled"]:
                 turn, gain = 4, row["ratio"] + row["spread"]
+            else:
+                continue
             found.append((turn > 2, waits and group != "data", turn,
                           turn == 1 and name == "compile", -gain, len(found), name))
     return [each[-1] for each in sorted(found)]
@@ -115,11 +117,6 @@ def due(stairs, last, best):
 def gains(row):
     """Return whether a row seems faster than the set before it; true if that did not run."""
     return "ratio" not in row or is_kept(row["ratio"], row["spread"], row["n"])
-
-
-def is_open(row, best):
-    """Return whether more runs may change what a row's technique adds to the row `best`."""
-    return row["on"] != best["techniques"] or not row.get("settled", True)
 
 
 def options_of(techniques, options):
