@@ -156,7 +156,6 @@ def test_a_kind_of_record_is_a_file_in_benchmarks(root, monkeypatch):
         'def markdown(record):\n    return f"Of a toy.\\n\\n| {record} |\\n|---|\\n\\nMore.\\n"\n'
         'def shows(record):\n    return "here", "a toy", "nothing", "2026-11-24"\n')
     monkeypatch.syspath_prepend(root / "benchmarks")
-    monkeypatch.setattr(report, "KINDS", {**report.KINDS})
     for name in ("toy", "unknown"):
         (root / "results" / name).mkdir()
         (root / "results" / name / f"{name}.json").write_text("7")

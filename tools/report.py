@@ -424,11 +424,12 @@ KINDS = {"running": (markdown, running_shows), "loading": (loading_markdown, loa
 
 def functions(kind):
     """Return (markdown, shows) of a kind of record; None if it has none."""
-    path = ROOT / "benchmarks" / f"{kind}.py"
-    if kind not in KINDS and path.exists():
-        module = importlib.import_module(path.stem)
-        KINDS[kind] = module.markdown, module.shows
-    return KINDS.get(kind)
+    if kind in KINDS:
+        return KINDS[kind]
+    if not (ROOT / "benchmarks" / f"{kind}.py").exists():
+        return None
+    module = importlib.import_module(kind)
+    return module.markdown, module.shows
 
 
 def records():
