@@ -212,8 +212,8 @@ def gains(rows):
 def fastest(rows):
     """Return the last row of the staircase that gains; without one, that with most images/s."""
     if any("on" in row for row in rows):
-        return [rows[0], *(row for row in rows if row.get("kept") and (
-            row.get("ratio", PAYS) >= PAYS))][-1]
+        kept = [row for row in rows if row.get("kept") and row.get("ratio", PAYS) >= PAYS]
+        return kept[-1] if kept else rows[0]
     return max(rows, key=lambda row: row["images_per_second"] if row["status"] == "ok" else 0)
 
 
@@ -271,10 +271,12 @@ def grid(rows):
     texts = {(row["row"], row["column"]): row["status"].upper() if row["status"] != "ok" else
              f"{row['train_seconds']:.2f} s ({to_baseline(row, rows) or '?'})"
              for row in rows if row["row"] in ROWS}
-    names, columns = ([name for name in each if any(name in at for at in texts)]
-                      for each in (ROWS, COLUMNS))
-    cells = [[name, *(texts.get((name, at), "") for at in columns)] for name in names]
-    return table(f"| training seconds | {' | '.join(columns)} |", cells) if len(texts) > 1 else []
+    if len(texts) < 2:
+        return []
+    columns = [column for column in COLUMNS if any(column == at for _, at in texts)]
+    cells = [[name, *(texts.get((name, column), "") for column in columns)]
+             for name in ROWS if any(name == at for at, _ in texts)]
+    return table(f"| training seconds | {' | '.join(columns)} |", cells)
 
 
 def markdown(rows):
@@ -304,11 +306,12 @@ def markdown(rows):
                   "set's speed at that time, so it can differ from the quotient of two images/s; ± "
                   "is its 95 % uncertainty.",
                   setting(good)]
-        reasons = [f"{name}, because {why}" for name, why in good["left_out"].items()]
-        parts += [f"Left out: {'; '.join(reasons)}."] * bool(reasons)
-        parts += [f"There is no GPU here: DDP is {good['processes']} processes on the same cores, "
-                  "and amp is bfloat16. This does not show what a GPU gains."
-                  ] * (not good["machine"]["gpus"])
+        if good["left_out"]:
+            reasons = [f"{name}, because {why}" for name, why in good["left_out"].items()]
+            parts.append(f"Left out: {'; '.join(reasons)}.")
+        if not good["machine"]["gpus"]:
+            parts.append(f"There is no GPU here: DDP is {good['processes']} processes on the same "
+                         "cores, and amp is bfloat16. This does not show what a GPU gains.")
     return text_of(parts, rows)
 
 
@@ -520,8 +523,8 @@ def pays_part(words, up):
         together.append(f"**{to_baseline(fastest(rows), rows)}**")
         head.append(f"[{workload(rows[0])}, {place(rows[0])}]({up}results/{name}/README.md)")
         columns.append({row["column"].removeprefix("+"): (
-            f"**{gain}**" if verdict(row) == "kept" and float(gain[:-1]) >= PAYS else gain)
-            for row, _, gain in gains(rows)})  # of one tried again, the last counts
+            f"**{times}**" if verdict(row) == "kept" and float(times[:-1]) >= PAYS else times)
+            for row, _, times in gains(rows)})  # of one tried again, the last counts
     names = dict.fromkeys(name for column in columns for name in column)  # as they were tried
     titles = dict(re.findall(r"^### train_(\w+)\.py: (.*)$",
                              (ROOT / "docs" / "techniques.md").read_text(), re.MULTILINE))
