@@ -131,13 +131,6 @@ def cells(row, base):
             f"{max(memory) / 1e9:.1f}" if memory else ""]
 
 
-def recipe(row):
-    """Return what was trained, in a few words."""
-    options = row["options"]
-    steps = f" of {options['steps']} steps" if options["steps"] else ""
-    return f"{report.workload(row)}, {options['epochs']} epochs{steps}"
-
-
 def markdown(record):
     """Return the page of a record."""
     first, goal, base = record[0], f"{100 * record[0]['goal']:g}%", base_of(record)
@@ -146,7 +139,7 @@ def markdown(record):
     commands = dict.fromkeys(row["command"] for row in record)
     return report.text_of([
         report.table(HEAD.format(goal, name), [cells(row, base) for row in record]),
-        f"{recipe(first)}, --augment {first['options']['augment']}, --lr "
+        f"{report.recipe(first)}, --augment {first['options']['augment']}, --lr "
         f"{first['options']['lr']:g}. Each run of a row has another seed; the rows took turns.",
         [note.format(goal) for note in (NOTES if has_kept else NOTES[:-1])],
         report.setting(first),
@@ -168,7 +161,7 @@ def shows(record):
         what = (f"{best['name']}: {ratio(best, base, key)} {goal}, "
                 f"{ratio(best, base, 'training_seconds')} in training, top-1 "
                 f"{median(best, 'val_top1'):.2%} against {median(base, 'val_top1'):.2%}")
-    return report.place(record[0]), recipe(record[0]), what, record[0]["date"]
+    return report.place(record[0]), report.recipe(record[0]), what, record[0]["date"]
 
 
 write = functools.partial(report.save, markdown)

@@ -240,14 +240,12 @@ def markdown(rows):
                        f"to {called}", "top-1", "whole run", "runs"],
              "load": ["loading", "images/s: median (least to most)", f"to {called}",
                       "whole run", "runs"]}[first["work"]]
-    epochs, steps = first["options"]["epochs"], first["options"].get("steps")
-    length = f"{epochs} epochs" + (f" of {steps} steps" if steps else "")
     parts = [report.table(f"| {' | '.join(heads)} |",
                           [cells(of_it, speeds) for of_it in names.values()]),
-             f"{report.workload(first)}, {length}. Images/s of a run is the median of its epochs "
-             "after the first, timed from edge to edge with the GPU synchronised. The rows took "
-             "turns. The whole run is a process from its start to its end: imports, compiling "
-             "and validation included.",
+             f"{report.recipe(first)}. Images/s of a run is the median of its epochs after the "
+             "first, timed from edge to edge with the GPU synchronised. The rows took turns. The "
+             "whole run is a process from its start to its end: imports, compiling and validation "
+             "included.",
              " ".join(note for name, note in NOTES[first["work"]] if fnmatch.filter(names, name))]
     if first["machine"]["gpus"] and first["work"] == "train":
         parts.append("TF32 in all rows, as PyTorch sets it: convolutions {}, matrix products {}."

@@ -10,7 +10,7 @@ import report
 MACHINE = dict(cpu="A CPU", cores=16, bfloat16=True, gpus=1, gpu="NVIDIA X1", driver="580",
                cuda="13.0", cudnn=91000, python="3.12.1", packages={"torch": "2.14.1"})
 OPTIONS = dict(model="resnet50", width=16, image_size=224, batch_size=256, steps=None,
-               dataset="/somewhere/imagenet")
+               epochs=3, dataset="/somewhere/imagenet")
 
 
 def good(speed, **details):

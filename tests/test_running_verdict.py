@@ -12,7 +12,8 @@ import whatif
 
 MACHINE = dict(gpus=1, gpu="X1", cores=2, cpu="A CPU", packages={}, bfloat16=True, driver="1",
                cuda="13", cudnn="9", python="3.12")
-OPTIONS = dict(model="conv11", width=16, image_size=32, batch_size=100, dataset="digits")
+OPTIONS = dict(model="conv11", width=16, image_size=32, batch_size=100, epochs=5,
+               dataset="digits")
 
 
 def runs_of(*speeds, start=0, step=2, noise=0.01):

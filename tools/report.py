@@ -144,6 +144,12 @@ def workload(row):
             f"{Path(options['dataset']).name}, batch {options['batch_size']:,}")
 
 
+def recipe(row):
+    """Return what was trained or read and for how long, in a few words."""
+    epochs, steps = row["options"]["epochs"], row["options"].get("steps")
+    return f"{workload(row)}, {epochs} epochs" + (f" of {steps} steps" if steps else "")
+
+
 def setting(row):
     """Return one line: where, with what, when and how a row was measured."""
     here = row["machine"]
@@ -299,12 +305,10 @@ def markdown(rows):
                    "peak memory, first GPU | data wait | warm-up |", cells),
              [f"- {', '.join(names)}: {why}" for why, names in problems.items()]]
     if good := first_good(rows):
-        steps = good["options"].get("steps")
-        length = f"{len(good['epochs'])} epochs" + (f" of {steps} steps" if steps else "")
-        parts += [f"{workload(good)}, {length}. Seconds and images/s are of {which_epochs(good)}; "
-                  "the warm-up is start and first epoch. A ratio compares each run with the other "
-                  "set's speed at that time, so it can differ from the quotient of two images/s; ± "
-                  "is its 95 % uncertainty.",
+        parts += [f"{recipe(good)}. Seconds and images/s are of {which_epochs(good)}; the warm-up "
+                  "is start and first epoch. A ratio compares each run with the other set's speed "
+                  "at that time, so it can differ from the quotient of two images/s; ± is its 95 % "
+                  "uncertainty.",
                   setting(good)]
         if good["left_out"]:
             reasons = [f"{name}, because {why}" for name, why in good["left_out"].items()]
