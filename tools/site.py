@@ -10,12 +10,11 @@ import difflib
 import html
 import json
 import re
-from pathlib import Path
 
 import compose
 import report
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = report.ROOT
 GUIDES = {"train": "techniques.md", "loader": "loading.md"}  # whose sections describe the scripts
 
 
@@ -47,10 +46,10 @@ def family_of(family):
     base = compose.script(family).split("\n")
     variants = {}
     for path in sorted((ROOT / "src").glob(f"{family}_*.py")):
-        text = compose.script(path.stem).split("\n")
-        added = sum(bool(line.strip()) for *_, lines in hunks(base, text) for line in lines)
+        changes = hunks(base, compose.script(path.stem).split("\n"))
+        added = sum(bool(line.strip()) for *_, lines in changes for line in lines)
         variants[path.stem.removeprefix(f"{family}_")] = dict(
-            described[path.stem], added=added, hunks=hunks(base, text))
+            described[path.stem], added=added, hunks=changes)
     order = [name.removeprefix(f"{family}_") for name in described if name != family]
     choices = compose.choices(order) if family == "train" else [order]
     return dict(base=base, variants=variants, choices=choices)
@@ -61,19 +60,17 @@ def measured(family, row, rows):
 
     The ratio of a training row is the table's, to the first of the record's `rows`.
     """
-    if family == "train":
-        techniques, note = row["techniques"], ""
-    else:
-        techniques, note = row["loader"].split("_", 1)[1:], row["cache"]
+    trains = family == "train"
+    about = dict(techniques=row["techniques"] if trains else row["loader"].split("_", 1)[1:],
+                 note="" if trains else row["cache"])
     if row["status"] != "ok":
-        return dict(techniques=techniques, note=note, problem=report.problem(row))
+        return about | dict(problem=report.problem(row))
     speeds = report.speeds(row)
-    value = (f"top-1 {row['val_top1']:.2%}" if family == "train" else
+    value = (f"top-1 {row['val_top1']:.2%}" if trains else
              f"{row['megabytes_per_second']:,.1f} MB/s")
-    return dict(techniques=techniques, note=note, speed=row["images_per_second"], value=value,
-                least=min(speeds), most=max(speeds), epochs=len(speeds),
-                runs=len(report.runs(row)),
-                ratio=report.to_baseline(row, rows) if family == "train" else None)
+    return about | dict(speed=row["images_per_second"], value=value, least=min(speeds),
+                        most=max(speeds), epochs=len(speeds), runs=len(report.runs(row)),
+                        ratio=report.to_baseline(row, rows) if trains else None)
 
 
 def records():
