@@ -254,11 +254,11 @@ def main():
                     sys.exit(2)
                 rows.append(dict(loader=path.stem, cache=state, status=status, storage=storage,
                                  **shared, **details))
-                done[state] = rows[-1]
                 runs.say(f"{path.name:<18} {state}  {report.loading_summary(rows[-1])}")
                 if status != "ok":
                     break
-            if done.get("warm", {}).get("status") == "ok":
+                done[state] = rows[-1]
+            if "warm" in done:
                 name, evidence = bottleneck(done.get("cold"), done["warm"], storage,
                                             args.num_workers)
                 done["warm"] |= dict(bottleneck=name, evidence=evidence)
