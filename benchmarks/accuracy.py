@@ -14,7 +14,6 @@ import functools
 import itertools
 import json
 import os
-import re
 import runpy
 import shutil
 import statistics
@@ -49,12 +48,7 @@ def row_of(text, compiled, options, folder):
     techniques, script, own = peers.joined(text, folder)
     runs.check_options(script, [*options, *own], "accuracy.py")
     return Row(text.strip() + ", kept" * (compiled == "kept"), techniques,
-               [script, *options, *own], folder / "compiled" / file_name(text), compiled)
-
-
-def file_name(text):
-    """Return `text` as the name of a file."""
-    return re.sub("[^A-Za-z0-9.]+", "_", text)
+               [script, *options, *own], folder / "compiled" / peers.file_name(text), compiled)
 
 
 def seconds_to(goal, warmup_seconds, epochs):
@@ -68,7 +62,7 @@ def train(row, seed, goal, processes, folder, end):
 
     Raises TimeoutExpired if it does not end before `end`.
     """
-    place, log, status = folder / "run", folder / f"{file_name(row.name)}_{seed}.log", None
+    place, log, status = folder / "run", folder / f"{peers.file_name(row.name)}_{seed}.log", None
     for path in [place] if row.compiled == "kept" else [place, row.code]:
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)

@@ -162,6 +162,11 @@ def examples_record(log, batch_size):
                 val_top1=epochs[-1]["val_top1"])
 
 
+def file_name(text):
+    """Return `text` as the name of a file."""
+    return re.sub("[^A-Za-z0-9.]+", "_", text)
+
+
 def timed(command, log, limit, **details):
     """Run `command` to its end, its output in the file `log`; return (status, its seconds).
 
@@ -183,23 +188,21 @@ def run(row, options, batch_size, folder, limit):
     """Run a row once. Return (status, its record or {"error"}, with "log" if it failed)."""
     if row.why_not:
         return "skip", {"error": row.why_not}
-    place, log = folder / "run", folder / f"{re.sub('[^A-Za-z0-9.]+', '_', row.name)}.log"
+    place, log = folder / "run", folder / f"{file_name(row.name)}.log"
     shutil.rmtree(place, ignore_errors=True)  # of the run before this one
     place.mkdir()
     is_example = row.name == EXAMPLE
     common = [] if is_example else [*options, "--result_dir", place]
-    command = [sys.executable, "-u", *row.command, *common]
     try:
-        code, seconds = timed(command, log, limit, cwd=place)
+        code, seconds = timed([sys.executable, "-u", *row.command, *common], log, limit, cwd=place)
     except subprocess.TimeoutExpired:
         return "fail", {"error": f"cut off after {limit:.0f} s (--seconds)", "log": str(log)}
-    wall = {"wall_seconds": seconds}
     if code:
         status, _, details = runs.failure(code, log)
         return status, details
-    if is_example:
-        return "ok", examples_record(log, batch_size) | wall
-    return "ok", json.loads((place / f"{row.command[0].stem}.json").read_text()) | wall
+    record = (examples_record(log, batch_size) if is_example else
+              json.loads((place / f"{row.command[0].stem}.json").read_text()))
+    return "ok", record | {"wall_seconds": seconds}
 
 
 # ------------------------------------------------------------------------------ the table
