@@ -219,8 +219,10 @@ def measure_all(record, jobs, common, stem, end):
             runs.say("        left out: it does not fit in --minutes")
             left_out.append(f"{row.name} (seed {seed})")
             continue
-        record += [] if entry in record else [entry]
-        failed |= {row.name} if entry["status"] != "ok" else set()
+        if entry not in record:
+            record.append(entry)
+        if entry["status"] != "ok":
+            failed.add(row.name)
         write(record, stem)
     if left_out and record:
         record[-1]["stopped"] = f"Left out, did not fit in --minutes: {'; '.join(left_out)}."

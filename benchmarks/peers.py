@@ -349,9 +349,11 @@ def main():
             status, details = run(row, options, values["batch_size"], folder, args.seconds)
             done.append({**details, **common, "name": row.name, "precision": row.precision,
                          "status": status})
-            bad |= {row.name} if status != "ok" else set()
-            runs.say("        " + (report.problem(done[-1]) if status != "ok" else
-                                   f"{details['images_per_second']:,.0f} images/s"))
+            if status == "ok":
+                runs.say(f"        {details['images_per_second']:,.0f} images/s")
+            else:
+                bad.add(row.name)
+                runs.say(f"        {report.problem(done[-1])}")
             write(done, stem)
     except runs.Stopped as reason:
         interrupted = f"Stopped by {reason} in turn {turn} of {args.runs}."

@@ -128,7 +128,8 @@ def options_of(techniques, options):
     for word in options:
         if word.startswith("--"):
             passed = word.split("=")[0] not in others
-        kept += [word] if passed else []
+        if passed:
+            kept.append(word)
     return kept
 
 
@@ -250,8 +251,10 @@ class Session:
         status, code, details = run(techniques, options, self.folder, self.common["processes"],
                                     judge)
         seconds = time.monotonic() - begin
-        if status == "ok" or not first:
-            self.took = [*(self.took if first else []), seconds]
+        if not first:
+            self.took = [seconds]
+        elif status == "ok":
+            self.took.append(seconds)
         if status == "ok":
             kept = {key: details[key] for key in ("images_per_second", "warmup_seconds")}
             details["runs"] = [dict(number=len(self.took), rates=report.speeds(details),
@@ -337,9 +340,10 @@ class Session:
             self.repeat(self.rows[0])
         for row in self.rows:
             if "on" in row:
-                told = row.get("verdict")
+                was_repeated = row.get("verdict") == "tried again"
                 self.judge(row)
-                row |= {"verdict": told} if told == "tried again" else {}
+                if was_repeated:
+                    row["verdict"] = "tried again"
 
     def climb(self, stairs, cells):
         """Add technique after technique to the baseline; return the row of the last set."""

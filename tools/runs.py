@@ -295,8 +295,9 @@ def conclude(rows, write, stem, interrupted):
     for child in psutil.Process().children(recursive=True):  # started just as a signal came
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
+    if rows and interrupted:
+        rows[-1]["stopped"] = interrupted
     if rows:
-        rows[-1] |= {"stopped": interrupted} if interrupted else {}
         write(rows, stem)
         print(f"\n{stem.with_suffix('.md').read_text()}\nThis is {stem.with_suffix('.md')}")
     sys.exit(130 if interrupted else any(
