@@ -308,8 +308,9 @@ class Session:
             sets = [each["runs"] for each in self.results.values() if each["status"] == "ok"]
             ratio, spread = compare(row["runs"], before["runs"], doubt_of(sets))
             settled = is_settled(ratio, spread) or n >= self.runs
-            told = verdict(ratio, spread) if settled or n > 1 else "ran once"
-            row |= dict(ratio=ratio, spread=spread, n=n, verdict=told, settled=settled)
+            row |= dict(ratio=ratio, spread=spread, n=n, settled=settled)
+            if row.get("verdict") != "tried again":
+                row["verdict"] = verdict(ratio, spread) if settled or n > 1 else "ran once"
 
     def tell(self, row):
         """Judge a row, and say what came out."""
@@ -340,10 +341,7 @@ class Session:
             self.repeat(self.rows[0])
         for row in self.rows:
             if "on" in row:
-                was_repeated = row.get("verdict") == "tried again"
                 self.judge(row)
-                if was_repeated:
-                    row["verdict"] = "tried again"
 
     def climb(self, stairs, cells):
         """Add technique after technique to the baseline; return the row of the last set."""
