@@ -143,8 +143,8 @@ def under_way(progress, seconds, epochs):
             + (f"  {max(0, told[0] - seconds):.0f} s left" if told else ""))
 
 
-def run(techniques, options, folder, processes, judge):
-    """Run one joined script; `judge(progress, seconds)` may raise GiveUp.
+def run(techniques, options, folder, processes, check):
+    """Run one joined script; `check(progress, seconds)` may raise GiveUp.
 
     Return (status, exit code, its record or {"error"}, with "log" if it failed).
     """
@@ -166,7 +166,7 @@ def run(techniques, options, folder, processes, judge):
             say(f"        {line}")
         if line and (idle := re.match(r"\w+: (no .* can be changed)", line)):
             raise GiveUp(idle[1])
-        judge(progress, seconds)
+        check(progress, seconds)
         show(under_way(progress, seconds, epochs))
     try:
         code = follow([*words, *options, "--result_dir", str(folder)], log, watch, variables)
@@ -235,7 +235,7 @@ class Session:
             return "skip", 0, {"error": "time: it does not fit into the "
                                f"{self.minutes:g} minutes (--minutes)"}
 
-        def judge(progress, seconds):
+        def check(progress, seconds):
             if seconds > limit:
                 raise GiveUp(f"time: cut off after {seconds:.0f} s, because the whole may take "
                              f"{self.minutes:g} minutes (--minutes)")
@@ -249,7 +249,7 @@ class Session:
                                  f"{self.epochs}: all of the baseline took {usual:.0f} s")
         options = ["--epochs", str(self.epochs), *options_of(techniques, self.options)]
         status, code, details = run(techniques, options, self.folder, self.common["processes"],
-                                    judge)
+                                    check)
         seconds = time.monotonic() - begin
         if not first:
             self.took = [seconds]
