@@ -250,7 +250,8 @@ def add_to(path, techniques, approve=None, told=print):
     base = script("train", origin)
     variants = {name: script(f"train_{name}", origin) for name in TECHNIQUES}
     there = [name for name in TECHNIQUES if variants[name] and has(yours, variants[name])]
-    techniques = check([*techniques, *there]) and check(techniques)
+    check([*techniques, *there])
+    techniques = check(techniques)
     plain = functools.reduce(lambda text, name: merge(text, base, variants[name], name)[0],
                              there, base)  # what the copy would be without the user's edits
     texts = [yours]
@@ -275,7 +276,7 @@ def add_to(path, techniques, approve=None, told=print):
         told(f"warning: {path}, {each}")
     if approve:
         for k, name in enumerate(techniques):  # without those that were there before
-            for other in filter(there.__contains__, techniques[k:]):
+            for other in [each for each in techniques[k:] if each in there]:
                 texts[k], conflicts = merge(texts[k], variants[other], base, other)
                 if conflicts:
                     raise RuntimeError(f"--verify needs {path} without {other}, and cannot take it "
@@ -286,11 +287,11 @@ def add_to(path, techniques, approve=None, told=print):
         if Path(path).read_bytes().decode(*UTF8) != yours:
             raise RuntimeError(f"{path} has changed meanwhile; nothing was written")
         replace(path, final)
-    lines_of = final.split("\n")
     for name in techniques:
-        places = [str(k) for k, line in enumerate(lines_of, 1) if line.strip() == "# new #" and
-                  lines_of[k].strip(" #") in reasons(variants[name])] if name not in there else []
-        if places:
+        pairs = itertools.pairwise(final.split("\n"))
+        places = [str(k) for k, (line, why) in enumerate(pairs, 1) if line.strip() == "# new #"
+                  and why.strip(" #") in reasons(variants[name])]
+        if places and name not in there:
             told(f"{path}: added {name} at lines {', '.join(places)}")
     if final != yours and origin:
         told(f"{path} was copied from an older train.py, and the techniques are of that time too: "
@@ -308,11 +309,12 @@ def hazards(text, others, techniques):
            if line.strip() not in known and line.strip()[:1] != "#"}
     said = []
     for names, pattern, sentence, unless in HAZARDS:
+        joined = [name for name in names.split() if {*name.split("+")} <= techniques]
+        if not joined or unless and re.search(unless, "\n".join(own.values())):
+            continue
         found = [(number, line) for number, line in own.items() if re.search(pattern, line)
                  and not ("rank == 0" in sentence and is_guarded(text.split("\n"), number))]
-        found = [] if unless and re.search(unless, "\n".join(own.values())) else found
-        joined = [name for name in names.split() if {*name.split("+")} <= techniques]
-        if found and joined:
+        if found:
             said.append(f"line {found[0][0]} with {', '.join(joined)}: `{found[0][1].strip()}`: "
                         f"{sentence}")
     return said
@@ -349,7 +351,8 @@ def warnings(base, variant, yours, merged):
     assigned = re.findall(r"^ *(\w+(?:, \w+)*) = (.*)", base, re.M)
     for name, value in ((name, value) for each, value in assigned for name in each.split(", ")):
         for names in derived.values():
-            names |= {name} if names & set(re.findall(r"\w+", value)) else set()
+            if names & set(re.findall(r"\w+", value)):
+                names.add(name)
         if re.search(rf"\b{name}\b", blocks) and not re.search(rf"\b{name}\b", yours):
             found.append(f"it uses {name}, which your copy does not have")
     if 'add("--' in blocks and not re.search(r"(?<!def )build_parser\(", yours):
