@@ -150,21 +150,22 @@ def machine(facts):
 def markdown(found):
     """Return the table of what whatif.py said of a script, and of what was measured by hand."""
     facts, unit, plain = found["facts"], found["unit"], found["plain_by_hand"]
-    parts = [report.table(
-        f"| | {unit}/s | by hand | as fast | by hand | apart | waits | GPU GB | n | verdict |",
-        [cells(row, statistics.mean(plain)) for row in found["rows"]])]
     rates = ", ".join(f"{rate:,.0f}" for rate in plain)
-    parts += [f"The script as it is: {found['rows'][0]['rate']:,.0f} {unit}/s by whatif.py; "
-              f"{rates} by hand.",
-              "`by hand` is a copy of the script that was changed as whatif.py says and ran once "
-              "without whatif.py: its speed, then how many times as fast it is as the script as it "
-              "is (the mean by hand). `apart`: how far the gain by hand is from the forecast."]
-    parts += ["`n` is the number of runs, ± the uncertainty of 95 %: an assumed 20 % if no row ran "
-              "twice."]
-    parts += [[f"- Not tried: {name}: {why}" for name, why in found["left_out"].items()]]
     cores = f", {facts['cores']} cores" if "gpu" in facts else ""
-    return report.text_of([*parts, f"{machine(facts)}{cores}; torch {facts['torch']}, Python "
-                           f"{facts['python']}; {found['date']}; `{found['command']}`"], [])
+    return report.text_of([
+        report.table(
+            f"| | {unit}/s | by hand | as fast | by hand | apart | waits | GPU GB | n | verdict |",
+            [cells(row, statistics.mean(plain)) for row in found["rows"]]),
+        f"The script as it is: {found['rows'][0]['rate']:,.0f} {unit}/s by whatif.py; "
+        f"{rates} by hand.",
+        "`by hand` is a copy of the script that was changed as whatif.py says and ran once without "
+        "whatif.py: its speed, then how many times as fast it is as the script as it is (the mean "
+        "by hand). `apart`: how far the gain by hand is from the forecast.",
+        "`n` is the number of runs, ± the uncertainty of 95 %: an assumed 20 % if no row ran "
+        "twice.",
+        [f"- Not tried: {name}: {why}" for name, why in found["left_out"].items()],
+        f"{machine(facts)}{cores}; torch {facts['torch']}, Python {facts['python']}; "
+        f"{found['date']}; `{found['command']}`"], [])
 
 
 def shows(found):
