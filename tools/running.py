@@ -66,13 +66,10 @@ def stairs_of(gpus, allowed):
 
     With several GPUs that is DDP: it also shortens the runs after it.
     """
-    stairs = [(group, [name for name in choice if name in allowed])
-              for group, choices in groups().items() for choice in choices]
-
     def rank(name):
         return FIRST.index(name) if name in FIRST else len(FIRST)
-    for _, names in stairs:
-        names.sort(key=rank)
+    stairs = [(group, sorted((name for name in choice if name in allowed), key=rank))
+              for group, choices in groups().items() for choice in choices]
     return sorted((each for each in stairs if each[1]), key=lambda each: (
         (each[0] == "parallel") == (gpus < 2), rank(each[1][0])))
 
