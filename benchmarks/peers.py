@@ -68,8 +68,7 @@ def joined(text, folder):
     try:
         script.write_text(compose.join(words[:own]), *compose.UTF8)
     except RuntimeError as error:
-        print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
-        sys.exit(2)
+        runs.refuse(f"{Path(sys.argv[0]).name}: error: {error}")
     return words[:own], script, words[own:]
 
 
@@ -137,8 +136,7 @@ def chosen(rows, patterns, driver):
     found = [row for row in rows if any(fnmatch.fnmatchcase(row.name, name) for name in patterns)]
     if not found:
         names = "; ".join(row.name for row in rows)
-        print(f"{driver}: error: --only: the rows are: {names}", file=sys.stderr)
-        sys.exit(2)
+        runs.refuse(f"{driver}: error: --only: the rows are: {names}")
     return found
 
 

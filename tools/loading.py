@@ -30,8 +30,7 @@ NETWORK = {"nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "ceph", "lustre", "b
 
 
 def usage(reason):
-    print(f"{USAGE}: {reason}", file=sys.stderr)
-    sys.exit(2)
+    runs.refuse(f"{USAGE}: {reason}")
 
 
 def find_script(name):
@@ -250,8 +249,7 @@ def main():
             for state in ("cold", "warm") if storage["kind"] != "memory" else ("warm",):
                 status, code, details = run(path, words, folder, state)
                 if not rows and code == 2:  # the others would refuse these options too
-                    print(details["error"], file=sys.stderr)
-                    sys.exit(2)
+                    runs.refuse(details["error"])
                 rows.append(dict(loader=path.stem, cache=state, status=status, storage=storage,
                                  **shared, **details))
                 runs.say(f"{path.name:<18} {state}  {report.loading_summary(rows[-1])}")

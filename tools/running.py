@@ -14,7 +14,7 @@ from pathlib import Path
 import compose
 import report
 from runs import (ROOT, GiveUp, Stopped, check_options, conclude, failure, folder_of_its_own,
-                  follow, guarded, launched, say, setting, show)
+                  follow, guarded, launched, refuse, say, setting, show)
 from whatif import WAITS, compare, doubt_of, is_kept, is_settled, verdict
 
 SECONDS = 5  # of training to compare in a run of the baseline ...
@@ -289,8 +289,7 @@ class Session:
                     say(f"        {changed}")
                     status, code, details = self.measure(techniques)
             if not base and code == 2:  # wrong use is the same for every script
-                print(details["error"], file=sys.stderr)
-                sys.exit(2)
+                refuse(details["error"])
             self.results[key] = {"techniques": techniques, "status": status, **self.common,
                                  **details}
         self.rows.append({"row": row, "column": column, **self.results[key]})

@@ -267,6 +267,12 @@ def guarded(main, driver):
         sys.exit(f"{driver}: error: {error}")
 
 
+def refuse(message):
+    """Print why a command is wrong, and exit 2."""
+    print(message, file=sys.stderr)
+    sys.exit(2)
+
+
 def folder_of_its_own(folder, driver):
     """Make `folder` and lock it against other runs; return the lock. Exit 1 if one has it."""
     folder.mkdir(parents=True, exist_ok=True)
