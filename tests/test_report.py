@@ -93,10 +93,11 @@ def test_the_tables_of_running_sh():
 
 
 def test_a_set_is_named_with_the_options_that_it_ran_with():
-    row = good(200, techniques=["amp"], options=OPTIONS | {"amp_dtype": "bfloat16"},
-               command="./running.sh 3 -- --lr 0.2 --amp_dtype=bfloat16")
+    row = good(200, techniques=["DDP", "amp"],
+               options=OPTIONS | {"amp_dtype": "bfloat16", "sync_bn": True},
+               command="./running.sh 3 -- --lr 0.2 --amp_dtype=bfloat16 --sync_bn")
     assert report.command(row, good(100)) == (
-        "`./compose.sh amp > my_train.py`\n  with `--amp_dtype bfloat16`")
+        "`./compose.sh DDP amp > my_train.py`\n  with `--amp_dtype bfloat16 --sync_bn`")
 
 
 def test_a_table_says_where_the_baseline_moved():

@@ -258,7 +258,8 @@ def staircase(rows):
 
 def own_words(row, base):
     """Return '--compile_mode reduce-overhead': options that a row was given and its base lacks."""
-    return " ".join(f"--{name} {value}" for name, value in row["options"].items()
+    return " ".join(f"--{name}" if value is True else f"--{name} {value}"
+                    for name, value in row["options"].items()
                     if name not in base.get("options", row["options"])
                     and f"--{name}" in re.split(r"[\s=]", row["command"]))
 
