@@ -715,23 +715,22 @@ class Run:
         self.made.clear()
         self.steps_of.update([*self.fetched_from])
         self.recent, self.fetched_from = [*self.fetched_from] or self.recent, {}
-        if self.look:
-            next(self.look)
-        elif self.clock.step(ahead=2 * max((self.facts["loaders"][number]["workers"]
-                                            for number in self.training()), default=0)):
+        if not self.look and self.clock.step(ahead=2 * max(
+                (self.facts["loaders"][number]["workers"] for number in self.training()),
+                default=0)):
             self.report()
-            if not self.spec["first"] or self.device != "cuda":
-                self.finish()
             self.look = self.looking()
+        if self.look:
             next(self.look)
 
     # ---- after the windows
     def looking(self):
-        """Examine more steps on a GPU, one for each next(), then end the run."""
-        yield from self.find_waits(3)
-        self.report()
-        yield from self.time_kernels(10)
-        self.report()
+        """In the first run on a GPU, examine a step for each next(); then end the run."""
+        if self.spec["first"] and self.device == "cuda":
+            yield from self.find_waits(3)
+            self.report()
+            yield from self.time_kernels(10)
+            self.report()
         self.finish()
 
     def find_waits(self, steps):
@@ -771,7 +770,7 @@ class Run:
         self.facts["busy"] = busy / 1e6 / steps
         self.facts["kernels"] = {kind: took / sum(kinds.values()) for kind, took in kinds.items()}
 
-    def report(self, **record):
+    def report(self):
         """Send what is known after the windows."""
         on_gpu = self.device == "cuda"
         self.see("compile", self.compiled())
@@ -786,12 +785,13 @@ class Run:
             about = torch.cuda.get_device_properties(self.device)
             self.facts |= dict(gpu=about.name, memory=about.total_memory, capability=about.major)
         self.send(facts=self.facts, steps=self.clock.steps, losses=[*map(float, self.losses)],
-                  memory=torch.cuda.max_memory_allocated() if on_gpu else None, **record)
+                  memory=torch.cuda.max_memory_allocated() if on_gpu else None)
 
     def ended(self):
         """Report what there is when the script has come to its own end."""
         self.clock.end()
-        self.report(ended=True, done=True)
+        self.report()
+        self.send(ended=True, done=True)
 
     def finish(self):
         self.send(done=True)
