@@ -313,13 +313,13 @@ class Batches:
 
     def __init__(self, run, batches, number, length):
         self.run, self.batches, self.number, self.length = run, batches, number, length
-        self.given = 0
+        self.about, self.given = run.loaders[number], 0
 
     def __iter__(self):
         return self
 
     def __len__(self):
-        return self.run.facts["loaders"][self.number]["length"]
+        return self.about["length"]
 
     def __next__(self):
         start = time.perf_counter()
@@ -330,7 +330,7 @@ class Batches:
             raise
         wait = time.perf_counter() - start
         self.given += 1
-        size = self.run.facts["loaders"][self.number]["batch"]
+        size = self.about["batch"]
         if not size or self.given == self.length:  # the last one may be smaller
             size = samples_in(batch)
         self.run.fetched(self.number, size, wait)
@@ -380,8 +380,9 @@ class Run:
                           if kind(name) == "amp"), None)  # the data type of autocast
         self.clock = Clock(self.spec["seconds"], self.synchronize,
                            lambda windows: self.send(windows=windows), self.compiled)
-        self.facts = dict(models=[], optimizers=[], loaders=[], seen=[], lines=[], busy=None)
-        self.losses, self.models, self.optimizers = [], {}, []  # models: what is known of each
+        self.facts = dict(optimizers=[], seen=[], lines=[], busy=None)
+        self.models, self.loaders = {}, {}  # what is known of each; loaders by number
+        self.losses, self.optimizers = [], []
         self.called = {}  # what the models are called where the optimizers are made, by id
         self.lead = None  # the optimizer whose steps are counted
         self.others = collections.Counter()  # steps of the others since its last one, by id
@@ -514,31 +515,35 @@ class Run:
         key = length_of(given["dataset"]), *(
             (frame.f_code.co_filename, line) for frame, line in self.frames())
         self.made[key] += 1  # a comprehension makes several in one line
-        number = self.numbers.setdefault((self.made[key], key), len(self.numbers))
-        if number in self.spec["training"] and "workers" in self.techniques:
+        key = self.made[key], key
+        number = self.numbers.get(key, len(self.loaders))
+        changes = self.techniques if number in self.spec["training"] else ()
+        if "workers" in changes:
             given |= dict(num_workers=self.spec["workers"], persistent_workers=True,
                           pin_memory=torch.cuda.is_available())
-        if number in self.spec["training"] and "batch" in self.techniques:
+        if "batch" in changes:
             if sampler := given.get("batch_sampler"):  # another loader may have had it before
                 sampler._whatif = getattr(sampler, "_whatif", sampler.batch_size)
                 sampler.batch_size = sampler._whatif * self.spec["times"]
             else:
                 given["batch_size"] = given.get("batch_size", 1) * self.spec["times"]
         original(*call.args, **call.kwargs)
+        self.numbers[key] = number
         self.note_loader(loader, number)
 
     def note_loader(self, loader, number):
         loader._whatif = number
-        kinds = torch.utils.data.IterableDataset, torch.utils.data.distributed.DistributedSampler
-        self.facts["loaders"][number:number + 1] = [dict(
+        data = torch.utils.data
+        self.loaders[number] = dict(
             **self.place(), workers=loader.num_workers, pin=loader.pin_memory,
-            length=length_of(loader),
-            persistent=loader.persistent_workers, iterable=isinstance(loader.dataset, kinds[0]),
+            length=length_of(loader), persistent=loader.persistent_workers,
+            iterable=isinstance(loader.dataset, data.IterableDataset),
             batch=loader.batch_size,  # without one, samples are counted in each batch
             can_grow=hasattr(loader.batch_sampler, "batch_size"),
             method=(loader.multiprocessing_context or multiprocessing).get_start_method(
                 allow_none=True) or multiprocessing.get_all_start_methods()[0],  # the default
-            shuffles=isinstance(loader.sampler, kinds[1]) and loader.sampler.shuffle)]
+            shuffles=isinstance(loader.sampler, data.distributed.DistributedSampler)
+            and loader.sampler.shuffle)
 
     def training(self):
         """Return the numbers of the loaders that give a batch to most steps, or to the last."""
@@ -546,9 +551,9 @@ class Run:
                 if 2 * count >= self.clock.steps] or self.recent
 
     def iterate(self, original, loader):
-        if loader._whatif >= len(self.facts["loaders"]):  # made in the process that spawned this
-            self.note_loader(loader, len(self.facts["loaders"]))
-        number, about = loader._whatif, self.facts["loaders"][loader._whatif]
+        if loader._whatif not in self.loaders:  # made in the process that spawned this
+            self.note_loader(loader, len(self.loaders))
+        number, about = loader._whatif, self.loaders[loader._whatif]
         if number in (*self.training(), *self.recent):
             self.clock.resume()
         else:
@@ -603,7 +608,6 @@ class Run:
         self.models[module] = dict(
             name=self.called.get(id(inner), called), kind=type(inner).__name__, **self.place(),
             statement=self.statement(), calls=[])
-        self.facts["models"].append(self.models[module])
         weight = next(module.parameters())
         self.device = weight.device.type
         self.see("amp", weight.dtype in (torch.float16, torch.bfloat16))
@@ -715,9 +719,8 @@ class Run:
         self.made.clear()
         self.steps_of.update([*self.fetched_from])
         self.recent, self.fetched_from = [*self.fetched_from] or self.recent, {}
-        if not self.look and self.clock.step(ahead=2 * max(
-                (self.facts["loaders"][number]["workers"] for number in self.training()),
-                default=0)):
+        workers = max((self.loaders[number]["workers"] for number in self.training()), default=0)
+        if not self.look and self.clock.step(ahead=2 * workers):
             self.report()
             self.look = self.looking()
         if self.look:
@@ -779,6 +782,7 @@ class Run:
             self.see("tf32", torch.get_float32_matmul_precision() != "highest")
         self.facts |= dict(
             device=self.device, torch=torch.__version__, python=sys.version.split()[0],
+            models=[*self.models.values()], loaders=[*self.loaders.values()],
             training=self.training(), processes=self.rank_of()[1],
             cores=len(os.sched_getaffinity(0)))
         if on_gpu:
