@@ -1027,7 +1027,7 @@ class Row:
 
     def gains(self, least=PAYS):
         ratio, spread = self.ratio()
-        return ratio >= least and ratio - 1 > spread
+        return ratio >= least and ratio - 1 > spread and not self.has_other_losses()
 
     def is_kept(self):
         return bool(self.runs) and not self.has_other_losses() and (
@@ -1090,16 +1090,16 @@ def kind(name):
 
 
 def reasons(facts):
-    """Return {technique: why it cannot be tried, or ""}."""
+    """Return {technique: why it cannot be tried}."""
     seen, loader, on_gpu = facts["seen"], main_loader(facts), facts["device"] == "cuda"
     unfused = [each["kind"] for each in facts["optimizers"] if not each["can_fuse"]]
-    there = {what for what in ("amp", "compile", "channels_last", "cudnn", "tf32") if what in seen}
+    there = {"amp", "compile", "channels_last", "cudnn", "tf32"} & {*seen}
     if all(each["fused"] for each in facts["optimizers"]):
         there.add("fused")
     if loader and loader["workers"] >= workers_wanted(facts) and loader["persistent"] and (
             loader["pin"] or not on_gpu):
         there.add("workers")
-    rules = [  # (whether it is so, what it means, for which techniques); the first one counts
+    rules = [  # (whether it is so, what it means, for which techniques); the first one is told
         (not on_gpu, "it needs an NVIDIA GPU",
          {"amp float16", "compile reduce-overhead", "cudnn", "tf32"}),
         (not loader, "the script trains without a torch DataLoader",
@@ -1117,8 +1117,8 @@ def reasons(facts):
         (facts.get("capability", 0) < 8, "this GPU has no TF32", {"tf32"}),
         (not loader.get("can_grow"), "the dataset makes the batches itself", {"batch"}),
         (batch_times(facts) == 1, "no memory is left, or an epoch has too few steps", {"batch"})]
-    return {name: next((why for is_so, why, names in rules if is_so and {name, kind(name)} & names),
-                       "") for name in TECHNIQUES}
+    return {name: why for is_so, why, names in reversed(rules) if is_so
+            for name in TECHNIQUES if {name, kind(name)} & names}
 
 
 # -------------------------------------------------------------------------------- what to try next
@@ -1173,16 +1173,15 @@ class Session:
         windows, facts = result["windows"], result.get("facts", self.facts)
         self.number += 1
         is_enough = len(windows) > 1 and not is_first and result["error"].startswith("cut off")
-        if not windows or result["error"] and not is_enough:
+        if result["error"] and not is_enough:
             row.error, row.traceback = result["error"], result.get("traceback", "")
             return False
         seconds, steps = (sum(window[key] for window in windows) for key in ("seconds", "steps"))
         self.took.append(time.monotonic() - begin - seconds)
         if is_first:
             self.facts = facts | dict(peak=result["memory"])
-            counts = facts["training"] and statistics.median(
-                window["samples"] for window in windows)  # one may hold the start of a loader only
-            self.unit = "samples" if counts else "steps"
+            counted = statistics.median(window["samples"] for window in windows)
+            self.unit = "samples" if counted else "steps"  # a window may hold a loader's start only
         row.runs.append(dict(
             number=self.number - 1, memory=result.get("memory"), losses=result.get("losses", []),
             rates=[window[self.unit] * facts["processes"] / window["seconds"]
@@ -1401,11 +1400,10 @@ def advice(name, facts, extra):
 
 def gains_alone(name, rows, best):
     """Return whether a technique pays alone and was never tried on top of another."""
-    rows = [row for row in rows if row.runs and row.techniques[-1:] == (name,) and (
-        row.techniques[0] == name or row.techniques[0] != "no_loading")]
-    if kind(name) in map(kind, best.techniques) or len(rows) != 1:
-        return False
-    return rows[0].gains(1.1 if name in OTHER_DATA else PAYS) and not rows[0].has_other_losses()
+    rows = [row for row in rows if row.runs and row.techniques[-1:] == (name,)
+            and "no_loading" not in row.techniques[:-1]]
+    return len(rows) == 1 and kind(name) not in map(kind, best.techniques) and (
+        rows[0].gains(1.1 if name in OTHER_DATA else PAYS))
 
 
 def paragraph(text):
@@ -1512,8 +1510,8 @@ the network, are not held back.{where}""")
             return 1
         facts, why = session.facts, reasons(session.facts)
         wanted = [name for name in TECHNIQUES if kind(name) in args.only]
-        session.left_out = {name: why[name] for name in wanted if why[name]}
-        wanted = [name for name in wanted if not why[name]]
+        session.left_out = {name: why[name] for name in wanted if name in why}
+        wanted = [name for name in wanted if name not in why]
         session.plan(wanted)
         kinds = ", ".join(each["kind"] for each in facts["models"] + facts["optimizers"])
         say(f"{kinds}; {facts.get('gpu', 'CPU')}, {facts['cores']} cores, {facts['processes']} "
