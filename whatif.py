@@ -1494,20 +1494,18 @@ def parse(words):
 def measure_all(session):
     """Run everything and print the report. Return the exit status."""
     args, plain, status = session.args, session.rows[0], 0
-    where = "" if args.copy else "\n--copy runs all in a copy of the folder."
+    hint = "" if args.copy else " --copy runs all in a copy of the folder."
     say(f"""{args.script} runs several times, each for up to {args.seconds:g} s after its warm-up, \
 in at most {args.minutes:g} minutes.
 The first run writes, deletes and sends what the script does until it is ended; a file that it is
-writing at that moment stays unfinished. In later runs, files that Python and torch.save write go
-to a temporary folder, and W&B and Comet are off. Files that other libraries or programs write, and
-the network, are not held back.{where}""")
+writing then stays unfinished. In later runs, files that Python and torch.save write go to a
+temporary folder, and W&B and Comet are off; files of other libraries or programs, and the network,
+are not held back.{hint}""")
     best = plain
     try:
         if not session.measure(plain):
             progress("")
-            print(f"{plain.traceback}whatif.py: {args.script}, as it is: {plain.error}",
-                  file=sys.stderr)
-            return 1
+            sys.exit(f"{plain.traceback}whatif.py: {args.script}, as it is: {plain.error}")
         facts, why = session.facts, reasons(session.facts)
         wanted = [name for name in TECHNIQUES if kind(name) in args.only]
         session.left_out = {name: why[name] for name in wanted if name in why}
@@ -1523,8 +1521,8 @@ the network, are not held back.{where}""")
         status = 130
     if plain.runs:
         report(session, best)
-    if plain.runs and args.json:
-        write_record(session, best)
+        if args.json:
+            write_record(session, best)
     return status
 
 
@@ -1546,8 +1544,7 @@ def main():
                 shutil.copytree(source, cwd, symlinks=True, dirs_exist_ok=True,
                                 ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__"))
             except OSError as error:
-                print(f"whatif.py: error: --copy: {str(error)[:200]}", file=sys.stderr)
-                return 1
+                sys.exit(f"whatif.py: error: --copy: {str(error)[:200]}")
             except KeyboardInterrupt:
                 return 130
             script = cwd / script.relative_to(source)
