@@ -871,15 +871,14 @@ def start(spec):
 
 def why_failed(result, code, log):
     """Return, in one line, why a run gave no rate; or "" if it gave one."""
-    output = "".join(f": {line[:150]}" for line in log.strip().splitlines()[-1:])
     if error := result.get("error"):
         asks = "it asks for input, but whatif.py gives it none (stdin is /dev/null)"
-        return asks if error.startswith("EOFError") else error
+        return asks if "EOF when reading a line" in error else error
     if not result.get("done"):
         if code == -signal.SIGKILL:
-            output = ", probably because memory ran out"
+            return "it was killed by signal 9, probably because memory ran out"
         how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
-        return f"it {how}{output}"
+        return f"it {how}" + "".join(f": {line[:150]}" for line in log.strip().splitlines()[-1:])
     if result["windows"]:
         return ""
     if not result.get("steps"):
