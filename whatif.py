@@ -1175,8 +1175,8 @@ class Session:
         if result["error"] and not is_enough:
             row.error, row.traceback = result["error"], result.get("traceback", "")
             return False
-        seconds, steps = (sum(window[key] for window in windows) for key in ("seconds", "steps"))
-        self.took.append(time.monotonic() - begin - seconds)
+        total = {key: sum(window[key] for window in windows) for key in windows[0]}
+        self.took.append(time.monotonic() - begin - total["seconds"])
         if is_first:
             self.facts = facts | dict(peak=result["memory"])
             counted = statistics.median(window["samples"] for window in windows)
@@ -1185,17 +1185,13 @@ class Session:
             number=self.number - 1, memory=result.get("memory"), losses=result.get("losses", []),
             rates=[window[self.unit] * facts["processes"] / window["seconds"]
                    for window in windows],
-            wait=sum(window["wait"] for window in windows) / seconds,
-            step_seconds=seconds / steps,
-            step_samples=sum(window["samples"] for window in windows) / steps))
+            wait=total["wait"] / total["seconds"], step_seconds=total["seconds"] / total["steps"],
+            step_samples=total["samples"] / total["steps"]))
         Row.doubt = doubt_of(each.runs for each in self.rows)
         return True
 
     def attempt(self, base, *names, then=0):
-        """Measure techniques on top of a row's if there is time for this run and `then` others.
-
-        Return the new row.
-        """
+        """Return a row of `base` and more techniques; measure it if `then` runs fit after it."""
         row = Row((*base.techniques, *names), base)
         if not self.has_time(1 + then):
             self.left_out[row.name()] = "no time left (--minutes)"
@@ -1206,10 +1202,7 @@ class Session:
         return row
 
     def settle(self, row, then=0):
-        """Run a row and its base by turns until the difference is beyond the spread.
-
-        It stops earlier if there is no time for two runs and `then` more.
-        """
+        """Run a row and its base by turns until it is settled; keep time for `then` more runs."""
         while row.runs and not row.is_settled() and (
                 len(row.runs) < self.args.runs and self.has_time(2 + then)):
             if not (self.measure(row.base) and self.measure(row)):
@@ -1259,7 +1252,8 @@ def explore(session, wanted):
             row = session.attempt(top, name)
         if not row.is_kept():
             session.settle(row, then=len(alone) - number + 2)
-        top = row if row.is_kept() else top
+        if row.is_kept():
+            top = row
     if base is not best:  # measure the sum with real loading
         if top is not base:
             row = session.attempt(best, *top.techniques[1:])
