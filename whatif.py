@@ -444,7 +444,7 @@ class Run:
                 if isinstance(node, ast.stmt) and node.lineno <= line <= node.end_lineno:
                     inner = node
         if inner is None or hasattr(inner, "body"):
-            return linecache.getline(frame.f_code.co_filename, line).strip()
+            return self.place()["text"]
         return textwrap.dedent("".join(lines[inner.lineno - 1:inner.end_lineno])).strip()
 
     def names(self, depth=0):
@@ -674,8 +674,8 @@ class Run:
                 self.scaler.unscale_(optimizer)
 
     def make_optimizer(self, original, optimizer, params, defaults):
-        facts = dict(kind=type(optimizer).__name__, **self.place(), fused=defaults.get("fused"),
-                     can_fuse="fused" in defaults)
+        facts = dict(kind=type(optimizer).__name__, **self.place(), below=self.place(),
+                     fused=defaults.get("fused"), can_fuse="fused" in defaults)
         if "fused" in self.techniques and "fused" in defaults:
             defaults |= dict(fused=True, foreach=None)
             optimizer._step_supports_amp_scaling = True
@@ -685,11 +685,9 @@ class Run:
             names = {id(model): name for name, model in self.names(depth).items()
                      if not weights.isdisjoint(map(id, model.parameters()))}
             if names:
+                self.called |= names
+                facts["below"] = self.place(depth)
                 break
-        else:
-            depth = 0
-        self.called |= names
-        facts["below"] = self.place(depth)
         if facts not in self.facts["optimizers"]:  # a script may make one in each epoch
             self.facts["optimizers"].append(facts)
         if self.scaler:
@@ -835,15 +833,14 @@ def run_script():
     except BaseException as error:
         if run.look:  # already measured; profiling may disturb a profiler of the script
             run.finish()
-        kind, where = type(error), error.__traceback__
-        while where and (where.tb_frame.f_code.co_filename == __file__
-                         or "runpy" in where.tb_frame.f_code.co_filename):
+        name, where = type(error).__name__, error.__traceback__
+        while where and not run.is_users(where.tb_frame):
             where = where.tb_next
         lines = str(error).strip().splitlines() or [""]
-        line = lines[-1 if kind.__name__ == "ProcessRaisedException" else 0]
+        line = lines[-1 if name == "ProcessRaisedException" else 0]
         who = f" (rank {RANK})" if RANKS > 1 else ""
-        run.send(error=f"{kind.__name__}: {line}".rstrip(": ")[:150] + who, traceback="".join(
-            traceback.format_exception(kind, error, where)), done=True)
+        run.send(error=f"{name}: {line}".rstrip(": ")[:150] + who, done=True, traceback="".join(
+            traceback.format_exception(error.with_traceback(where))))
         os._exit(1)
     if RANK == 0:
         run.ended()
@@ -1367,13 +1364,12 @@ def advice(name, facts, extra):
     """Return what to write for a technique, with names and places of the script."""
     def line(of):
         return f"{of['at']}  {of['text']}" if of else ""
-    text, models = TECHNIQUES[name], facts["models"]
-    below = [each["below"] for each in facts["optimizers"]]  # [] if one came by pickle
+    text, models, optimizers = TECHNIQUES[name], facts["models"], facts["optimizers"]
     model = models[0] if models else {}
     places = [f"{each['name']} ({at})" for each in models
               for at in each["calls"][:None if "{call}" in text else 1]][1:]
     if places and ("{call}" in text or "{model}" in text):
-        text += f"\n        likewise: {', '.join(places)}"
+        text += "\n        likewise: {places}"
     if kind(name) in ("amp", "compile", "channels_last", "fused", "cudnn"):
         text += (f"\n        the whole: diff src/train.py src/train_{kind(name)}.py "
                  "in pytorch-speedup")
@@ -1387,8 +1383,9 @@ def advice(name, facts, extra):
         **extra, device=facts["device"], model=model.get("name"), output=output,
         statement=statement.replace("\n", "\n" + 16 * " "), call=line(model),
         pin=", pin_memory=True" * (facts["device"] == "cuda"),
-        loader=line(main_loader(facts)), optimizer=line(below[0]) if below else "the optimizer",
-        optimizers="\n        ".join(map(line, facts["optimizers"])))
+        loader=line(main_loader(facts)), places=", ".join(places),
+        optimizer=line(optimizers[0]["below"]) if optimizers else "the optimizer",  # it was pickled
+        optimizers="\n        ".join(map(line, optimizers)))
 
 
 def gains_alone(name, rows, best):
