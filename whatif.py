@@ -1049,8 +1049,10 @@ class Row:
             statistics.pstdev(gaps) / len(gaps) ** 0.5)
 
     def verdict(self):
-        if not self.runs or not self.base:
-            return "" if self.runs else self.error
+        if not self.runs:
+            return self.error
+        if not self.base:
+            return ""
         ratio, spread = self.ratio()
         if self.has_other_losses():
             told = "other losses: this changes the training"
@@ -1157,13 +1159,10 @@ class Session:
     def measure(self, row):
         """Run the script once, and add that to the row. Return whether it gave a rate."""
         is_first, begin, name = self.facts is None, time.monotonic(), row.name()
-        if is_first:
-            limit = self.left() / 2
-        elif self.has_time():
-            compiling = 240 if "compile" in name else 0
-            limit = min(self.left(), 60 + 3 * (self.took[0] + self.seconds) + compiling)
-        else:
+        if not is_first and not self.has_time():
             return False
+        limit = self.left() / 2 if is_first else min(
+            self.left(), (300 if "compile" in name else 60) + 3 * (self.took[0] + self.seconds))
         result = run_once(self.spec(row.techniques), limit, lambda windows: progress(
             f"{name}: {time.monotonic() - begin:.0f} s, {len(windows)} of {WINDOWS} windows"))
         windows, facts = result["windows"], result.get("facts", self.facts)
@@ -1200,9 +1199,8 @@ class Session:
 
     def settle(self, row, then=0):
         """Run a row and its base by turns until it is settled; keep time for `then` more runs."""
-        while row.runs and not row.is_settled() and (
-                len(row.runs) < self.args.runs and self.has_time(2 + then)):
-            if not (self.measure(row.base) and self.measure(row)):
+        while row.runs and not row.is_settled() and len(row.runs) < self.args.runs:
+            if not (self.has_time(2 + then) and self.measure(row.base) and self.measure(row)):
                 break
 
 
@@ -1319,8 +1317,9 @@ def without_loading(rows):
 def waits_for_data(rows):
     """Return whether loading is what holds the script back."""
     wait, loads = rows[0].mean("wait"), without_loading(rows)
-    return wait > WAITS and (not loads or loads.ratio()[0] > 1.1) or (
-        wait > 0.05 and loads is not None and loads.gains(1.1))
+    if not loads:
+        return wait > WAITS
+    return wait > WAITS and loads.ratio()[0] > 1.1 or wait > 0.05 and loads.gains(1.1)
 
 
 def held_back_by(facts, rows):
