@@ -961,14 +961,13 @@ def compare(runs, others, doubt=ONE_RUN):
     """
     ratios, scatters, used = [], [], set()
     for run in runs:
-        at, rate = run["number"], statistics.median(run["rates"])
+        at = run["number"]
         first = ([each for each in others if each["number"] <= at] or others[:1])[-1]
         last = ([each for each in others if each["number"] >= at] or others[-1:])[0]
         begin, end = first["number"], last["number"]
         share = (at - begin) / (end - begin) if end > begin else 0
-        other = (1 - share) * statistics.median(first["rates"]) + (
-            share * statistics.median(last["rates"]))
-        ratios.append(rate / other)
+        rate, before, after = (statistics.median(one["rates"]) for one in (run, first, last))
+        ratios.append(rate / ((1 - share) * before + share * after))
         nearest = last if share > 0.5 else first
         scatters.append(math.hypot(scatter(run["rates"]), scatter(nearest["rates"])))
         used |= {begin, end}
