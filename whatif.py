@@ -1088,14 +1088,13 @@ def kind(name):
 
 def reasons(facts):
     """Return {technique: why it cannot be tried}."""
-    seen, loader, on_gpu = facts["seen"], main_loader(facts), facts["device"] == "cuda"
+    seen, loader, on_gpu = {*facts["seen"]}, main_loader(facts), facts["device"] == "cuda"
     unfused = [each["kind"] for each in facts["optimizers"] if not each["can_fuse"]]
-    there = {"amp", "compile", "channels_last", "cudnn", "tf32"} & {*seen}
     if all(each["fused"] for each in facts["optimizers"]):
-        there.add("fused")
+        seen.add("fused")
     if loader and loader["workers"] >= workers_wanted(facts) and loader["persistent"] and (
             loader["pin"] or not on_gpu):
-        there.add("workers")
+        seen.add("workers")
     rules = [  # (whether it is so, what it means, for which techniques); the first one is told
         (not on_gpu, "it needs an NVIDIA GPU",
          {"amp float16", "compile reduce-overhead", "cudnn", "tf32"}),
@@ -1108,7 +1107,7 @@ def reasons(facts):
          {"workers"}),
         (not facts["optimizers"], "the optimizer is made in another process", {"fused"}),
         (unfused, f"torch has no fused {', '.join(unfused)}", {"fused"}),
-        (there, "already there", there),
+        (seen, "already there", seen),  # other names than those of techniques do not matter
         ("several GPUs" in seen, "DataParallel on several GPUs cannot be compiled", {"compile"}),
         ("convolution" not in seen, "the model has no convolution", {"cudnn"}),
         (facts.get("capability", 0) < 8, "this GPU has no TF32", {"tf32"}),
