@@ -313,13 +313,13 @@ class Batches:
 
     def __init__(self, run, batches, number, length):
         self.run, self.batches, self.number, self.length = run, batches, number, length
-        self.given = 0
+        self.about, self.given = run.loaders[number], 0
 
     def __iter__(self):
         return self
 
     def __len__(self):
-        return self.run.facts["loaders"][self.number]["length"]
+        return self.about["length"]
 
     def __next__(self):
         start = time.perf_counter()
@@ -330,7 +330,7 @@ class Batches:
             raise
         wait = time.perf_counter() - start
         self.given += 1
-        size = self.run.facts["loaders"][self.number]["batch"]
+        size = self.about["batch"]
         if not size or self.given == self.length:  # the last one may be smaller
             size = samples_in(batch)
         self.run.fetched(self.number, size, wait)
@@ -380,8 +380,9 @@ class Run:
                           if kind(name) == "amp"), None)  # the data type of autocast
         self.clock = Clock(self.spec["seconds"], self.synchronize,
                            lambda windows: self.send(windows=windows), self.compiled)
-        self.facts = dict(models=[], optimizers=[], loaders=[], seen=[], lines=[], busy=None)
-        self.losses, self.models, self.optimizers = [], {}, []  # models: what is known of each
+        self.facts = dict(optimizers=[], seen=[], lines=[], busy=None)
+        self.models, self.loaders = {}, {}  # what is known of each; loaders by number
+        self.losses, self.optimizers = [], []
         self.called = {}  # what the models are called where the optimizers are made, by id
         self.lead = None  # the optimizer whose steps are counted
         self.others = collections.Counter()  # steps of the others since its last one, by id
@@ -443,7 +444,7 @@ class Run:
                 if isinstance(node, ast.stmt) and node.lineno <= line <= node.end_lineno:
                     inner = node
         if inner is None or hasattr(inner, "body"):
-            return linecache.getline(frame.f_code.co_filename, line).strip()
+            return self.place()["text"]
         return textwrap.dedent("".join(lines[inner.lineno - 1:inner.end_lineno])).strip()
 
     def names(self, depth=0):
@@ -514,31 +515,35 @@ class Run:
         key = length_of(given["dataset"]), *(
             (frame.f_code.co_filename, line) for frame, line in self.frames())
         self.made[key] += 1  # a comprehension makes several in one line
-        number = self.numbers.setdefault((self.made[key], key), len(self.numbers))
-        if number in self.spec["training"] and "workers" in self.techniques:
+        key = self.made[key], key
+        number = self.numbers.get(key, len(self.loaders))
+        changes = self.techniques if number in self.spec["training"] else ()
+        if "workers" in changes:
             given |= dict(num_workers=self.spec["workers"], persistent_workers=True,
                           pin_memory=torch.cuda.is_available())
-        if number in self.spec["training"] and "batch" in self.techniques:
+        if "batch" in changes:
             if sampler := given.get("batch_sampler"):  # another loader may have had it before
                 sampler._whatif = getattr(sampler, "_whatif", sampler.batch_size)
                 sampler.batch_size = sampler._whatif * self.spec["times"]
             else:
                 given["batch_size"] = given.get("batch_size", 1) * self.spec["times"]
         original(*call.args, **call.kwargs)
+        self.numbers[key] = number
         self.note_loader(loader, number)
 
     def note_loader(self, loader, number):
         loader._whatif = number
-        kinds = torch.utils.data.IterableDataset, torch.utils.data.distributed.DistributedSampler
-        self.facts["loaders"][number:number + 1] = [dict(
+        data = torch.utils.data
+        self.loaders[number] = dict(
             **self.place(), workers=loader.num_workers, pin=loader.pin_memory,
-            length=length_of(loader),
-            persistent=loader.persistent_workers, iterable=isinstance(loader.dataset, kinds[0]),
+            length=length_of(loader), persistent=loader.persistent_workers,
+            iterable=isinstance(loader.dataset, data.IterableDataset),
             batch=loader.batch_size,  # without one, samples are counted in each batch
             can_grow=hasattr(loader.batch_sampler, "batch_size"),
             method=(loader.multiprocessing_context or multiprocessing).get_start_method(
                 allow_none=True) or multiprocessing.get_all_start_methods()[0],  # the default
-            shuffles=isinstance(loader.sampler, kinds[1]) and loader.sampler.shuffle)]
+            shuffles=isinstance(loader.sampler, data.distributed.DistributedSampler)
+            and loader.sampler.shuffle)
 
     def training(self):
         """Return the numbers of the loaders that give a batch to most steps, or to the last."""
@@ -546,9 +551,9 @@ class Run:
                 if 2 * count >= self.clock.steps] or self.recent
 
     def iterate(self, original, loader):
-        if loader._whatif >= len(self.facts["loaders"]):  # made in the process that spawned this
-            self.note_loader(loader, len(self.facts["loaders"]))
-        number, about = loader._whatif, self.facts["loaders"][loader._whatif]
+        if loader._whatif not in self.loaders:  # made in the process that spawned this
+            self.note_loader(loader, len(self.loaders))
+        number, about = loader._whatif, self.loaders[loader._whatif]
         if number in (*self.training(), *self.recent):
             self.clock.resume()
         else:
@@ -603,7 +608,6 @@ class Run:
         self.models[module] = dict(
             name=self.called.get(id(inner), called), kind=type(inner).__name__, **self.place(),
             statement=self.statement(), calls=[])
-        self.facts["models"].append(self.models[module])
         weight = next(module.parameters())
         self.device = weight.device.type
         self.see("amp", weight.dtype in (torch.float16, torch.bfloat16))
@@ -670,8 +674,8 @@ class Run:
                 self.scaler.unscale_(optimizer)
 
     def make_optimizer(self, original, optimizer, params, defaults):
-        facts = dict(kind=type(optimizer).__name__, **self.place(), fused=defaults.get("fused"),
-                     can_fuse="fused" in defaults)
+        facts = dict(kind=type(optimizer).__name__, **self.place(), below=self.place(),
+                     fused=defaults.get("fused"), can_fuse="fused" in defaults)
         if "fused" in self.techniques and "fused" in defaults:
             defaults |= dict(fused=True, foreach=None)
             optimizer._step_supports_amp_scaling = True
@@ -681,11 +685,9 @@ class Run:
             names = {id(model): name for name, model in self.names(depth).items()
                      if not weights.isdisjoint(map(id, model.parameters()))}
             if names:
+                self.called |= names
+                facts["below"] = self.place(depth)
                 break
-        else:
-            depth = 0
-        self.called |= names
-        facts["below"] = self.place(depth)
         if facts not in self.facts["optimizers"]:  # a script may make one in each epoch
             self.facts["optimizers"].append(facts)
         if self.scaler:
@@ -715,23 +717,21 @@ class Run:
         self.made.clear()
         self.steps_of.update([*self.fetched_from])
         self.recent, self.fetched_from = [*self.fetched_from] or self.recent, {}
-        if self.look:
-            next(self.look)
-        elif self.clock.step(ahead=2 * max((self.facts["loaders"][number]["workers"]
-                                            for number in self.training()), default=0)):
+        workers = max((self.loaders[number]["workers"] for number in self.training()), default=0)
+        if not self.look and self.clock.step(ahead=2 * workers):
             self.report()
-            if not self.spec["first"] or self.device != "cuda":
-                self.finish()
             self.look = self.looking()
+        if self.look:
             next(self.look)
 
     # ---- after the windows
     def looking(self):
-        """Examine more steps on a GPU, one for each next(), then end the run."""
-        yield from self.find_waits(3)
-        self.report()
-        yield from self.time_kernels(10)
-        self.report()
+        """In the first run on a GPU, examine a step for each next(); then end the run."""
+        if self.spec["first"] and self.device == "cuda":
+            yield from self.find_waits(3)
+            self.report()
+            yield from self.time_kernels(10)
+            self.report()
         self.finish()
 
     def find_waits(self, steps):
@@ -771,7 +771,7 @@ class Run:
         self.facts["busy"] = busy / 1e6 / steps
         self.facts["kernels"] = {kind: took / sum(kinds.values()) for kind, took in kinds.items()}
 
-    def report(self, **record):
+    def report(self):
         """Send what is known after the windows."""
         on_gpu = self.device == "cuda"
         self.see("compile", self.compiled())
@@ -780,18 +780,20 @@ class Run:
             self.see("tf32", torch.get_float32_matmul_precision() != "highest")
         self.facts |= dict(
             device=self.device, torch=torch.__version__, python=sys.version.split()[0],
+            models=[*self.models.values()], loaders=[*self.loaders.values()],
             training=self.training(), processes=self.rank_of()[1],
             cores=len(os.sched_getaffinity(0)))
         if on_gpu:
             about = torch.cuda.get_device_properties(self.device)
             self.facts |= dict(gpu=about.name, memory=about.total_memory, capability=about.major)
         self.send(facts=self.facts, steps=self.clock.steps, losses=[*map(float, self.losses)],
-                  memory=torch.cuda.max_memory_allocated() if on_gpu else None, **record)
+                  memory=torch.cuda.max_memory_allocated() if on_gpu else None)
 
     def ended(self):
         """Report what there is when the script has come to its own end."""
         self.clock.end()
-        self.report(ended=True, done=True)
+        self.report()
+        self.send(ended=True, done=True)
 
     def finish(self):
         self.send(done=True)
@@ -831,15 +833,14 @@ def run_script():
     except BaseException as error:
         if run.look:  # already measured; profiling may disturb a profiler of the script
             run.finish()
-        kind, where = type(error), error.__traceback__
-        while where and (where.tb_frame.f_code.co_filename == __file__
-                         or "runpy" in where.tb_frame.f_code.co_filename):
+        name, where = type(error).__name__, error.__traceback__
+        while where and not run.is_users(where.tb_frame):
             where = where.tb_next
         lines = str(error).strip().splitlines() or [""]
-        line = lines[-1 if kind.__name__ == "ProcessRaisedException" else 0]
+        line = lines[-1 if name == "ProcessRaisedException" else 0]
         who = f" (rank {RANK})" if RANKS > 1 else ""
-        run.send(error=f"{kind.__name__}: {line}".rstrip(": ")[:150] + who, traceback="".join(
-            traceback.format_exception(kind, error, where)), done=True)
+        run.send(error=f"{name}: {line}".rstrip(": ")[:150] + who, done=True, traceback="".join(
+            traceback.format_exception(error.with_traceback(where))))
         os._exit(1)
     if RANK == 0:
         run.ended()
@@ -867,15 +868,14 @@ def start(spec):
 
 def why_failed(result, code, log):
     """Return, in one line, why a run gave no rate; or "" if it gave one."""
-    output = "".join(f": {line[:150]}" for line in log.strip().splitlines()[-1:])
     if error := result.get("error"):
         asks = "it asks for input, but whatif.py gives it none (stdin is /dev/null)"
-        return asks if error.startswith("EOFError") else error
+        return asks if "EOF when reading a line" in error else error
     if not result.get("done"):
         if code == -signal.SIGKILL:
-            output = ", probably because memory ran out"
+            return "it was killed by signal 9, probably because memory ran out"
         how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
-        return f"it {how}{output}"
+        return f"it {how}" + "".join(f": {line[:150]}" for line in log.strip().splitlines()[-1:])
     if result["windows"]:
         return ""
     if not result.get("steps"):
@@ -961,14 +961,13 @@ def compare(runs, others, doubt=ONE_RUN):
     """
     ratios, scatters, used = [], [], set()
     for run in runs:
-        at, rate = run["number"], statistics.median(run["rates"])
+        at = run["number"]
         first = ([each for each in others if each["number"] <= at] or others[:1])[-1]
         last = ([each for each in others if each["number"] >= at] or others[-1:])[0]
         begin, end = first["number"], last["number"]
         share = (at - begin) / (end - begin) if end > begin else 0
-        other = (1 - share) * statistics.median(first["rates"]) + (
-            share * statistics.median(last["rates"]))
-        ratios.append(rate / other)
+        rate, before, after = (statistics.median(one["rates"]) for one in (run, first, last))
+        ratios.append(rate / ((1 - share) * before + share * after))
         nearest = last if share > 0.5 else first
         scatters.append(math.hypot(scatter(run["rates"]), scatter(nearest["rates"])))
         used |= {begin, end}
@@ -1023,7 +1022,7 @@ class Row:
 
     def gains(self, least=PAYS):
         ratio, spread = self.ratio()
-        return ratio >= least and ratio - 1 > spread
+        return ratio >= least and ratio - 1 > spread and not self.has_other_losses()
 
     def is_kept(self):
         return bool(self.runs) and not self.has_other_losses() and (
@@ -1049,8 +1048,10 @@ class Row:
             statistics.pstdev(gaps) / len(gaps) ** 0.5)
 
     def verdict(self):
-        if not self.runs or not self.base:
-            return "" if self.runs else self.error
+        if not self.runs:
+            return self.error
+        if not self.base:
+            return ""
         ratio, spread = self.ratio()
         if self.has_other_losses():
             told = "other losses: this changes the training"
@@ -1086,16 +1087,15 @@ def kind(name):
 
 
 def reasons(facts):
-    """Return {technique: why it cannot be tried, or ""}."""
-    seen, loader, on_gpu = facts["seen"], main_loader(facts), facts["device"] == "cuda"
+    """Return {technique: why it cannot be tried}."""
+    seen, loader, on_gpu = {*facts["seen"]}, main_loader(facts), facts["device"] == "cuda"
     unfused = [each["kind"] for each in facts["optimizers"] if not each["can_fuse"]]
-    there = {what for what in ("amp", "compile", "channels_last", "cudnn", "tf32") if what in seen}
     if all(each["fused"] for each in facts["optimizers"]):
-        there.add("fused")
+        seen.add("fused")
     if loader and loader["workers"] >= workers_wanted(facts) and loader["persistent"] and (
             loader["pin"] or not on_gpu):
-        there.add("workers")
-    rules = [  # (whether it is so, what it means, for which techniques); the first one counts
+        seen.add("workers")
+    rules = [  # (whether it is so, what it means, for which techniques); the first one is told
         (not on_gpu, "it needs an NVIDIA GPU",
          {"amp float16", "compile reduce-overhead", "cudnn", "tf32"}),
         (not loader, "the script trains without a torch DataLoader",
@@ -1107,14 +1107,14 @@ def reasons(facts):
          {"workers"}),
         (not facts["optimizers"], "the optimizer is made in another process", {"fused"}),
         (unfused, f"torch has no fused {', '.join(unfused)}", {"fused"}),
-        (there, "already there", there),
+        (seen, "already there", seen),  # other names than those of techniques do not matter
         ("several GPUs" in seen, "DataParallel on several GPUs cannot be compiled", {"compile"}),
         ("convolution" not in seen, "the model has no convolution", {"cudnn"}),
         (facts.get("capability", 0) < 8, "this GPU has no TF32", {"tf32"}),
         (not loader.get("can_grow"), "the dataset makes the batches itself", {"batch"}),
         (batch_times(facts) == 1, "no memory is left, or an epoch has too few steps", {"batch"})]
-    return {name: next((why for is_so, why, names in rules if is_so and {name, kind(name)} & names),
-                       "") for name in TECHNIQUES}
+    return {name: why for is_so, why, names in reversed(rules) if is_so
+            for name in TECHNIQUES if {name, kind(name)} & names}
 
 
 # -------------------------------------------------------------------------------- what to try next
@@ -1157,43 +1157,35 @@ class Session:
     def measure(self, row):
         """Run the script once, and add that to the row. Return whether it gave a rate."""
         is_first, begin, name = self.facts is None, time.monotonic(), row.name()
-        if is_first:
-            limit = self.left() / 2
-        elif self.has_time():
-            compiling = 240 if "compile" in name else 0
-            limit = min(self.left(), 60 + 3 * (self.took[0] + self.seconds) + compiling)
-        else:
+        if not is_first and not self.has_time():
             return False
+        limit = self.left() / 2 if is_first else min(
+            self.left(), (300 if "compile" in name else 60) + 3 * (self.took[0] + self.seconds))
         result = run_once(self.spec(row.techniques), limit, lambda windows: progress(
             f"{name}: {time.monotonic() - begin:.0f} s, {len(windows)} of {WINDOWS} windows"))
         windows, facts = result["windows"], result.get("facts", self.facts)
         self.number += 1
         is_enough = len(windows) > 1 and not is_first and result["error"].startswith("cut off")
-        if not windows or result["error"] and not is_enough:
+        if result["error"] and not is_enough:
             row.error, row.traceback = result["error"], result.get("traceback", "")
             return False
-        seconds, steps = (sum(window[key] for window in windows) for key in ("seconds", "steps"))
-        self.took.append(time.monotonic() - begin - seconds)
+        total = {key: sum(window[key] for window in windows) for key in windows[0]}
+        self.took.append(time.monotonic() - begin - total["seconds"])
         if is_first:
             self.facts = facts | dict(peak=result["memory"])
-            counts = facts["training"] and statistics.median(
-                window["samples"] for window in windows)  # one may hold the start of a loader only
-            self.unit = "samples" if counts else "steps"
+            counted = statistics.median(window["samples"] for window in windows)
+            self.unit = "samples" if counted else "steps"  # a window may hold a loader's start only
         row.runs.append(dict(
             number=self.number - 1, memory=result.get("memory"), losses=result.get("losses", []),
             rates=[window[self.unit] * facts["processes"] / window["seconds"]
                    for window in windows],
-            wait=sum(window["wait"] for window in windows) / seconds,
-            step_seconds=seconds / steps,
-            step_samples=sum(window["samples"] for window in windows) / steps))
+            wait=total["wait"] / total["seconds"], step_seconds=total["seconds"] / total["steps"],
+            step_samples=total["samples"] / total["steps"]))
         Row.doubt = doubt_of(each.runs for each in self.rows)
         return True
 
     def attempt(self, base, *names, then=0):
-        """Measure techniques on top of a row's if there is time for this run and `then` others.
-
-        Return the new row.
-        """
+        """Return a row of `base` and more techniques; measure it if `then` runs fit after it."""
         row = Row((*base.techniques, *names), base)
         if not self.has_time(1 + then):
             self.left_out[row.name()] = "no time left (--minutes)"
@@ -1204,13 +1196,9 @@ class Session:
         return row
 
     def settle(self, row, then=0):
-        """Run a row and its base by turns until the difference is beyond the spread.
-
-        It stops earlier if there is no time for two runs and `then` more.
-        """
-        while row.runs and not row.is_settled() and (
-                len(row.runs) < self.args.runs and self.has_time(2 + then)):
-            if not (self.measure(row.base) and self.measure(row)):
+        """Run a row and its base by turns until it is settled; keep time for `then` more runs."""
+        while row.runs and not row.is_settled() and len(row.runs) < self.args.runs:
+            if not (self.has_time(2 + then) and self.measure(row.base) and self.measure(row)):
                 break
 
 
@@ -1257,7 +1245,8 @@ def explore(session, wanted):
             row = session.attempt(top, name)
         if not row.is_kept():
             session.settle(row, then=len(alone) - number + 2)
-        top = row if row.is_kept() else top
+        if row.is_kept():
+            top = row
     if base is not best:  # measure the sum with real loading
         if top is not base:
             row = session.attempt(best, *top.techniques[1:])
@@ -1326,8 +1315,9 @@ def without_loading(rows):
 def waits_for_data(rows):
     """Return whether loading is what holds the script back."""
     wait, loads = rows[0].mean("wait"), without_loading(rows)
-    return wait > WAITS and (not loads or loads.ratio()[0] > 1.1) or (
-        wait > 0.05 and loads is not None and loads.gains(1.1))
+    if not loads:
+        return wait > WAITS
+    return wait > WAITS and loads.ratio()[0] > 1.1 or wait > 0.05 and loads.gains(1.1)
 
 
 def held_back_by(facts, rows):
@@ -1371,13 +1361,12 @@ def advice(name, facts, extra):
     """Return what to write for a technique, with names and places of the script."""
     def line(of):
         return f"{of['at']}  {of['text']}" if of else ""
-    text, models = TECHNIQUES[name], facts["models"]
-    below = [each["below"] for each in facts["optimizers"]]  # [] if one came by pickle
+    text, models, optimizers = TECHNIQUES[name], facts["models"], facts["optimizers"]
     model = models[0] if models else {}
     places = [f"{each['name']} ({at})" for each in models
               for at in each["calls"][:None if "{call}" in text else 1]][1:]
     if places and ("{call}" in text or "{model}" in text):
-        text += f"\n        likewise: {', '.join(places)}"
+        text += "\n        likewise: {places}"
     if kind(name) in ("amp", "compile", "channels_last", "fused", "cudnn"):
         text += (f"\n        the whole: diff src/train.py src/train_{kind(name)}.py "
                  "in pytorch-speedup")
@@ -1391,17 +1380,17 @@ def advice(name, facts, extra):
         **extra, device=facts["device"], model=model.get("name"), output=output,
         statement=statement.replace("\n", "\n" + 16 * " "), call=line(model),
         pin=", pin_memory=True" * (facts["device"] == "cuda"),
-        loader=line(main_loader(facts)), optimizer=line(below[0]) if below else "the optimizer",
-        optimizers="\n        ".join(map(line, facts["optimizers"])))
+        loader=line(main_loader(facts)), places=", ".join(places),
+        optimizer=line(optimizers[0]["below"]) if optimizers else "the optimizer",  # it was pickled
+        optimizers="\n        ".join(map(line, optimizers)))
 
 
 def gains_alone(name, rows, best):
     """Return whether a technique pays alone and was never tried on top of another."""
-    rows = [row for row in rows if row.runs and row.techniques[-1:] == (name,) and (
-        row.techniques[0] == name or row.techniques[0] != "no_loading")]
-    if kind(name) in map(kind, best.techniques) or len(rows) != 1:
-        return False
-    return rows[0].gains(1.1 if name in OTHER_DATA else PAYS) and not rows[0].has_other_losses()
+    rows = [row for row in rows if row.runs and row.techniques[-1:] == (name,)
+            and "no_loading" not in row.techniques[:-1]]
+    return len(rows) == 1 and kind(name) not in map(kind, best.techniques) and (
+        rows[0].gains(1.1 if name in OTHER_DATA else PAYS))
 
 
 def paragraph(text):
@@ -1492,24 +1481,22 @@ def parse(words):
 def measure_all(session):
     """Run everything and print the report. Return the exit status."""
     args, plain, status = session.args, session.rows[0], 0
-    where = "" if args.copy else "\n--copy runs all in a copy of the folder."
+    hint = "" if args.copy else " --copy runs all in a copy of the folder."
     say(f"""{args.script} runs several times, each for up to {args.seconds:g} s after its warm-up, \
 in at most {args.minutes:g} minutes.
 The first run writes, deletes and sends what the script does until it is ended; a file that it is
-writing at that moment stays unfinished. In later runs, files that Python and torch.save write go
-to a temporary folder, and W&B and Comet are off. Files that other libraries or programs write, and
-the network, are not held back.{where}""")
+writing then stays unfinished. In later runs, files that Python and torch.save write go to a
+temporary folder, and W&B and Comet are off; files of other libraries or programs, and the network,
+are not held back.{hint}""")
     best = plain
     try:
         if not session.measure(plain):
             progress("")
-            print(f"{plain.traceback}whatif.py: {args.script}, as it is: {plain.error}",
-                  file=sys.stderr)
-            return 1
+            sys.exit(f"{plain.traceback}whatif.py: {args.script}, as it is: {plain.error}")
         facts, why = session.facts, reasons(session.facts)
         wanted = [name for name in TECHNIQUES if kind(name) in args.only]
-        session.left_out = {name: why[name] for name in wanted if why[name]}
-        wanted = [name for name in wanted if not why[name]]
+        session.left_out = {name: why[name] for name in wanted if name in why}
+        wanted = [name for name in wanted if name not in why]
         session.plan(wanted)
         kinds = ", ".join(each["kind"] for each in facts["models"] + facts["optimizers"])
         say(f"{kinds}; {facts.get('gpu', 'CPU')}, {facts['cores']} cores, {facts['processes']} "
@@ -1521,8 +1508,8 @@ the network, are not held back.{where}""")
         status = 130
     if plain.runs:
         report(session, best)
-    if plain.runs and args.json:
-        write_record(session, best)
+        if args.json:
+            write_record(session, best)
     return status
 
 
@@ -1544,8 +1531,7 @@ def main():
                 shutil.copytree(source, cwd, symlinks=True, dirs_exist_ok=True,
                                 ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__"))
             except OSError as error:
-                print(f"whatif.py: error: --copy: {str(error)[:200]}", file=sys.stderr)
-                return 1
+                sys.exit(f"whatif.py: error: --copy: {str(error)[:200]}")
             except KeyboardInterrupt:
                 return 130
             script = cwd / script.relative_to(source)

@@ -76,7 +76,7 @@ def test_no_loader_and_a_technique_that_fails(tmp_path):
 def test_known_brakes_are_named(tmp_path):
     _, out = ask(copy_of("brakes.py", tmp_path), "brakes.py", only="plain,fused")
     assert "MobileNetV3, Adadelta" in out
-    assert "brakes.py:11: without persistent_workers=True, spawn starts all workers again" in out
+    assert "brakes.py:18: without persistent_workers=True, spawn starts all workers again" in out
     assert "DistributedSampler without set_epoch" in out and "DataParallel copies" in out
     assert "fused: torch has no fused Adadelta" in out
 
@@ -212,14 +212,14 @@ def test_torchrun(tmp_path):
 @pytest.mark.fault(77)
 @pytest.mark.parametrize("fault, told", [
     ("raises", "ValueError: my own fault"), ("asks", "it asks for input"),
-    ("never", "without a step of an optimizer"), ("killed", "killed by signal 9"),
-    ("early", "ended after 1 steps, before the warm-up")])
+    ("cut", "EOFError: Ran out of input"), ("never", "without a step of an optimizer"),
+    ("killed", "killed by signal 9"), ("early", "ended after 1 steps, before the warm-up")])
 def test_faults_of_the_script_are_told_in_one_line(tmp_path, fault, told):
     copy_of("faulty.py", tmp_path)
     done = run(*WHATIF, *ONCE, "faulty.py", fault, cwd=tmp_path)
     assert done.returncode == 1 and told in done.stderr.splitlines()[-1], done.stderr
     assert "runpy" not in done.stderr and "whatif.py\", line" not in done.stderr
-    assert ('faulty.py", line 22' in done.stderr) == (fault == "raises")
+    assert ('faulty.py", line 23' in done.stderr) == (fault == "raises")
 
 
 @pytest.mark.fault(77)

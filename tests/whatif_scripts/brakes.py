@@ -1,4 +1,9 @@
-"""A torchvision model in DataParallel, spawned workers that start again, no set_epoch."""
+"""A torchvision model in DataParallel, spawned workers that start again, no set_epoch.
+
+Its first DataLoader cannot be made.
+"""
+
+import contextlib
 
 import torch
 import torchvision
@@ -8,6 +13,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 if __name__ == "__main__":
     data = TensorDataset(torch.rand(2000, 3, 32, 32), torch.randint(0, 10, (2000,)))
+    with contextlib.suppress(ValueError):
+        DataLoader(data, batch_size=0)
     loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, 1, 0), num_workers=1,
                         multiprocessing_context="spawn")
     model = nn.DataParallel(torchvision.models.mobilenet_v3_small(num_classes=10))

@@ -1,6 +1,7 @@
 """What can go wrong, by the name of the fault."""
 
 import os
+import pickle
 import signal
 import sys
 import time
@@ -22,6 +23,8 @@ if fault == "raises":
     raise ValueError("my own fault")
 elif fault == "asks":
     input("Go on? ")
+elif fault == "cut":
+    pickle.loads(b"")
 elif fault == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 elif fault == "early":
