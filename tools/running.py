@@ -351,11 +351,12 @@ class Session:
                     self.judge(row)
             steps, on = due(stairs, last, best), best["techniques"]
             new = [name for name in steps if name not in last]
-            self.reserved = len(on) + bool(on) + len(new) + sum(
-                frozenset(cell[2]) not in self.results for cell in cells)
-            if not self.has_time(2):  # only what was never tried, and what gains
+            first_runs = len(new) + sum(frozenset(cell[2]) not in self.results for cell in cells)
+            self.reserved = first_runs + len(on) + bool(on)  # what was kept runs again
+            if not self.has_time(2):  # only first runs on this set, and what gains
+                self.reserved = first_runs + 2 * bool(on)
                 steps = [name for name in steps if name in new or (
-                    last[name]["on"] == on and gains(last[name]))]
+                    gains(last[name]) if last[name]["on"] == on else self.has_time(1))]
             self.count = len(self.rows + cells) + max(len(new), bool(steps))
             if not steps:
                 return best
