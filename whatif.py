@@ -1266,7 +1266,8 @@ def explore(session, wanted):
 def progress(text):
     """Show what is under way, in place, on a terminal."""
     if sys.stdout.isatty():
-        print(f"\r\033[K{text}", end="", flush=True)
+        width = shutil.get_terminal_size().columns - 1
+        print(f"\r\033[K{text[:width]}", end="", flush=True)
 
 
 def say(text):
