@@ -125,7 +125,8 @@ def test_groups_follow_from_the_scripts(project):
 @pytest.mark.fault(70)
 @pytest.mark.parametrize("words", [
     [], ["nothing"], ["amp", "nothing"], ["a[$(touch x)]"], ["../src/train"], ["--into"],
-    ["--help"], [""], ["--into", "no/such/file.py", "amp"], ["am*"]])
+    ["--help"], [""], ["--into", "no/such/file.py", "amp"], ["am*"], ["amp", "--verify"],
+    ["amp", "--into", "my.py"]])
 def test_wrong_use(words, tmp_path):
     """One line says why, and nothing is printed, executed or written."""
     done = run_compose(*words, cwd=tmp_path)
@@ -441,6 +442,16 @@ def test_a_full_disk_leaves_the_copy(tmp_path):
         assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
         assert mine.read_bytes() == (SRC / "train.py").read_bytes()
         assert [path.name for path in disk.folder.iterdir()] == [mine.name]
+
+
+def test_into_refuses_a_template_and_options_without_dashes(project, tmp_path):
+    before = (project / "src/train.py").read_bytes()
+    done = run(project / "compose.sh", "--into", project / "src/train.py", "amp")
+    assert done.returncode == 2 and "copy it, and name the copy" in done.stderr
+    assert (project / "src/train.py").read_bytes() == before
+    mine = shutil.copy(SRC / "train.py", tmp_path / "mine.py")
+    done = run_compose("--into", mine, "amp", "--verify", "--dataset", "D")
+    assert done.returncode == 2 and "--dataset: options for your script stand" in done.stderr
 
 
 def test_into_follows_a_link_and_refuses_a_folder(tmp_path):

@@ -301,11 +301,11 @@ def test_how_busy_the_gpu_and_its_jpeg_engine_are(line, share, said, in_memory, 
     assert f"{max(0.96, share):.0%} |" in (tmp_path / "loading.md").read_text()
 
 
-def row(speed, needs=50.0, busy=0.1, gpu=None, disk=0.0):
+def row(speed, needs=50.0, busy=0.1, gpu=None, disk=0.0, **options):
     epochs = [dict(images_per_second=speed * factor) for factor in (0.5, 0.99, 1, 1.01)]
     return dict(images_per_second=speed, megabytes_per_second=needs, cores_busy=busy, gpu_busy=gpu,
                 gpu_kernels_busy=gpu, jpeg_engine_busy=0, disk_megabytes_per_second=disk,
-                epochs=epochs)
+                epochs=epochs, options=options)
 
 
 def test_the_verdict_on_each_kind_of_evidence(monkeypatch):
@@ -315,6 +315,8 @@ def test_the_verdict_on_each_kind_of_evidence(monkeypatch):
     assert of(row(100), row(500, busy=15), storage, 16) == "IO"
     assert of(row(450), row(500, busy=15), storage, 16) == "CPU"
     assert of(row(100), row(500, busy=15), fast, 16) == "CPU"
+    name, evidence = loading.bottleneck(row(100), row(500, lmdb=None), fast, 16)
+    assert name == "IO" and "disk alone" not in evidence  # of other files than the LMDB file
     assert of(row(500), row(500, busy=15, disk=40.0), storage, 16) == "IO"  # larger than memory
     assert of(None, row(500, busy=3, gpu=0.95), storage, 16) == "GPU"
     assert of(None, row(500, busy=15.5, gpu=0.4), storage, 16) == "CPU"
