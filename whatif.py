@@ -54,6 +54,7 @@ CACHED = 8  # batches that a run without loading repeats
 PAYS = 1.02  # a smaller gain counts as no difference
 CLEAR = 0.1  # the largest uncertainty with which "no difference" can be said
 LIKELY = 1.05  # after one run, a larger gain may well pay
+MOVED = 1.1  # if the script's own runs differ more, the report says so
 ONE_RUN = 0.2  # the uncertainty of one comparison if nothing is known of the machine
 STEADY = 0.005  # the least standard deviation of a ratio
 STUDENT = 12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36  # Student's t of 95 %, from 1 degree of freedom
@@ -75,10 +76,10 @@ TECHNIQUES = {
                 {statement}
             {output}
         watch: compare the accuracy of a whole training""",
-    "compile": """above {optimizer}
+    "compile": """{below}
             {model}.compile()
         watch: it compiles in the first step, and again for a new shape""",
-    "channels_last": """above {optimizer}
+    "channels_last": """{below}
             {model}.to(memory_format=torch.channels_last)
         {call}
             the images before: .to(memory_format=torch.channels_last)
@@ -101,7 +102,7 @@ TECHNIQUES = {
         for loss.backward() and optimizer.step()
             scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
         watch: clip gradients after scaler.unscale_(optimizer); save the scaler's state""",
-    "compile reduce-overhead": """above {optimizer}
+    "compile reduce-overhead": """{below}
             {model}.compile(mode="reduce-overhead")
         watch: shapes must not change; it takes memory""",
     "batch": """{loader}
@@ -607,7 +608,7 @@ class Run:
             inner, called = inner.module, f"{called}.module"
         self.models[module] = dict(
             name=self.called.get(id(inner), called), kind=type(inner).__name__, **self.place(),
-            statement=self.statement(), calls=[])
+            statement=self.statement(), is_early=id(inner) in self.called, calls=[])
         weight = next(module.parameters())
         self.device = weight.device.type
         self.see("amp", weight.dtype in (torch.float16, torch.bfloat16))
@@ -903,8 +904,8 @@ def run_once(spec, limit, show):
                 if codes[0] is not None or any(codes):
                     break
                 if time.monotonic() - begin > limit:
-                    result |= dict(error=f"cut off after {limit:.0f} s: too slow, or too little "
-                                   "time (--minutes)", done=True)
+                    result |= dict(error=f"cut off after {limit:.0f} s: too slow, too little time "
+                                   "(--minutes), or no optimizer of torch.optim", done=True)
                 if STOPPED:
                     raise KeyboardInterrupt
                 show(result["windows"])
@@ -1257,7 +1258,7 @@ def explore(session, wanted):
         session.measure(top)  # the sum once more, beside the plain script
     for row in [*chain(top), *found.values(), *alone]:
         session.settle(row)
-    while top.base and top.ratio()[0] < PAYS:  # only its first run gained
+    while top.base and min(top.ratio()[0], top.ratio(plain)[0]) < PAYS:  # only first runs gained
         top = top.base
     return top
 
@@ -1289,7 +1290,8 @@ def line_of(row, plain):
         ratio = "{:.2f}x +- {:.2f}".format(*row.ratio(plain))
     if not {*OTHER_DATA} & {*row.techniques} and row.runs[0]["losses"]:
         pairs = list(zip(row.runs[0]["losses"], plain.runs[0]["losses"]))[-10:]
-        losses = " / ".join(f"{statistics.fmean(each):.4g}" for each in zip(*pairs))
+        means = map(statistics.fmean, zip(*pairs))
+        losses = " / ".join(f"{one:.4g}" if abs(one) < 1e4 else f"{one:.1e}" for one in means)
     return (f"{row.name():<40} {rate:>10,.{0 if rate > 99 else 1}f}  {ratio:<14} "
             f"{row.mean('wait'):>5.0%} {f'{memory / 1e9:.2f}' if memory else '-':>7}  {losses:<17} "
             f"{len(row.runs)}  {row.verdict()}").rstrip()
@@ -1324,7 +1326,8 @@ def waits_for_data(rows):
 def held_back_by(facts, rows):
     """Return a sentence: what holds the script back, with its evidence."""
     wait, step = rows[0].mean("wait"), rows[0].mean("step_seconds")
-    told = f"a step takes {1000 * step:.3g} ms and waits for data {wait:.0%} of it"
+    took = f"{1000 * step:.3g} ms" if step < 0.9995 else f"{step:.3g} s"
+    told = f"a step takes {took} and waits for data {wait:.0%} of it"
     if loads := without_loading(rows):
         told += f"; with cached batches it is {loads.ratio()[0]:.2f}x as fast"
     if waits_for_data(rows):
@@ -1371,6 +1374,9 @@ def advice(name, facts, extra):
     if kind(name) in ("amp", "compile", "channels_last", "fused", "cudnn"):
         text += (f"\n        the whole: diff src/train.py src/train_{kind(name)}.py "
                  "in pytorch-speedup")
+    optimizer = line(optimizers[0]["below"]) if optimizers else "the optimizer"  # it was pickled
+    below = f"above {optimizer}" if model.get("is_early") else (
+        f"below the line that makes {model.get('name')}")  # the optimizer's place may not know it
     statement = model.get("statement", "")
     named = re.match(r"(\w+) = ", statement)
     output = "and a loss outside of the model takes the output's tensors as .float()"
@@ -1378,11 +1384,10 @@ def advice(name, facts, extra):
         output = "{0} = {0}.float()".format(named[1]) if named else (
             "and the loss takes the output as .float()")
     return text.format(
-        **extra, device=facts["device"], model=model.get("name"), output=output,
+        **extra, device=facts["device"], model=model.get("name"), output=output, below=below,
         statement=statement.replace("\n", "\n" + 16 * " "), call=line(model),
         pin=", pin_memory=True" * (facts["device"] == "cuda"),
-        loader=line(main_loader(facts)), places=", ".join(places),
-        optimizer=line(optimizers[0]["below"]) if optimizers else "the optimizer",  # it was pickled
+        loader=line(main_loader(facts)), places=", ".join(places), optimizer=optimizer,
         optimizers="\n        ".join(map(line, optimizers)))
 
 
@@ -1404,6 +1409,10 @@ def report(session, best):
     """Print the table, what holds the script back, and what to write."""
     facts, plain = session.facts, session.rows[0]
     say("\n".join(["", heading(session.unit), *(line_of(row, plain) for row in session.rows)]))
+    speeds = [statistics.median(run["rates"]) for run in plain.runs]
+    if max(speeds) > MOVED * min(speeds):
+        say(f"The script as it is ran at {min(speeds):,.0f} to {max(speeds):,.0f} "
+            f"{session.unit}/s: something else used the machine, or loading varied.")
     for row in session.rows:
         if row.runs and row.error:
             say(f"A later run of {row.name()} failed: {row.error}")
@@ -1421,9 +1430,11 @@ def report(session, best):
     doubtful = {name for row in chain(best) if not row.gains()
                 for name in row.techniques[len(row.base.techniques):]}
     for name in paying:
-        say(f"  {name}{'  (may gain: see its verdict)' * (name in doubtful)}\n"
-            f"        {advice(name, facts, session.extra)}")
-    if best.base:
+        note = ("  (may gain: see its verdict)" if name in doubtful else
+                "  (alone: there was no time to add it to the others)" if best.base and (
+                    name not in (*best.techniques, *OTHER_DATA)) else "")
+        say(f"  {name}{note}\n        {advice(name, facts, session.extra)}")
+    if len(best.techniques) > 1:
         say("\nTogether, {}: {:.2f}x +- {:.2f}".format(best.name(), *best.ratio(plain)))
     if session.left_out:
         say("\nNot tried")
@@ -1485,9 +1496,8 @@ def measure_all(session):
     hint = "" if args.copy else " --copy runs all in a copy of the folder."
     say(f"""{args.script} runs several times, each for up to {args.seconds:g} s after its warm-up, \
 in at most {args.minutes:g} minutes.
-The first run writes, deletes and sends what the script does until it is ended; a file that it is
-writing then stays unfinished. In later runs, files that Python and torch.save write go to a
-temporary folder, and W&B and Comet are off; files of other libraries or programs, and the network,
+The first run writes, deletes and sends what the script does until it is ended. Later runs write
+files of Python and torch.save to a temporary folder; what other libraries write, and the network,
 are not held back.{hint}""")
     best = plain
     try:

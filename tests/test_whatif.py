@@ -357,6 +357,9 @@ above made.py:27  sgd = build(network.parameters())
                 outputs = wrapped(torch.rand(4, 8))
             and a loss outside of the model takes the output's tensors as .float()
 """ in whatif.advice("amp bfloat16", facts, {})
+    assert whatif.advice("compile", facts, {}).startswith("""\
+below the line that makes wrapped
+            wrapped.compile()""")
 
 
 def test_a_transformer(tmp_path):
