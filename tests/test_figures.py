@@ -32,7 +32,7 @@ SETTINGS = {
     "techniques.md": {"20%": "a threshold"},
     "whatif.md": {"3 s": "the least warm-up", "20%": "of a single ratio, and a threshold",
                   "2%": "a threshold", "5%": "a threshold", "80%": "a threshold",
-                  "1.1x": "a threshold", "4x": "a larger batch", "10%": "CLEAR"}}
+                  "1.1x": "a threshold", "4x": "a larger batch"}}
 
 
 def figures(text):
