@@ -211,8 +211,6 @@ const DATA = {
 "",
 "    # -------------------------------------------------------------------------------- training",
 "    resume = (saved if saved.exists() else None) if args.resume == \"auto\" else args.resume",
-"    if saved.exists() and Path(resume or \"\").resolve() != saved.resolve():",
-"        print(f\"{script}: replaces {saved}; --resume auto would continue it\", flush=True)",
 "    content = Path(resume).read_bytes() if resume and rank == 0 else None",
 "",
 "    # continue with the states of the checkpoint and the options of this run",
@@ -232,6 +230,8 @@ const DATA = {
 "        changed = [f\"--{name} {vars(args)[name]}, which was {old}\" for name, old in",
 "                   checkpoint[\"options\"].items() if str(vars(args).get(name, old)) != old]",
 "        print(f\"{script}: {len(epochs)} of {args.epochs} epochs are done\", *changed, sep=\"; \")",
+"    if saved.exists() and Path(resume or \"\").resolve() != saved.resolve():",
+"        print(f\"{script}: replaces {saved}; --resume auto would continue it\", flush=True)",
 "",
 "    steps = min(len(train_loader), args.steps or len(train_loader))",
 "    # the learning rate rises for a fifth of all steps, then falls to zero",
@@ -533,8 +533,8 @@ const DATA = {
 ]
 ],
 [
-211,
-211,
+209,
+209,
 [
 "",
 "    # new #",
