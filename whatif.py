@@ -384,7 +384,7 @@ class Run:
         self.facts = dict(optimizers=[], seen=[], lines=[], busy=None)
         self.models, self.loaders = {}, {}  # what is known of each; loaders by number
         self.losses, self.optimizers = [], []
-        self.called = {}  # what the models are called where the optimizers are made, by id
+        self.called = {}  # of models, by id: (their name, where an optimizer of theirs is made)
         self.lead = None  # the optimizer whose steps are counted
         self.others = collections.Counter()  # steps of the others since its last one, by id
         self.device, self.scaler, self.scales, self.look = "cpu", None, False, None
@@ -604,11 +604,13 @@ class Run:
         nn, last = torch.nn, torch.channels_last
         inner, called = module, next(
             (name for name, model in self.names().items() if model is module), "model")
+        called, above = self.called.get(id(module), (called, None))
         while isinstance(inner, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            inner, called = inner.module, f"{called}.module"
+            inner = inner.module
+            called, above = self.called.get(id(inner), (f"{called}.module", above))
         self.models[module] = dict(
-            name=self.called.get(id(inner), called), kind=type(inner).__name__, **self.place(),
-            statement=self.statement(), is_early=id(inner) in self.called, calls=[])
+            name=called, kind=type(inner).__name__, **self.place(), statement=self.statement(),
+            above=above, calls=[])
         weight = next(module.parameters())
         self.device = weight.device.type
         self.see("amp", weight.dtype in (torch.float16, torch.bfloat16))
@@ -686,9 +688,12 @@ class Run:
             names = {id(model): name for name, model in self.names(depth).items()
                      if not weights.isdisjoint(map(id, model.parameters()))}
             if names:
-                self.called |= names
                 facts["below"] = self.place(depth)
+                self.called |= {key: (name, facts["below"]) for key, name in names.items()}
                 break
+        for module, about in self.models.items():  # some were called before
+            if not about["above"] and id(module) in self.called:
+                about["name"], about["above"] = self.called[id(module)]
         if facts not in self.facts["optimizers"]:  # a script may make one in each epoch
             self.facts["optimizers"].append(facts)
         if self.scaler:
@@ -904,8 +909,10 @@ def run_once(spec, limit, show):
                 if codes[0] is not None or any(codes):
                     break
                 if time.monotonic() - begin > limit:
-                    result |= dict(error=f"cut off after {limit:.0f} s: too slow, too little time "
-                                   "(--minutes), or no optimizer of torch.optim", done=True)
+                    or_none = " (or no optimizer of torch.optim)" * (
+                        spec["first"] and not result["windows"])
+                    result |= dict(error=f"cut off after {limit:.0f} s: too slow, or too little "
+                                   f"time (--minutes){or_none}", done=True)
                 if STOPPED:
                     raise KeyboardInterrupt
                 show(result["windows"])
@@ -1367,16 +1374,18 @@ def advice(name, facts, extra):
         return f"{of['at']}  {of['text']}" if of else ""
     text, models, optimizers = TECHNIQUES[name], facts["models"], facts["optimizers"]
     model = models[0] if models else {}
-    places = [f"{each['name']} ({at})" for each in models
-              for at in each["calls"][:None if "{call}" in text else 1]][1:]
+    places = [f"{each['name']} ({at})" for each in models for at in (
+        each["calls"] if "{call}" in text else [(each["above"] or each)["at"]])][1:]
     if places and ("{call}" in text or "{model}" in text):
         text += "\n        likewise: {places}"
     if kind(name) in ("amp", "compile", "channels_last", "fused", "cudnn"):
         text += (f"\n        the whole: diff src/train.py src/train_{kind(name)}.py "
                  "in pytorch-speedup")
     optimizer = line(optimizers[0]["below"]) if optimizers else "the optimizer"  # it was pickled
-    below = f"above {optimizer}" if model.get("is_early") else (
-        f"below the line that makes {model.get('name')}")  # the optimizer's place may not know it
+    below = f"above {line(model['above'])}" if model.get("above") else (
+        f"below the line that makes {model.get('name', '').removesuffix('.module')}")
+    if not optimizers:  # a pickled model loses what compile() did
+        below = "in the process that trains, before its first step"
     statement = model.get("statement", "")
     named = re.match(r"(\w+) = ", statement)
     output = "and a loss outside of the model takes the output's tensors as .float()"
@@ -1411,8 +1420,9 @@ def report(session, best):
     say("\n".join(["", heading(session.unit), *(line_of(row, plain) for row in session.rows)]))
     speeds = [statistics.median(run["rates"]) for run in plain.runs]
     if max(speeds) > MOVED * min(speeds):
-        say(f"The script as it is ran at {min(speeds):,.0f} to {max(speeds):,.0f} "
-            f"{session.unit}/s: something else used the machine, or loading varied.")
+        low, high = (f"{one:,.{0 if one > 99 else 1}f}" for one in (min(speeds), max(speeds)))
+        say(f"The script as it is ran at {low} to {high} {session.unit}/s: something else used "
+            "the machine, or loading varied.")
     for row in session.rows:
         if row.runs and row.error:
             say(f"A later run of {row.name()} failed: {row.error}")
@@ -1431,7 +1441,7 @@ def report(session, best):
                 for name in row.techniques[len(row.base.techniques):]}
     for name in paying:
         note = ("  (may gain: see its verdict)" if name in doubtful else
-                "  (alone: there was no time to add it to the others)" if best.base and (
+                "  (alone: it was not measured together with the others)" if best.base and (
                     name not in (*best.techniques, *OTHER_DATA)) else "")
         say(f"  {name}{note}\n        {advice(name, facts, session.extra)}")
     if len(best.techniques) > 1:

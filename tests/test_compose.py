@@ -451,7 +451,7 @@ def test_into_refuses_a_template_and_options_without_dashes(project, tmp_path):
     assert (project / "src/train.py").read_bytes() == before
     mine = shutil.copy(SRC / "train.py", tmp_path / "mine.py")
     done = run_compose("--into", mine, "amp", "--verify", "--dataset", "D")
-    assert done.returncode == 2 and "--dataset: options for your script stand" in done.stderr
+    assert done.returncode == 2 and "options for your script stand behind --verify --" in done.stderr
 
 
 def test_into_follows_a_link_and_refuses_a_folder(tmp_path):

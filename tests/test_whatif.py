@@ -362,6 +362,45 @@ below the line that makes wrapped
             wrapped.compile()""")
 
 
+def test_each_model_is_changed_where_it_is_known(tmp_path):
+    """netD does not exist above the first optimizer; net is named as where its optimizer is."""
+    (tmp_path / "several.py").write_text("""import torch
+from torch import nn
+
+def train(module, optimizer):
+    module(torch.rand(4, 8)).mean().backward()
+    optimizer.step()
+
+netG = nn.Linear(8, 8)
+optG = torch.optim.SGD(netG.parameters(), 0.1)
+netD = nn.DataParallel(nn.Linear(8, 8))
+optD = torch.optim.SGD(netD.parameters(), 0.1)
+early = nn.Linear(8, 8)
+early(torch.rand(4, 8))
+optE = torch.optim.SGD(early.parameters(), 0.1)
+late = nn.Sequential(early)
+while True:
+    train(netD, optD)
+    train(netG, optG)
+    train(early, optE)
+    train(late, optE)
+""")
+    ask(tmp_path, "several.py", only="fused")
+    facts = json.loads((tmp_path.parent / f"{tmp_path.name}.json").read_text())["facts"]
+    told = {}
+    for model in facts["models"]:
+        above, line, *_ = whatif.advice("compile", facts | dict(models=[model]), {}).split("\n")
+        told[line.strip()] = above
+    assert told == {
+        "netG.compile()": "above several.py:9  optG = torch.optim.SGD(netG.parameters(), 0.1)",
+        "netD.module.compile()": "above several.py:11  "
+                                 "optD = torch.optim.SGD(netD.parameters(), 0.1)",
+        "early.compile()": "above several.py:14  optE = torch.optim.SGD(early.parameters(), 0.1)",
+        "late.compile()": "below the line that makes late"}
+    everything = whatif.advice("compile", facts, {})
+    assert "likewise: " in everything and "netG (several.py:9)" in everything
+
+
 def test_a_transformer(tmp_path):
     pytest.importorskip("transformers")
     (tmp_path / "bert.py").write_text("""

@@ -241,7 +241,7 @@ def add_to(path, techniques, approve=None, told=print):
     """
     if not os.path.isfile(path):
         raise UsageError(f"--into {path}: there is no such file")
-    if Path(path).resolve().parent == ROOT / "src":
+    if Path(path).resolve() in (ROOT / "src").glob("train*.py"):
         raise UsageError(f"--into {path}: this is a template; copy it, and name the copy")
     yours = Path(path).read_bytes().decode(*UTF8)
     quoted = shlex.quote(path)
@@ -382,7 +382,7 @@ def main(words):
     techniques = [word for word in rest if word not in flags]
     if odd := [word for word in techniques[1:] if word.startswith("-") and word != "--into"]:
         raise UsageError(f"{odd[0]}: " + ("it needs --into FILE" if odd[0] in (
-            "--verify", "--anyway") else "options for your script stand behind a --"))
+            "--verify", "--anyway") else "options for your script stand behind --verify --"))
     if not techniques or techniques[0].startswith("-") or "--verify" not in flags and (
             flags or options):
         raise UsageError("usage: ./compose.sh [--into FILE] TECHNIQUE ... [--verify [--anyway] "
