@@ -343,8 +343,8 @@ def test_dataset_missing(name, tmp_path):
 
 
 @pytest.mark.fault(41)
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-@each_script
+@pytest.mark.parametrize("name, method", [
+    ("loader_LMDB", "fork"), ("loader_LMDB", "spawn"), ("train_LMDB", "forkserver")])
 def test_workers_of_each_start_method(built, name, method, tmp_path):
     """The parent reads pictures before it starts the workers."""
     words, path = built
