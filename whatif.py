@@ -97,7 +97,7 @@ TECHNIQUES = {
             with torch.autocast("{device}", torch.float16):
                 {statement}
             {output}
-        above {optimizer}
+        before the training loop
             scaler = torch.amp.GradScaler("{device}")
         for loss.backward() and optimizer.step()
             scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
@@ -602,8 +602,10 @@ class Run:
     def prepare(self, module):
         """Note what a model is, and change it before its first step."""
         nn, last = torch.nn, torch.channels_last
-        inner, called = module, next(
-            (name for name, model in self.names().items() if model is module), "model")
+        inner, called = module, next((  # a part of one is net.head, or net[0]
+            re.sub(r"\.(\d+)", r"[\1]", f"{name}.{path}".rstrip(".")) for name, model
+            in self.names().items() for path, part in model.named_modules() if part is module),
+            "model")
         called, above = self.called.get(id(module), (called, None))
         while isinstance(inner, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             inner = inner.module
@@ -677,8 +679,8 @@ class Run:
                 self.scaler.unscale_(optimizer)
 
     def make_optimizer(self, original, optimizer, params, defaults):
-        facts = dict(kind=type(optimizer).__name__, **self.place(), below=self.place(),
-                     fused=defaults.get("fused"), can_fuse="fused" in defaults)
+        facts = dict(kind=type(optimizer).__name__, **self.place(), fused=defaults.get("fused"),
+                     can_fuse="fused" in defaults)
         if "fused" in self.techniques and "fused" in defaults:
             defaults |= dict(fused=True, foreach=None)
             optimizer._step_supports_amp_scaling = True
@@ -688,12 +690,12 @@ class Run:
             names = {id(model): name for name, model in self.names(depth).items()
                      if not weights.isdisjoint(map(id, model.parameters()))}
             if names:
-                facts["below"] = self.place(depth)
-                self.called |= {key: (name, facts["below"]) for key, name in names.items()}
+                self.called |= {key: (name, self.place(depth)) for key, name in names.items()}
                 break
         for module, about in self.models.items():  # some were called before
             if not about["above"] and id(module) in self.called:
                 about["name"], about["above"] = self.called[id(module)]
+                about["name"] += ".module" * (about["kind"] != type(module).__name__)
         if facts not in self.facts["optimizers"]:  # a script may make one in each epoch
             self.facts["optimizers"].append(facts)
         if self.scaler:
@@ -786,7 +788,8 @@ class Run:
             self.see("tf32", torch.get_float32_matmul_precision() != "highest")
         self.facts |= dict(
             device=self.device, torch=torch.__version__, python=sys.version.split()[0],
-            models=[*self.models.values()], loaders=[*self.loaders.values()],
+            models=[*{(each["name"], each["at"]): each for each in self.models.values()}.values()],
+            loaders=[*self.loaders.values()],
             training=self.training(), processes=self.rank_of()[1],
             cores=len(os.sched_getaffinity(0)))
         if on_gpu:
@@ -1381,7 +1384,6 @@ def advice(name, facts, extra):
     if kind(name) in ("amp", "compile", "channels_last", "fused", "cudnn"):
         text += (f"\n        the whole: diff src/train.py src/train_{kind(name)}.py "
                  "in pytorch-speedup")
-    optimizer = line(optimizers[0]["below"]) if optimizers else "the optimizer"  # it was pickled
     below = f"above {line(model['above'])}" if model.get("above") else (
         f"below the line that makes {model.get('name', '').removesuffix('.module')}")
     if not optimizers:  # a pickled model loses what compile() did
@@ -1396,7 +1398,7 @@ def advice(name, facts, extra):
         **extra, device=facts["device"], model=model.get("name"), output=output, below=below,
         statement=statement.replace("\n", "\n" + 16 * " "), call=line(model),
         pin=", pin_memory=True" * (facts["device"] == "cuda"),
-        loader=line(main_loader(facts)), places=", ".join(places), optimizer=optimizer,
+        loader=line(main_loader(facts)), places=", ".join(places),
         optimizers="\n        ".join(map(line, optimizers)))
 
 

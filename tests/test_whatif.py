@@ -379,11 +379,15 @@ early = nn.Linear(8, 8)
 early(torch.rand(4, 8))
 optE = torch.optim.SGD(early.parameters(), 0.1)
 late = nn.Sequential(early)
+parts = nn.ModuleDict({"head": nn.Linear(8, 8)})
+optP = torch.optim.SGD(parts.parameters(), 0.1)
 while True:
     train(netD, optD)
     train(netG, optG)
     train(early, optE)
     train(late, optE)
+    train(parts["head"], optP)
+    nn.Linear(8, 8)(torch.rand(4, 8))
 """)
     ask(tmp_path, "several.py", only="fused")
     facts = json.loads((tmp_path.parent / f"{tmp_path.name}.json").read_text())["facts"]
@@ -396,7 +400,10 @@ while True:
         "netD.module.compile()": "above several.py:11  "
                                  "optD = torch.optim.SGD(netD.parameters(), 0.1)",
         "early.compile()": "above several.py:14  optE = torch.optim.SGD(early.parameters(), 0.1)",
-        "late.compile()": "below the line that makes late"}
+        "late.compile()": "below the line that makes late",
+        "parts.head.compile()": "below the line that makes parts.head",
+        "model.compile()": "below the line that makes model"}
+    assert len(facts["models"]) == 6  # the last is a new one in each step
     everything = whatif.advice("compile", facts, {})
     assert "likewise: " in everything and "netG (several.py:9)" in everything
 
