@@ -1291,6 +1291,11 @@ def heading(unit):
             f"{'loss / plain':<17} n  verdict")
 
 
+def speed(rate):
+    """Return a speed as a short text, without its unit."""
+    return f"{rate:,.{0 if rate > 99 else 1}f}"
+
+
 def line_of(row, plain):
     """Return a row's line of the table."""
     if not row.runs:
@@ -1302,7 +1307,7 @@ def line_of(row, plain):
         pairs = list(zip(row.runs[0]["losses"], plain.runs[0]["losses"]))[-10:]
         means = map(statistics.fmean, zip(*pairs))
         losses = " / ".join(f"{one:.4g}" if abs(one) < 1e4 else f"{one:.1e}" for one in means)
-    return (f"{row.name():<40} {rate:>10,.{0 if rate > 99 else 1}f}  {ratio:<14} "
+    return (f"{row.name():<40} {speed(rate):>10}  {ratio:<14} "
             f"{row.mean('wait'):>5.0%} {f'{memory / 1e9:.2f}' if memory else '-':>7}  {losses:<17} "
             f"{len(row.runs)}  {row.verdict()}").rstrip()
 
@@ -1422,9 +1427,8 @@ def report(session, best):
     say("\n".join(["", heading(session.unit), *(line_of(row, plain) for row in session.rows)]))
     speeds = [statistics.median(run["rates"]) for run in plain.runs]
     if max(speeds) > MOVED * min(speeds):
-        low, high = (f"{one:,.{0 if one > 99 else 1}f}" for one in (min(speeds), max(speeds)))
-        say(f"The script as it is ran at {low} to {high} {session.unit}/s: something else used "
-            "the machine, or loading varied.")
+        say(f"The script as it is ran at {speed(min(speeds))} to {speed(max(speeds))} "
+            f"{session.unit}/s: something else used the machine, or loading varied.")
     for row in session.rows:
         if row.runs and row.error:
             say(f"A later run of {row.name()} failed: {row.error}")
