@@ -231,7 +231,7 @@ def edited(names, text=None):
                          ids="_".join)
 def test_every_set_joins_a_users_copy(edits, tmp_path):
     users = edited(edits)
-    for chosen in [*SETS[::5], *WHOLE] if len(edits) > 1 else [*PAIRS, *WHOLE]:
+    for chosen in [*SETS[::10], *WHOLE] if len(edits) > 1 else [*PAIRS, *WHOLE]:
         mine = merged(users, chosen)
         ast.parse(mine)
         # all of the user's lines and all of the techniques' are there
@@ -462,21 +462,33 @@ def test_into_follows_a_link_and_refuses_a_folder(tmp_path):
     assert run_compose("--into", tmp_path / "there", "cudnn").returncode == 2
 
 
-# all whole sets hold compile, which takes the longest
-@pytest.mark.parametrize("chosen", [
-    *[each for each in PAIRS if "compile" not in each][::5], *WHOLE], ids="_".join)
-def test_some_pairs_and_each_whole_set_run_alone_in_a_folder(chosen, tmp_path, digits):
-    """All pairs run on a GPU, by test_gpu.py."""
-    script = tmp_path / "alone" / "my_train.py"
-    script.parent.mkdir()
-    script.write_text(merged((SRC / "train.py").read_text(), chosen))
+def runs_alone(chosen, folder, digits):
+    """Run the techniques `chosen`, joined into one script, with a small model."""
+    script = folder / "my_train.py"
+    folder.mkdir()
+    baseline = (SRC / "train.py").read_text()
+    script.write_text(merged(baseline.replace("range(11)", "range(3)"), chosen))
     # each size of progressive would compile
     one_size = ["--small", 1] if {"compile", "progressive"} <= {*chosen} else []
-    record, _ = train(script, "--dataset", digits, "--epochs", 1, "--batch_size", 40, "--steps", 2,
-                      "--result_dir", tmp_path / "runs", "--workers", 0, "--width", 4,
-                      "--image_size", 16, *one_size, cwd=script.parent)
+    batch_size = 40 if "DDP" in chosen else 20  # so that all processes compile the same
+    record, _ = train(script, "--dataset", digits, "--epochs", 1, "--batch_size", batch_size,
+                      "--steps", 2, "--result_dir", folder / "runs", "--workers", 0, "--width", 4,
+                      "--image_size", 16, *one_size, cwd=folder)
     assert record["script"] == "my_train" and len(record["epochs"]) == 1
     assert 0 < record["epochs"][-1]["loss"] < 10
+
+
+@pytest.mark.parametrize("chosen", [each for each in PAIRS if "compile" not in each][::5],
+                         ids="_".join)
+def test_some_pairs_run_alone_in_a_folder(chosen, tmp_path, digits):
+    """All pairs run on a GPU, by test_gpu.py."""
+    runs_alone(chosen, tmp_path / "alone", digits)
+
+
+def test_each_whole_set_compiles_and_runs_alone_in_a_folder(tmp_path, digits):
+    """One after the other: each can use what another has compiled, which takes the longest."""
+    for chosen in sorted(WHOLE, key=lambda each: "DDP" in each):
+        runs_alone(chosen, tmp_path / "_".join(chosen), digits)
 
 
 def test_shell_scripts_are_executable():
