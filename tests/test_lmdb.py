@@ -10,8 +10,7 @@ import time
 
 import lmdb
 import pytest
-from helpers import (ROOT, SRC, Forked, SmallDisk, run, run_forked, torchrun, train, wait_awhile,
-                     wait_until)
+from helpers import ROOT, SRC, Forked, SmallDisk, run, run_forked, train, wait_awhile, wait_until
 from PIL import Image
 from test_loader import ODD_NAMES, classes, error_of, pairs, photo, save, spoil, unusual
 
@@ -106,8 +105,8 @@ def test_training_reads_the_file_and_not_the_folder(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["loader_LMDB"])
-def test_used_like_imagefolder(built):
-    code = f"""
+def test_used_like_imagefolder(built, tmp_path):
+    (tmp_path / "code.py").write_text(f"""
 import sys; sys.path.insert(0, {str(SRC)!r})
 import os
 from torchvision.datasets import ImageFolder
@@ -123,8 +122,8 @@ for i in range(len(one)):
 one.files()  # closes the file: pages that are mapped cannot be dropped from the page cache
 assert {built[1].name!r} not in open("/proc/self/maps").read()
 print("same")
-"""
-    done = run(sys.executable, "-c", code)
+""")
+    done = run_forked(tmp_path / "code.py")
     assert done.stdout == "same\n", done.stderr
 
 
@@ -189,6 +188,14 @@ def test_another_dataset_of_the_same_names(built, name, tmp_path):
 
 
 # ---------------------------------------------------------------------------- while it is built
+def test_both_scripts_build_and_open_a_file_with_the_same_code():
+    """So one of them shows what kills and runs at once do."""
+    one, other = ([block for block in (SRC / f"{name}.py").read_text().split("# new #\n")
+                   if "def build_lmdb(" in block or "def open_lmdb(" in block]
+                  for name in ("loader_LMDB", "train_LMDB"))
+    assert one == other and len(one) == 2
+
+
 @each_script
 @pytest.mark.fault(29)
 def test_disk_full_while_building(name, tmp_path):
@@ -204,7 +211,7 @@ def test_disk_full_while_building(name, tmp_path):
         assert [(path.name, path.stat().st_size) for path in disk.folder.iterdir()] == [
             ("data_train.lmdb.part", 0)]
         disk.make_room()
-        assert run(*words).returncode == 0
+        assert run_forked(*words[1:]).returncode == 0
         assert not list(disk.folder.glob("*.part"))
 
 
@@ -229,9 +236,8 @@ def test_large_and_many_files(name, tmp_path):
             assert transaction.get(b"%d" % i) == content and size == len(content)
 
 
-@each_script
 @pytest.mark.fault(30, 36)
-def test_killed_10_times_while_building(name, rng, tmp_path):
+def test_killed_10_times_while_building(rng, tmp_path):
     """A half-built file never has the final name; the last run makes that of a clean build."""
     data, built = tmp_path / "data", "data_train.lmdb"
     for split in ("train", "val"):
@@ -243,7 +249,7 @@ def test_killed_10_times_while_building(name, rng, tmp_path):
         home.mkdir(exist_ok=True)
         part = home / f"{built}.part"
         before = part.stat().st_mtime_ns if part.exists() else 0
-        process = Forked(*command(name, data, home, "--batch_size", 50))
+        process = Forked(*command("loader_LMDB", data, home))
         wait_until(lambda: (home / built).exists() or (
             part.exists() and part.stat().st_mtime_ns != before), pause=0)
         return process, time.monotonic()
@@ -264,18 +270,17 @@ def test_killed_10_times_while_building(name, rng, tmp_path):
             final.unlink()
         else:
             killed += 1
-    assert run_forked(*command(name, data, final.parent, "--batch_size", 50)).returncode == 0
+    assert run_forked(*command("loader_LMDB", data, final.parent)).returncode == 0
     assert {path.name: path.read_bytes() for path in final.parent.iterdir()} == clean
 
 
-@each_script
 @pytest.mark.fault(62)
-def test_three_runs_build_one_file(name, tmp_path):
+def test_three_runs_build_one_file(tmp_path):
     data = tmp_path / "data"
     for split in ("train", "val"):
         for i in range(60):
             save(photo(i, (300, 300)), data / split / "cat" / f"{i}.png")
-    started = [Forked(*command(name, data, tmp_path, "--batch_size", 50, "--result_dir",
+    started = [Forked(*command("loader_LMDB", data, tmp_path, "--result_dir",
                                tmp_path / f"runs {k}")) for k in range(3)]
     for process in started:
         done = process.wait()
@@ -287,13 +292,10 @@ def test_three_runs_build_one_file(name, tmp_path):
 
 def test_two_processes_of_one_training_build_one_file(tmp_path):
     data = splits(tmp_path / "data")
-    joined = run(ROOT / "compose.sh", "DDP", "LMDB")
-    (tmp_path / "joined.py").write_text(joined.stdout)
+    (tmp_path / "joined.py").write_text(run(ROOT / "compose.sh", "DDP", "LMDB").stdout)
     options = [*TRAIN, "--result_dir", tmp_path, "--dataset", data]
-    done = run(*torchrun(tmp_path / "joined.py", *options))
-    assert done.returncode == 0, done.stderr
+    record, _ = train(tmp_path / "joined.py", *options)
     plain, _ = train(SRC / "train_DDP.py", *options)
-    record = json.loads((tmp_path / "joined.json").read_text())
     assert record["epochs"][0]["loss"] == pytest.approx(plain["epochs"][0]["loss"], abs=1e-6)
     assert {"data_test.lmdb", "data_train.lmdb"} <= {path.name for path in tmp_path.iterdir()}
 
@@ -373,7 +375,7 @@ if __name__ == "__main__":
     dataset = {open_it}
     here = [dataset[i] for i in range(len(dataset))]
     assert len(here) == 12 and [*DataLoader(
-        dataset, None, num_workers=2, collate_fn=tuple, multiprocessing_context={method!r})] == here
+        dataset, None, num_workers=1, collate_fn=tuple, multiprocessing_context={method!r})] == here
     print("same")
 """)
     done = run(sys.executable, tmp_path / "use.py")
