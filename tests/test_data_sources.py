@@ -523,8 +523,7 @@ def test_unknown_device(name, option, digits, tmp_path):
                                           ("train_cache", "--cache_device")])
 def test_gpu_option_without_a_gpu(name, option, digits, tmp_path):
     """The CPU decodes; the cache is in memory, and says so."""
-    done = run(sys.executable, SRC / f"{name}.py", "--dataset", digits, *TINY, option, "gpu",
-               cwd=tmp_path, env={"CUDA_VISIBLE_DEVICES": ""})
+    done = run_forked(SRC / f"{name}.py", "--dataset", digits, *TINY, option, "gpu", cwd=tmp_path)
     assert done.returncode == 0 and "epoch 2/2" in done.stdout, done.stderr
     assert name == "train_DALI" or "MB of cpu memory" in done.stdout
 
