@@ -20,10 +20,10 @@ def test_every_edit_applies_and_compiles():
 
 @pytest.mark.fault(70, 76)
 def test_joins_are_refused_or_warned_of(rng, tmp_path, monkeypatch):
-    """A third of the edits, by chance, with every technique."""
+    """A sixth of the edits, by chance, with every technique."""
     monkeypatch.setattr(compose, "find_origin", functools.cache(compose.find_origin))
     path, wrong = tmp_path / "my_train.py", []
-    for edit in rng.sample([*EDITS.values()], len(EDITS) // 3):
+    for edit in rng.sample([*EDITS.values()], len(EDITS) // 6):
         text = edited(edit).encode()
         for technique in set(ALL) - set(edit.start.split()):
             path.write_bytes(text)
@@ -35,11 +35,10 @@ def test_joins_are_refused_or_warned_of(rng, tmp_path, monkeypatch):
 
 
 @pytest.mark.fault(76)
-def test_some_edits_verified(rng):
-    """Two edits, by chance, with two techniques. `python tests/edits.py` verifies all."""
-    names = rng.sample([*EDITS], 2)
+def test_an_edit_verified(rng):
+    """One, by chance, with two techniques. `python tests/edits.py` verifies all."""
     techniques = rng.sample(sorted(set(ALL) - {"compile"}), 2)  # compile takes long
-    done = run(sys.executable, ROOT / "tests" / "edits.py", "--edit", *names,
+    done = run(sys.executable, ROOT / "tests" / "edits.py", "--edit", rng.choice([*EDITS]),
                "--technique", *techniques, "--jobs", 1)
     assert done.returncode == 0 and "WRONG WITHOUT A WORD | 0 |" in done.stdout, (
         done.stdout + done.stderr)

@@ -129,7 +129,7 @@ def test_pairs_match_and_blurry_is_blurred(tmp_path):
             assert detail[1] < 0.7 * detail[0]
 
 
-@pytest.mark.parametrize("name", ["mnist", "cifar10", "imagenette"])
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])  # each has its own way to fail
 def test_no_network(name, tmp_path):
     """A proxy that does not answer stands for a missing network."""
     proxy = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}

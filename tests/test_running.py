@@ -228,16 +228,14 @@ def test_all_rows_from_another_folder_through_a_link(stand_ins, tmp_path):
 
 
 def test_the_real_scripts(project, digits, tmp_path):
-    words = [word for name in TECHNIQUES if name not in ("DP", "DDP", "cache", "profile")
+    words = [word for name in TECHNIQUES if name not in ("DP", "DDP", "profile")
              for word in ("--without", name)]
-    done = run(project / "running.sh", "2", digits, "--runs", "1", "--result_dir",
-               tmp_path / "r", *words, *QUICK)
+    done = run(project / "running.sh", "2", digits, "--runs", "1", "--part", "staircase",
+               "--result_dir", tmp_path / "r", *words, *QUICK)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(tmp_path / "r")
     assert [(row["row"], row["column"], row["status"]) for row in rows] == [
-        ("single", "plain", "ok"), ("staircase", "+cache", "ok"), ("staircase", "+DDP", "ok"),
-        *([("staircase", "+cache", "ok")] if len(rows) == 5 else []),  # after DDP has paid
-        ("DDP", "plain", "ok")]
+        ("single", "plain", "ok"), ("staircase", "+DDP", "ok")]
     for row in rows:
         assert row["options"]["epochs"] == 2 and row["options"]["steps"] == 1
         assert row["machine"]["cores"] and row["machine"]["packages"]["torch"] == version("torch")
@@ -617,9 +615,7 @@ def test_wrong_use(words, project, tmp_path):
 @pytest.mark.fault(19, 61)
 @pytest.mark.parametrize("words, part", [
     (["1", "no/such/folder"], "--dataset"), (["1", "DIGITS", "--", "--model", "none"], "--model"),
-    (["1", "DIGITS", "--", "--batch_size", "0"], "--batch_size"),
     (["1", "DIGITS", "--", "--no_such_option"], "--no_such_option"),
-    (["1", "DIGITS", "--", "--amp_dtype", "float61"], "--amp_dtype"),
     (["1", "DIGITS", "--part", "cells", "--", "--dali_device=tpu"], "--dali_device")])
 def test_wrong_options_for_the_scripts_end_it_at_once(words, part, project, digits):
     done = drive(project, *[digits if word == "DIGITS" else word for word in words], cwd=project)

@@ -193,7 +193,7 @@ def test_processes_that_the_script_spawns(tmp_path):
 
 def test_an_optimizer_that_comes_to_a_spawned_process(tmp_path):
     copy_of("pickled.py", tmp_path)
-    rows, out = ask(tmp_path, "pickled.py", only="amp,fused")
+    rows, out = ask(tmp_path, "pickled.py", only="fused")
     assert rows["as it is"]["rate"] > 0, out
     assert "fused: the optimizer is made in another process" in out
 
@@ -339,7 +339,7 @@ def main():
 
 main()
 """)
-    ask(tmp_path, "made.py", only="fused")
+    ask(tmp_path, "made.py", only="plain")
     facts = json.loads((tmp_path.parent / f"{tmp_path.name}.json").read_text())["facts"]
     assert whatif.advice("compile", facts, {}).startswith("""\
 above made.py:27  sgd = build(network.parameters())
@@ -389,7 +389,7 @@ while True:
     train(parts["head"], optP)
     nn.Linear(8, 8)(torch.rand(4, 8))
 """)
-    ask(tmp_path, "several.py", only="fused")
+    ask(tmp_path, "several.py", only="plain")
     facts = json.loads((tmp_path.parent / f"{tmp_path.name}.json").read_text())["facts"]
     told = {}
     for model in facts["models"]:
