@@ -86,7 +86,8 @@ TECHNIQUES = {
         watch: it gains more with amp; .view() in a layer may have to be .reshape()""",
     "fused": """{optimizers}
             fused=True
-        watch: load_state_dict of an old checkpoint turns it off again""",
+        watch: load_state_dict of an old checkpoint turns it off again; with amp float16, SGD's
+        momentum has to be made before the first step, as in the whole""",
     "cudnn": """at the top
             torch.backends.cudnn.benchmark = True
         watch: it tries every new input size; runs differ in the last bits""",
@@ -708,6 +709,10 @@ class Run:
         if run.scales:  # called by the scaler
             return type(optimizer).step(optimizer, **kwargs)
         loss = closure() if closure else None  # the scaler takes none; Lightning always gives one
+        if "fused" in run.techniques:  # PyTorch leaves momentum uninitialised if a scaler skips
+            for group in optimizer.param_groups if not optimizer.state else ():  # the first step
+                for weights in group["params"] if group.get("momentum") else ():
+                    optimizer.state[weights]["momentum_buffer"] = torch.zeros_like(weights)
         run.scales = True
         run.scaler.step(optimizer, **kwargs)
         run.scales = False
@@ -1221,18 +1226,19 @@ def chain(row):
 def explore(session, wanted):
     """Measure each technique alone, then together with those that pay, the best first.
 
-    compile comes last, because it starts slowly: a set as fast without it is better. Return the
-    row of the best set, with the script's own loading or with the workers that pay.
+    compile comes after the others that gain alone, because it starts slowly: a set as fast without
+    it is better. What does not gain alone comes last. Return the row of the best set, with the
+    script's own loading or with the workers that pay.
     """
     plain = best = session.rows[0]
     loads = [name for name in wanted if name in ("no_loading", "workers")]
-    if plain.mean("wait") < SELDOM:  # loading cannot gain much: it is tried last
-        wanted, loads = [name for name in wanted if name not in loads] + loads, []
     if wanted and session.args.runs > 1 and session.has_time(2 + len(wanted)):
-        session.measure(plain)  # again, which tells how much runs differ on this machine
+        session.measure(plain)  # again: how much do runs differ, and what if files are in memory?
+    if plain.runs[-1]["wait"] < SELDOM:  # loading cannot gain much: it is tried last
+        wanted, loads = [name for name in wanted if name not in loads] + loads, []
     found = {name: session.attempt(plain, name) for name in loads}
     if "workers" in found:
-        session.settle(found["workers"], then=len(wanted))
+        session.settle(found["workers"], then=2 * len(wanted))
         best = found["workers"] if found["workers"].is_kept() else plain
     base = best
     if best.mean("wait") > WAITS:  # while steps wait for data, nothing else can show what it gains
@@ -1245,7 +1251,7 @@ def explore(session, wanted):
                       if row.runs and row.ratio()[0] > LIKELY}
             alone.append(session.attempt(base, name, then=1 + max(1, len(likely))))
     alone = sorted((row for row in alone if row.runs), key=lambda row: (
-        kind(row.techniques[-1]) == "compile", -row.ratio()[0]))
+        row.ratio()[0] < PAYS, kind(row.techniques[-1]) == "compile", -row.ratio()[0]))
     top = base
     for number, row in enumerate(alone, 1):
         name = row.techniques[-1]
@@ -1408,11 +1414,13 @@ def advice(name, facts, extra):
 
 
 def gains_alone(name, rows, best):
-    """Return whether a technique pays alone and was never tried on top of another."""
-    rows = [row for row in rows if row.runs and row.techniques[-1:] == (name,)
-            and "no_loading" not in row.techniques[:-1]]
+    """Return whether a technique pays alone, most of its kind, and never ran on top of another."""
+    same = [row for row in rows if row.runs and row.techniques
+            and kind(row.techniques[-1]) == kind(name) and "no_loading" not in row.techniques[:-1]]
+    rows = [row for row in same if row.techniques[-1] == name]
     return len(rows) == 1 and kind(name) not in map(kind, best.techniques) and (
-        rows[0].gains(1.1 if name in OTHER_DATA else PAYS))
+        rows[0].gains(1.1 if name in OTHER_DATA else PAYS)
+        and rows[0] is max(same, key=lambda row: row.ratio()[0]))
 
 
 def paragraph(text):

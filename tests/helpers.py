@@ -1,6 +1,5 @@
 """What tests share: processes started as a user starts them, small disks, a training run."""
 
-import contextlib
 import importlib.util
 import json
 import multiprocessing

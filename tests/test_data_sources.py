@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers import ROOT, SRC, TINY, module_of, on_gpu, run, run_forked, train
 from PIL import Image
-from test_loader import ODD_NAMES, SHARED, classes, photo, save, spoil, unusual
+from test_loader import FAULTY, ODD_NAMES, classes, photo, save, spoil, unusual
 from test_resize import claims
 from torchvision.transforms import v2 as transforms
 
@@ -465,14 +465,14 @@ def test_a_picture_that_only_dali_cannot_read(photos, tmp_path):
     assert "DALI cannot read the images: " in line and "no longer valid" not in line
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="needs the pictures of ../shared/data/faulty")
+@pytest.mark.skipif(not FAULTY.exists(), reason="needs the pictures of ../shared/data/faulty")
 @pytest.mark.fault(2, 7, 9, 11, 12)
 def test_real_faulty_files_with_dali(photos):
     """Each is read, or the error names it or says that DALI cannot read it."""
     module = module_of(SRC / "train_DALI.py")
     folder = module.open_folder(photos, ("train",), None)
     named, read = set(), set()
-    for file in sorted((SHARED / "faulty").iterdir()):
+    for file in sorted(FAULTY.iterdir()):
         if file.suffix not in (".png", ".jpg", ".JPEG"):
             continue
         folder.samples[0] = str(file), 0

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from helpers import SRC, run, run_forked
 from PIL import Image
-from test_loader import SHARED, error_of, photo
+from test_loader import FAULTY, SHARED, error_of, photo
 from test_resize import encoded, is_clean, words
 
 COUNT = int(os.environ.get("FUZZ", 200))
@@ -68,13 +68,13 @@ MODES = ["RGB", "L", "P", "RGBA", "LA", "I;16", "1"]
 
 def sources():
     """Return the bytes of good JPEGs and of good PNGs, real ones if there are any."""
-    if not SHARED.exists():
+    if not FAULTY.exists():
         pictures = [photo(i, (150, 100 + 10 * i)) for i in range(12)]
         jpegs = [encoded(each, "JPEG", progressive=i % 3 == 0) for i, each in enumerate(pictures)]
         return jpegs, [encoded(each.convert(mode), "PNG")
                        for each, mode in zip(pictures, itertools.cycle(MODES))]
     paths = sorted(SHARED.glob("imagenet_sample/*/*/*"), key=lambda path: path.stat().st_size)[:16]
-    faulty = [path for path in sorted(SHARED.glob("faulty/*")) if path.stat().st_size < 40_000]
+    faulty = [path for path in sorted(FAULTY.iterdir()) if path.stat().st_size < 40_000]
     jpegs = [path.read_bytes() for path in [*paths, *faulty] if path.suffix in (".jpg", ".JPEG")]
     pngs = [path.read_bytes() for path in faulty if path.suffix == ".png"]
     for path, mode in zip(paths, itertools.cycle(MODES)):

@@ -10,7 +10,8 @@ import time
 
 import lmdb
 import pytest
-from helpers import ROOT, SRC, Forked, SmallDisk, run, run_forked, train, wait_awhile, wait_until
+from helpers import (ROOT, SRC, Forked, Hostile, SmallDisk, run, run_forked, train, wait_awhile,
+                     wait_until)
 from PIL import Image
 from test_loader import ODD_NAMES, classes, error_of, pairs, photo, save, spoil, unusual
 
@@ -397,16 +398,6 @@ def test_read_only_folder(built, name, tmp_path):
         line = error_of(run_forked(*command(name, other, disk.folder)), name)
         assert f"{disk.folder}/other_train.lmdb" in line
         assert sorted(disk.folder.iterdir()) == before
-
-
-class Hostile:
-    """Its pickle makes a file when it is loaded."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return open, (self.path, "w")
 
 
 @pytest.mark.fault(43)

@@ -15,6 +15,7 @@ from PIL import Image
 
 LOADERS = sorted(path.stem for path in SRC.glob("loader*.py"))
 SHARED = ROOT.parent / "shared" / "data"
+FAULTY = SHARED / "faulty"
 CAPTURE = ROOT / "tests" / "capture.py"
 SMALL = ("--resize", 48, "--crop", 40, "--batch_size", 4)
 each_loader = pytest.mark.parametrize("loader", LOADERS)
@@ -155,12 +156,11 @@ def test_loaders_agree_on_every_kind_of_picture(load, tmp_path, resize, crop):
 
 
 @pytest.mark.fault(7, 11)
-@pytest.mark.skipif(not SHARED.exists(), reason="needs the real pictures of ../shared/data")
+@pytest.mark.skipif(not FAULTY.exists(), reason="needs the real pictures of ../shared/data")
 def test_loaders_agree_on_real_pictures(load, tmp_path):
-    faulty = SHARED / "faulty"
     names = one_a_class(tmp_path / "data", [
-        *sorted(SHARED.glob("imagenet_sample/val/*/*"))[:24], *faulty.glob("hopper_or*"),
-        *faulty.glob("pil_sample_cmyk.jpg"), *faulty.glob("n02951585*")])
+        *sorted(SHARED.glob("imagenet_sample/val/*/*"))[:24], *FAULTY.glob("hopper_or*"),
+        *FAULTY.glob("pil_sample_cmyk.jpg"), *FAULTY.glob("n02951585*")])
     assert_agree(load, tmp_path / "data", names)
 
 

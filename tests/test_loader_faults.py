@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from helpers import SRC, on_gpu, run_forked
-from test_loader import SHARED, SMALL, error_of
+from test_loader import FAULTY, SMALL, error_of
 from test_resize import claims
 
 each_loader = pytest.mark.parametrize("script", ["loader", "loader_DALI", on_gpu("loader_DALI")])
@@ -30,14 +30,14 @@ def test_a_header_that_claims_too_much(script, width, height, photos, tmp_path):
         is_named(done, script, bad)
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="needs the pictures of ../shared/data/faulty")
+@pytest.mark.skipif(not FAULTY.exists(), reason="needs the pictures of ../shared/data/faulty")
 @pytest.mark.fault(2, 7, 9, 11, 12, 14)
 @each_loader
 def test_real_faulty_files_are_read_or_refused(script, photos, tmp_path):
     """DALI passes over a PNG's texts, so it reads a text bomb."""
     shutil.copytree(photos, tmp_path / "set")
     refused, read = set(), set()
-    for file in sorted((SHARED / "faulty").iterdir()):
+    for file in sorted(FAULTY.iterdir()):
         if file.suffix not in (".png", ".jpg", ".JPEG"):
             continue
         odd = tmp_path / "set/train/b" / file.name

@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers import (DDP_WORKERS, ROOT, SRC, TINY, SmallDisk, assert_one_line, module_of, run,
                      run_forked, spy, start, train, weights)
-from test_loader import ODD_NAMES, SHARED, classes, photo, save, spoil, unusual
+from test_loader import FAULTY, ODD_NAMES, classes, photo, save, spoil, unusual
 from test_resize import claims
 from torchvision.transforms import v2 as transforms
 
@@ -211,12 +211,12 @@ def test_a_header_that_claims_too_much(width, height, photos, tmp_path):
     assert_one_line(done, 1, "train.py: error: ", str(bad))
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="needs the pictures of ../shared/data/faulty")
+@pytest.mark.skipif(not FAULTY.exists(), reason="needs the pictures of ../shared/data/faulty")
 @pytest.mark.fault(2, 7, 9, 11, 12, 14)
 def test_real_faulty_files_are_read_or_named(photos, tmp_path):
     shutil.copytree(photos, tmp_path / "set")
     named, read = set(), set()
-    for file in sorted((SHARED / "faulty").iterdir()):
+    for file in sorted(FAULTY.iterdir()):
         if file.suffix not in (".png", ".jpg", ".JPEG"):
             continue
         odd = tmp_path / "set/train/b" / file.name

@@ -142,14 +142,18 @@ def test_later_runs_leave_all_files_as_they_are(tmp_path):
 
 
 def explored(speeds, folder, monkeypatch, names=("fused",), **options):
-    """Return (a Session, the row of the set it chose) of runs with these speeds."""
+    """Return (a Session, the row of the set it chose) of runs with these speeds.
+
+    A speed may be (speed, the share of time that steps wait for data).
+    """
     speeds = iter(speeds)
     args = SimpleNamespace(**dict(seconds=1, minutes=60, runs=4, arguments=[]) | options)
     session = whatif.Session(args, folder, folder / "x.py", folder)
 
     def run_once(*_):
         speed = next(speeds)
-        return dict(windows=[dict(seconds=1, steps=speed, samples=speed, wait=0)] * 5, error="",
+        speed, wait = speed if isinstance(speed, tuple) else (speed, 0)
+        return dict(windows=[dict(seconds=1, steps=speed, samples=speed, wait=wait)] * 5, error="",
                     facts=dict(processes=1, training=[0]), memory=None, losses=[1.0] * 20)
     monkeypatch.setattr(whatif, "run_once", run_once)
     monkeypatch.setattr(whatif.Row, "doubt", whatif.ONE_RUN)
@@ -170,6 +174,18 @@ def test_what_gains_in_its_first_run_is_built_upon(tmp_path, monkeypatch):
     assert best.techniques == ("tf32", "fused") and best.ratio(session.rows[0])[0] == 1.17
     assert [row.techniques for row in whatif.chain(best)] == [("tf32", "fused"), ("tf32",)]
     assert not any(row.gains() or "pays" in row.verdict() for row in whatif.chain(best))
+
+
+def test_what_gains_nothing_alone_is_tried_on_top_of_compile(tmp_path, monkeypatch):
+    _, best = explored([100, 100, 150, 160], tmp_path, monkeypatch, ("fused", "compile"), runs=1)
+    assert best.techniques == ("compile", "fused")
+
+
+def test_loading_that_waits_in_the_first_run_only_is_tried_last(tmp_path, monkeypatch):
+    """Files are in memory after it."""
+    speeds = [(100, 0.2), 120, *[130] * 9]
+    session, _ = explored(speeds, tmp_path, monkeypatch, ("workers", "fused"), runs=2)
+    assert [row.name() for row in session.rows[:3]] == ["as it is", "fused", "workers"]
 
 
 def test_a_technique_that_fails_after_some_windows_does_not_pay(tmp_path, monkeypatch):
