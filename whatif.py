@@ -709,8 +709,9 @@ class Run:
         if run.scales:  # called by the scaler
             return type(optimizer).step(optimizer, **kwargs)
         loss = closure() if closure else None  # the scaler takes none; Lightning always gives one
-        if "fused" in run.techniques:  # PyTorch leaves momentum uninitialised if a scaler skips
-            for group in optimizer.param_groups if not optimizer.state else ():  # the first step
+        if "fused" in run.techniques and not optimizer.state:
+            # PyTorch leaves momentum uninitialised if the scaler skips the first step
+            for group in optimizer.param_groups:
                 for weights in group["params"] if group.get("momentum") else ():
                     optimizer.state[weights]["momentum_buffer"] = torch.zeros_like(weights)
         run.scales = True

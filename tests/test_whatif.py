@@ -5,9 +5,10 @@ import re
 import shutil
 import signal
 import sys
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 
 import pytest
+import torch
 from helpers import ROOT, assert_one_line, free_port, processes_of, run, start, torchrun, wait_until
 
 import whatif
@@ -200,6 +201,24 @@ def test_a_technique_that_fails_after_some_windows_does_not_pay(tmp_path, monkey
     session.extra = {}
     row = session.attempt(session.rows[0], "fused")
     assert not row.runs and row.verdict() == "RuntimeError: loss is NaN"
+
+
+def test_float16_with_fused_leaves_out_a_first_step_that_overflows(monkeypatch):
+    """PyTorch would leave SGD's momentum uninitialised."""
+    weights = [torch.nn.Parameter(torch.zeros(1000)) for _ in range(50)]
+    optimizer = torch.optim.SGD(weights, 0.1, momentum=0.9, fused=True)
+    run = SimpleNamespace(techniques=("amp float16", "fused"), scales=False,
+                          scaler=torch.amp.GradScaler("cpu"))
+    monkeypatch.setattr(whatif, "torch", torch, raising=False)  # imported in runs only
+    monkeypatch.setattr(whatif.Run, "active", run)
+    optimizer.step = MethodType(whatif.Run.scaled_step, optimizer)
+    for factor in (float("inf"), 1, 1):
+        optimizer.zero_grad()
+        run.scaler.scale(sum(factor * each.sum() for each in weights)).backward()
+        del [torch.full((1000,), float("nan")) for _ in range(50)][:]  # for what is uninitialised
+        optimizer.step()
+    for each in weights:
+        assert torch.allclose(each, torch.tensor(-0.1 - 0.19))
 
 
 def test_processes_that_the_script_spawns(tmp_path):
