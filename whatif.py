@@ -1471,6 +1471,8 @@ def report(session, best):
 def write_record(session, best):
     """Write what was measured to the file of --json."""
     args, plain = session.args, session.rows[0]
+    for run in (run for row in session.rows for run in row.runs):  # JSON has no NaN
+        run["losses"] = [loss if math.isfinite(loss) else None for loss in run["losses"]]
     rows = [dict(name=row.name(), verdict=row.verdict(), runs=row.runs) | (
         dict(zip(("ratio", "spread"), row.ratio(plain)), rate=row.rate()) if row.runs else {})
         for row in session.rows]

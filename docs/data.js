@@ -1941,17 +1941,17 @@ const DATA = {
 "warning": "",
 "limits": [],
 "title": "resnet50, 224 px, imagenet_copies, batch 256; 1x NVIDIA H100 80GB HBM3",
-"setting": "1x NVIDIA H100 80GB HBM3, driver 580.159.04, CUDA 13.0, cuDNN 92400; 16 cores of Intel(R) Xeon(R) Processor; lmdb 3.0.0, nvidia-dali-cuda120 2.4.0, torch 2.14.1, torchvision 0.29.2, Python 3.12.3; 2026-11-25; `./running.sh 4 data/imagenet_copies --part staircase --without LMDB --without cache --minutes 7.5 --result_dir results/h100-resnet50 -- --model resnet50 --image_size 224 --augment resized --batch_size 256 --compile_mode reduce-overhead`",
+"setting": "1x NVIDIA H100 80GB HBM3, driver 580.159.04, CUDA 13.0, cuDNN 92400; 16 cores of Intel(R) Xeon(R) Processor; lmdb 3.0.0, nvidia-dali-cuda120 2.4.0, torch 2.14.1, torchvision 0.29.2, Python 3.12.3; 2026-11-26; `./running.sh 4 data/imagenet_copies --part staircase --without LMDB --without cache --minutes 20 --result_dir results/h100-resnet50 -- --model resnet50 --image_size 224 --augment resized --batch_size 256 --compile_mode reduce-overhead`",
 "rows": [
 {
 "techniques": [],
 "note": "",
-"speed": 1055.4203191051834,
-"value": "top-1 6.67%",
-"least": 956.6780394719309,
-"most": 1118.5837542923257,
-"epochs": 9,
-"runs": 3,
+"speed": 1505.9178919220233,
+"value": "top-1 10.00%",
+"least": 1419.9525181332256,
+"most": 1577.5314675664129,
+"epochs": 21,
+"runs": 7,
 "ratio": "1.00x"
 },
 {
@@ -1959,13 +1959,13 @@ const DATA = {
 "DALI"
 ],
 "note": "",
-"speed": 1686.48278726343,
-"value": "top-1 10.00%",
-"least": 1678.937047182302,
-"most": 1687.7537515720933,
-"epochs": 3,
-"runs": 1,
-"ratio": "1.65x \u00b10.33"
+"speed": 1737.7300703790052,
+"value": "top-1 3.33%",
+"least": 1725.9001755193613,
+"most": 1750.1456861306324,
+"epochs": 9,
+"runs": 3,
+"ratio": "1.17x \u00b10.03"
 },
 {
 "techniques": [
@@ -1973,13 +1973,13 @@ const DATA = {
 "channels_last"
 ],
 "note": "",
-"speed": 2041.0542607143934,
-"value": "top-1 3.33%",
-"least": 2031.0818699895483,
-"most": 2172.486023545005,
-"epochs": 3,
-"runs": 1,
-"ratio": "1.99x \u00b10.40"
+"speed": 2308.623157099836,
+"value": "top-1 10.00%",
+"least": 2270.7966665194676,
+"most": 2324.302404790083,
+"epochs": 9,
+"runs": 3,
+"ratio": "1.55x \u00b10.05"
 },
 {
 "techniques": [
@@ -1988,13 +1988,13 @@ const DATA = {
 "channels_last"
 ],
 "note": "",
-"speed": 3467.381923446783,
+"speed": 3717.624943400344,
 "value": "top-1 10.00%",
-"least": 3456.383602089572,
-"most": 3631.5469586867953,
-"epochs": 3,
-"runs": 1,
-"ratio": "3.36x \u00b10.67"
+"least": 3578.9229617271917,
+"most": 3874.49770046858,
+"epochs": 12,
+"runs": 4,
+"ratio": "2.49x \u00b10.08"
 },
 {
 "techniques": [
@@ -2004,13 +2004,13 @@ const DATA = {
 "compile"
 ],
 "note": "",
-"speed": 4122.8862316601235,
+"speed": 4292.02297223013,
 "value": "top-1 10.00%",
-"least": 4035.489493629111,
-"most": 4181.731282999264,
-"epochs": 3,
-"runs": 1,
-"ratio": "3.97x \u00b10.79"
+"least": 4184.1730065282345,
+"most": 4394.890773434972,
+"epochs": 12,
+"runs": 4,
+"ratio": "2.87x \u00b10.07"
 },
 {
 "techniques": [
@@ -2021,13 +2021,13 @@ const DATA = {
 "cudnn"
 ],
 "note": "",
-"speed": 4112.2416190294525,
-"value": "top-1 10.00%",
-"least": 4108.417296871409,
-"most": 4130.189810374805,
+"speed": 4329.266588660117,
+"value": "top-1 16.67%",
+"least": 4315.174783796859,
+"most": 4341.731181770372,
 "epochs": 3,
 "runs": 1,
-"ratio": "3.94x \u00b10.79"
+"ratio": "2.89x \u00b10.15"
 },
 {
 "techniques": [
@@ -2038,13 +2038,13 @@ const DATA = {
 "fused"
 ],
 "note": "",
-"speed": 3855.2500040163327,
+"speed": 4494.714249806533,
 "value": "top-1 6.67%",
-"least": 3752.763000390175,
-"most": 4207.39126434359,
-"epochs": 3,
-"runs": 1,
-"ratio": "3.67x \u00b10.73"
+"least": 4335.955973189462,
+"most": 4615.103213989051,
+"epochs": 21,
+"runs": 7,
+"ratio": "2.98x \u00b10.09"
 },
 {
 "techniques": [
@@ -2052,10 +2052,35 @@ const DATA = {
 "amp",
 "channels_last",
 "compile",
+"cudnn",
+"fused"
+],
+"note": "",
+"speed": 4407.853408529463,
+"value": "top-1 13.33%",
+"least": 4244.685813323976,
+"most": 4606.335378820161,
+"epochs": 12,
+"runs": 4,
+"ratio": "2.92x \u00b10.11"
+},
+{
+"techniques": [
+"DALI",
+"amp",
+"channels_last",
+"compile",
+"fused",
 "stem"
 ],
 "note": "",
-"problem": "SKIP: time: it does not fit into the 7.5 minutes (--minutes)"
+"speed": 4329.155745204791,
+"value": "top-1 13.33%",
+"least": 4257.558617074701,
+"most": 4505.927666993255,
+"epochs": 12,
+"runs": 4,
+"ratio": "2.87x \u00b10.10"
 }
 ]
 },
