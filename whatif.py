@@ -1461,6 +1461,9 @@ def report(session, best):
         say(f"  {name}{note}\n        {advice(name, facts, session.extra)}")
     if len(best.techniques) > 1:
         say("\nTogether, {}: {:.2f}x +- {:.2f}".format(best.name(), *best.ratio(plain)))
+    if best.mean("wait") > WAITS and not waits_for_data(session.rows):
+        say(f"\nWith {best.name()}, steps wait for data {best.mean('wait'):.0%} of the time: faster "
+            "loading is next.")
     if session.left_out:
         say("\nNot tried")
     for why in dict.fromkeys(session.left_out.values()):

@@ -189,6 +189,14 @@ def test_loading_that_waits_in_the_first_run_only_is_tried_last(tmp_path, monkey
     assert [row.name() for row in session.rows[:3]] == ["as it is", "fused", "workers"]
 
 
+def test_it_tells_that_steps_wait_for_data_after_a_gain(tmp_path, monkeypatch, capsys):
+    session, best = explored([100, (150, 0.3)], tmp_path, monkeypatch, runs=1)
+    session.facts |= dict(device="cpu", lines=[], training=[], seen=[], models=[],
+                          optimizers=[dict(at="x.py:1", text="SGD()")])
+    whatif.report(session, best)
+    assert "With fused, steps wait for data 30% of the time" in capsys.readouterr().out
+
+
 def test_a_technique_that_fails_after_some_windows_does_not_pay(tmp_path, monkeypatch):
     window = dict(seconds=1, steps=10, samples=10, wait=0)
     facts = dict(processes=1, training=[0])
