@@ -86,8 +86,8 @@ TECHNIQUES = {
         watch: it gains more with amp; .view() in a layer may have to be .reshape()""",
     "fused": """{optimizers}
             fused=True
-        watch: load_state_dict of an old checkpoint turns it off again; with amp float16, SGD's
-        momentum has to be made before the first step, as in the whole""",
+        watch: load_state_dict of an old checkpoint turns it off again; with amp float16, create
+        SGD's momentum before the first step, as train_fused.py does""",
     "cudnn": """at the top
             torch.backends.cudnn.benchmark = True
         watch: it tries every new input size; runs differ in the last bits""",
@@ -384,7 +384,7 @@ class Run:
                            lambda windows: self.send(windows=windows), self.compiled)
         self.facts = dict(optimizers=[], seen=[], lines=[], busy=None)
         self.models, self.loaders = {}, {}  # what is known of each; loaders by number
-        self.losses, self.optimizers = [], []
+        self.losses, self.optimizers, self.fused = [], [], []
         self.called = {}  # of models, by id: (their name, where an optimizer of theirs is made)
         self.lead = None  # the optimizer whose steps are counted
         self.others = collections.Counter()  # steps of the others since its last one, by id
@@ -668,6 +668,11 @@ class Run:
         return original(tensors, grad_tensors, *rest, **options)
 
     def scale(self, original, scaler, outputs):
+        for optimizer in self.fused:
+            # PyTorch leaves momentum uninitialised if the scaler skips the first step
+            for group in () if optimizer.state else optimizer.param_groups:
+                for weights in group["params"] if group.get("momentum") else ():
+                    optimizer.state[weights]["momentum_buffer"] = torch.zeros_like(weights)
         scaled = original(scaler, outputs)
         if isinstance(scaled, torch.Tensor) and scaler is not self.scaler and scaler.is_enabled():
             self.see("amp")
@@ -685,6 +690,7 @@ class Run:
         if "fused" in self.techniques and "fused" in defaults:
             defaults |= dict(fused=True, foreach=None)
             optimizer._step_supports_amp_scaling = True
+            self.fused.append(optimizer)
         original(optimizer, params, defaults)
         weights = {id(each) for group in optimizer.param_groups for each in group["params"]}
         for depth, _ in enumerate(self.frames()):  # a function that makes it may not know the model
@@ -709,11 +715,6 @@ class Run:
         if run.scales:  # called by the scaler
             return type(optimizer).step(optimizer, **kwargs)
         loss = closure() if closure else None  # the scaler takes none; Lightning always gives one
-        if "fused" in run.techniques and not optimizer.state:
-            # PyTorch leaves momentum uninitialised if the scaler skips the first step
-            for group in optimizer.param_groups:
-                for weights in group["params"] if group.get("momentum") else ():
-                    optimizer.state[weights]["momentum_buffer"] = torch.zeros_like(weights)
         run.scales = True
         run.scaler.step(optimizer, **kwargs)
         run.scales = False
@@ -1225,11 +1226,11 @@ def chain(row):
 
 
 def explore(session, wanted):
-    """Measure each technique alone, then together with those that pay, the best first.
+    """Measure each technique alone, then one on top of another, as long as they gain.
 
-    compile comes after the others that gain alone, because it starts slowly: a set as fast without
-    it is better. What does not gain alone comes last. Return the row of the best set, with the
-    script's own loading or with the workers that pay.
+    Loading comes first, or last if the script hardly waits for data. On top of another, what
+    gained most comes first, and compile after the others that gained, because it starts slowly: a
+    set as fast without it is better. Return the row of the best set, with real loading.
     """
     plain = best = session.rows[0]
     loads = [name for name in wanted if name in ("no_loading", "workers")]
@@ -1474,11 +1475,11 @@ def report(session, best):
 def write_record(session, best):
     """Write what was measured to the file of --json."""
     args, plain = session.args, session.rows[0]
-    for run in (run for row in session.rows for run in row.runs):  # JSON has no NaN
-        run["losses"] = [loss if math.isfinite(loss) else None for loss in run["losses"]]
     rows = [dict(name=row.name(), verdict=row.verdict(), runs=row.runs) | (
         dict(zip(("ratio", "spread"), row.ratio(plain)), rate=row.rate()) if row.runs else {})
         for row in session.rows]
+    for run in (run for row in rows for run in row["runs"]):  # JSON has no NaN
+        run["losses"] = [loss if math.isfinite(loss) else None for loss in run["losses"]]
     args.json.write_text(json.dumps(dict(
         date=time.strftime("%Y-%m-%d"), command=shlex.join(["python", *sys.argv]),
         script=str(args.script), arguments=args.arguments, unit=session.unit, best=best.name(),

@@ -83,8 +83,9 @@ def changed(text, technique, about):
         text = replaced(text, "\ndef main():", f"\n{CACHED}\n\ndef main():")
         return replaced(text, "in enumerate(train_loader):", "in enumerate(cached(train_loader)):")
     if kind == "fused":
-        return replaced(text, "weight_decay=args.weight_decay)",
-                        "weight_decay=args.weight_decay, fused=True)")
+        return replaced(text, "weight_decay=args.weight_decay)", (
+            "weight_decay=args.weight_decay, fused=True)\n    for one in model.parameters():\n"
+            "        optimizer.state[one]['momentum_buffer'] = torch.zeros_like(one)"))
     return above_optimizer(text, {
         "compile": f"{model}.compile()",
         "compile reduce-overhead": f'{model}.compile(mode="reduce-overhead")',
@@ -161,8 +162,7 @@ def markdown(found):
         "`by hand` is a copy of the script that was changed as whatif.py says and ran once without "
         "whatif.py: its speed, then how many times as fast it is as the script as it is (the mean "
         "by hand). `apart`: how far the gain by hand is from the forecast.",
-        "`n` is the number of runs, ± the uncertainty of 95 %: an assumed 20 % if no row ran "
-        "twice.",
+        "`n` is the number of runs, ± the uncertainty of 95 %.",
         [f"- Not tried: {name}: {why}" for name, why in found["left_out"].items()],
         f"{machine(facts)}{cores}; torch {facts['torch']}, Python {facts['python']}; "
         f"{found['date']}; `{found['command']}`"], [])
@@ -172,7 +172,7 @@ def shows(found):
     """Return (machine, workload, what it shows, date), as tools/report.py asks for."""
     facts, base = found["facts"], statistics.mean(found["plain_by_hand"])
     row = next(each for each in found["rows"] if each["name"] == found["best"])
-    told = f"{found['best']}: {row['ratio']:.2f}x"
+    told = f"{found['best']}: {report.gain(row)}"
     told += f", by hand {row['by_hand'] / base:.2f}x" if "by_hand" in row else ""
     batches = [facts["loaders"][number]["batch"] for number in facts["training"]]
     what = [found["script"], *(model["kind"] for model in facts["models"]),

@@ -197,11 +197,11 @@ def test_the_table_of_a_forecast():
         "pays (1.10x of amp) |",
         "| compile |  |  |  |  |  |  |  |  | RuntimeError: no compiler |"]
     assert "2,000 samples/s by whatif.py; 90, 110 by hand" in text
-    assert "`n` is the number of runs, ± the uncertainty of 95 %: " in text
+    assert "`n` is the number of runs, ± the uncertainty of 95 %." in text
     assert "\n- Not tried: tf32: it needs an NVIDIA GPU\n" in text
     assert "2 cores; torch 2.14.1, Python 3.12.1; 2026-11-24; `python whatif.py main.py`" in text
     assert shows(found) == ("2 cores", "mnist/main.py, Net, batch 64",
-                            "amp + fused: 1.65x, by hand 1.50x", "2026-11-24")
+                            "amp + fused: 1.65x ±0.01, by hand 1.50x", "2026-11-24")
 
 
 def test_marked_parts_of_pages_are_made_anew(root):

@@ -148,7 +148,8 @@ def explored(speeds, folder, monkeypatch, names=("fused",), **options):
     A speed may be (speed, the share of time that steps wait for data).
     """
     speeds = iter(speeds)
-    args = SimpleNamespace(**dict(seconds=1, minutes=60, runs=4, arguments=[]) | options)
+    args = SimpleNamespace(**dict(
+        seconds=1, minutes=60, runs=4, arguments=[], script="x.py") | options)
     session = whatif.Session(args, folder, folder / "x.py", folder)
 
     def run_once(*_):
@@ -215,18 +216,27 @@ def test_float16_with_fused_leaves_out_a_first_step_that_overflows(monkeypatch):
     """PyTorch would leave SGD's momentum uninitialised."""
     weights = [torch.nn.Parameter(torch.zeros(1000)) for _ in range(50)]
     optimizer = torch.optim.SGD(weights, 0.1, momentum=0.9, fused=True)
-    run = SimpleNamespace(techniques=("amp float16", "fused"), scales=False,
-                          scaler=torch.amp.GradScaler("cpu"))
+    run = SimpleNamespace(fused=[optimizer], scales=False, scaler=torch.amp.GradScaler("cpu"))
     monkeypatch.setattr(whatif, "torch", torch, raising=False)  # imported in runs only
     monkeypatch.setattr(whatif.Run, "active", run)
     optimizer.step = MethodType(whatif.Run.scaled_step, optimizer)
     for factor in (float("inf"), 1, 1):
         optimizer.zero_grad()
-        run.scaler.scale(sum(factor * each.sum() for each in weights)).backward()
+        loss = sum(factor * each.sum() for each in weights)
+        whatif.Run.scale(run, torch.amp.GradScaler.scale, run.scaler, loss).backward()
         del [torch.full((1000,), float("nan")) for _ in range(50)][:]  # for what is uninitialised
         optimizer.step()
     for each in weights:
         assert torch.allclose(each, torch.tensor(-0.1 - 0.19))
+
+
+def test_a_record_with_losses_that_are_not_finite(tmp_path, monkeypatch):
+    session, best = explored([100, 150], tmp_path, monkeypatch, runs=1, json=tmp_path / "x.json")
+    session.rows[1].runs[0]["losses"][3] = float("nan")
+    session.unit = "samples"
+    whatif.write_record(session, best)
+    row = json.loads(session.args.json.read_text())["rows"][1]
+    assert row["runs"][0]["losses"][3] is None and row["verdict"].startswith("other losses")
 
 
 def test_processes_that_the_script_spawns(tmp_path):
