@@ -64,7 +64,7 @@ TRIAL = "WHATIF_TRIAL"  # the variable that tells a process how to run the scrip
 RANKS = int(os.environ.get("WORLD_SIZE", 1))  # processes that torchrun has started
 RANK = int(os.environ.get("RANK", 0)) if RANKS > 1 else 0
 
-# what to write for each technique, with names and places of the script, and what to watch
+# in the order of their first runs: what to write for each technique, and what to watch
 TECHNIQUES = {
     "no_loading": """load faster, or keep the decoded data in memory
         the whole: src/train_cache.py, train_DALI.py, train_LMDB.py in pytorch-speedup""",
@@ -76,9 +76,6 @@ TECHNIQUES = {
                 {statement}
             {output}
         watch: compare the accuracy of a whole training""",
-    "compile": """{below}
-            {model}.compile()
-        watch: it compiles in the first step, and again for a new shape""",
     "channels_last": """{below}
             {model}.to(memory_format=torch.channels_last)
         {call}
@@ -88,6 +85,9 @@ TECHNIQUES = {
             fused=True
         watch: load_state_dict of an old checkpoint turns it off again; with amp float16, create
         SGD's momentum before the first step, as train_fused.py does""",
+    "compile": """{below}
+            {model}.compile()
+        watch: it compiles in the first step, and again for a new shape""",
     "cudnn": """at the top
             torch.backends.cudnn.benchmark = True
         watch: it tries every new input size; runs differ in the last bits""",
