@@ -1120,55 +1120,6 @@ const DATA = {
 ]
 ]
 ]
-},
-"stem": {
-"group": "Computing",
-"title": "the first convolution of a ResNet",
-"guide": "techniques.md#train_stempy-the-first-convolution-of-a-resnet",
-"launcher": "python ",
-"added": 26,
-"hunks": [
-[
-117,
-117,
-[
-"# new #",
-"# tensor cores work best on 8 channels or more; 2x2 blocks of RGB have 12, padded to 16",
-"class BlockConv2d(nn.Conv2d):",
-"    \"\"\"A convolution of stride 2, computed with stride 1 over 2x2 blocks: the same result.\"\"\"",
-"    def forward(self, images):",
-"        (pad_y, pad_x), (height, width) = self.padding, images.shape[2:]",
-"        more = 4 - self.in_channels  # channels of zeros: 4 channels are 16 in a block",
-"        images = nn.functional.pad(",
-"            images, (pad_x, pad_x + width % 2, pad_y, pad_y + height % 2, 0, more))",
-"        weight = nn.functional.pad(self.weight, (0, 1, 0, 1, 0, more))",
-"        # pixel_unshuffle returns another layout; set channels_last again if it was there",
-"        is_last = 1 in (images.stride(1), weight.stride(1))",
-"        layout = torch.channels_last if is_last else torch.contiguous_format",
-"        images, weight = (nn.functional.pixel_unshuffle(each, 2).contiguous(memory_format=layout)",
-"                          for each in (images, weight))",
-"        return nn.functional.conv2d(images, weight, self.bias)",
-""
-]
-],
-[
-189,
-189,
-[
-"",
-"    # new #",
-"    # only the class of a layer changes, not its weights or name, so checkpoints fit every script",
-"    found = [layer for layer in model.modules() if type(layer) is nn.Conv2d",
-"             and layer.in_channels < 5 and layer.stride == (2, 2) and layer.dilation == (1, 1)",
-"             and layer.groups == 1 and layer.padding_mode == \"zeros\" and layer.padding != \"valid\"",
-"             and all(side % 2 and side > 1 for side in layer.kernel_size)]",
-"    for layer in found:",
-"        layer.__class__ = BlockConv2d",
-"    if not found:",
-"        print(f\"{script}: no layer of this model can be changed\", flush=True)"
-]
-]
-]
 }
 },
 "choices": [
@@ -1189,9 +1140,6 @@ const DATA = {
 ],
 [
 "progressive"
-],
-[
-"stem"
 ],
 [
 "DALI",
@@ -2063,24 +2011,6 @@ const DATA = {
 "epochs": 12,
 "runs": 4,
 "ratio": "2.92x \u00b10.11"
-},
-{
-"techniques": [
-"DALI",
-"amp",
-"channels_last",
-"compile",
-"fused",
-"stem"
-],
-"note": "",
-"speed": 4329.155745204791,
-"value": "top-1 13.33%",
-"least": 4257.558617074701,
-"most": 4505.927666993255,
-"epochs": 12,
-"runs": 4,
-"ratio": "2.87x \u00b10.10"
 }
 ]
 },
@@ -2241,19 +2171,6 @@ const DATA = {
 "epochs": 16,
 "runs": 4,
 "ratio": "3.77x \u00b10.33"
-},
-{
-"techniques": [
-"amp",
-"cache",
-"channels_last",
-"compile",
-"cudnn",
-"fused",
-"stem"
-],
-"note": "",
-"problem": "SKIP: no layer of this model can be changed"
 }
 ]
 },

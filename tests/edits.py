@@ -722,7 +722,7 @@ LOOPS = [
 
 """)], either="DDP"),
     Edit("train_one_epoch()", "loop", [lambda text: split_loop(text)],
-         refused="amp channels_last profile progressive stem"),
+         refused="amp channels_last profile progressive"),
     Edit("deterministic algorithms", "loop", [after(SEED, """\
     torch.use_deterministic_algorithms(True)
 """)]),
@@ -871,7 +871,7 @@ RENAMINGS = [
     Edit("net renamed", "renaming", [rename("net", "ddp_model")], refused="amp compile",
          said="DDP DP"),
     Edit("model renamed", "renaming", [rename("model", "network")],
-         refused="compile fused", said="channels_last", differs="DDP stem"),
+         refused="compile fused", said="channels_last", differs="DDP"),
     Edit("optimizer renamed", "renaming", [rename("optimizer", "opt")],
          refused="amp", said="fused"),
     Edit("scheduler renamed", "renaming", [rename("scheduler", "lr_schedule")]),
@@ -946,7 +946,7 @@ TEXTS = [
     Edit("type hints", "text", [
          ("def load_image(path):", "def load_image(path: str) -> Image.Image:"),
          ("def conv11(width, classes):", "def conv11(width: int, classes: int) -> nn.Module:"),
-         ("def main():", "def main() -> None:")], refused="profile stem"),
+         ("def main():", "def main() -> None:")], refused="profile"),
     Edit("loss made before the model", "text", [(LOSS, ""), before(
          "    classes = len(train_set.classes)\n", LOSS + "\n")]),
     Edit("validation's loader first", "text", [

@@ -108,7 +108,7 @@ def test_groups_follow_from_the_scripts(project):
     assert found.stdout.strip() == str(
         {"data": [["DALI", "LMDB", "cache"]],
          "compute": [["amp"], ["channels_last"], ["compile"], ["cudnn"], ["fused"],
-                     ["progressive"], ["stem"]],
+                     ["progressive"]],
          "parallel": [["DDP", "DP"]]}), found.stderr
     # a new technique is one new file
     text = re.sub("# new #\n *# .*", "# new #\n    # mine", (SRC / "train_cudnn.py").read_text())

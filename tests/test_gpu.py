@@ -12,7 +12,7 @@ import torch
 from helpers import ROOT, SRC, TINY, edited, load_checkpoint, run, same_bits, torchrun, weights
 from test_compose import PAIRS, SETS, WHOLE
 from test_ddp import without_batch_norm
-from test_variants import assert_equal_epochs, composed, in_float64
+from test_variants import composed
 
 GPUS = torch.cuda.device_count()
 ONE_PROCESS = sorted(path for path in SRC.glob("train*.py")
@@ -111,17 +111,6 @@ def test_checkpoints_resume_across_variants(digits, tmp_path):
         record, _ = train(to, "--dataset", digits, *TINY, "--result_dir", tmp_path / "b",
                           "--resume", tmp_path / "a" / f"{source.stem}.pt")
         assert len(record["epochs"]) == 2
-
-
-@pytest.mark.gpu
-def test_the_stem_compiled_is_the_baselines_in_float64(digits, tmp_path):
-    script = in_float64(composed(tmp_path, "channels_last", "compile", "stem"), tmp_path)
-    options = ["--dataset", digits, *TINY, "--model", "resnet18", "--image_size", 64,
-               "--result_dir", tmp_path]
-    one, _ = train(in_float64("train", tmp_path), *options)
-    other, output = train(script, *options)
-    assert "no layer of this model" not in output
-    assert_equal_epochs(one, other)
 
 
 @pytest.mark.gpu

@@ -220,6 +220,9 @@ def test_marked_parts_of_pages_are_made_anew(root):
     assert "| loader_DALI | warm | 90 (90 to 99) | 9.00x |" in text
     (root / "README.md").write_text(text)
     assert report.pages()[root / "README.md"] == text
+    # a technique of a record that is no longer there
+    (root / "docs" / "techniques.md").write_text("### train_amp.py: what it is\n")
+    assert "train_fused.py" not in report.pages()[root / "README.md"]
 
 
 def test_each_folder_of_results_holds_one_record_without_paths_of_the_machine():

@@ -1,7 +1,6 @@
 """Each technique's own promises: equal to the baseline, and what it adds."""
 
 import gzip
-import itertools
 import json
 import re
 import sys
@@ -9,8 +8,8 @@ import sys
 import compose
 import pytest
 import torch
-from helpers import (SRC, TINY, assert_one_line, edited, learned, load_checkpoint, module_of, run,
-                     run_forked, same_bits, spy, train, weights)
+from helpers import (SRC, TINY, assert_one_line, edited, learned, load_checkpoint, run, run_forked,
+                     same_bits, spy, train, weights)
 from torchvision.transforms import v2 as transforms
 
 SGD = "torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True)"
@@ -73,41 +72,6 @@ def test_training_computes_in_bfloat16_and_validation_in_float32(script, digits,
                "--result_dir", tmp_path)
     assert {scores.dtype for scores in seen("Linear", False)} == {torch.float32}
     assert {scores.dtype for scores in seen("Linear", True)} == {torch.bfloat16}
-
-
-# -------------------------------------------------------------------------------------- stem
-@pytest.mark.parametrize("model, size, changes", [
-    ("resnet18", 33, True), ("squeezenet1_1", 40, True), ("mobilenet_v3_small", 32, True),
-    ("conv11", 32, False)])
-def test_the_stem_is_the_baselines_in_float64(model, size, changes, digits, tmp_path):
-    """Also for images of odd size, and for a model without such a layer."""
-    options = ["--dataset", digits, *TINY, "--epochs", 1, "--steps", 2, "--batch_size", 8,
-               "--model", model, "--image_size", size, "--width", 8, "--lr", 0.01, "--result_dir",
-               tmp_path]
-    one, _ = train(in_float64("train", tmp_path), *options)
-    other, output = train(in_float64("train_stem", tmp_path), *options)
-    assert ("no layer of this model can be changed" in output) != changes
-    assert_equal_epochs(one, other)
-    assert list(weights(tmp_path, "train")) == list(weights(tmp_path, "train_stem"))
-
-
-@pytest.mark.parametrize("channels, kernel, padding", [
-    (3, 3, 1), (3, 7, 3), (3, 5, 0), (1, 3, 1), (4, 3, (1, 0)), (3, (3, 5), 2)])
-def test_a_convolution_over_blocks_is_torchs(channels, kernel, padding):
-    """Values and gradients for even and odd sizes, in both memory formats."""
-    block = module_of(SRC / "train_stem.py").BlockConv2d
-    layers = [torch.nn.Conv2d(channels, 5, kernel, 2, padding).double() for _ in range(2)]
-    layers[1].load_state_dict(layers[0].state_dict())
-    layers[1].__class__ = block
-    for height, width, layout in itertools.product(
-            (8, 9), (10, 13), (torch.contiguous_format, torch.channels_last)):
-        images = torch.randn(2, channels, height, width, dtype=torch.float64).to(
-            memory_format=layout)
-        outputs = [layer(images) for layer in layers]
-        torch.testing.assert_close(*outputs)
-        gradients = [torch.autograd.grad(output.square().sum(), layer.parameters())
-                     for output, layer in zip(outputs, layers)]
-        torch.testing.assert_close(*gradients)
 
 
 # ----------------------------------------------------------------------------------- compile

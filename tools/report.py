@@ -530,9 +530,10 @@ def pays_part(words, up):
         columns.append({row["column"].removeprefix("+"): (
             f"**{times}**" if verdict(row) == "kept" and float(times[:-1]) >= PAYS else times)
             for row, _, times in gains(rows)})  # of one tried again, the last counts
-    names = dict.fromkeys(name for column in columns for name in column)  # as they were tried
     titles = dict(re.findall(r"^### train_(\w+)\.py: (.*)$",
                              (ROOT / "docs" / "techniques.md").read_text(), re.MULTILINE))
+    # as they were tried, without those that are gone
+    names = dict.fromkeys(name for column in columns for name in column if name in titles)
     return table(f"| {' | '.join(head)} |", [
         *([f"[{name}]({up}src/train_{name}.py): {titles[name]}",
            *(column.get(name, "") for column in columns)] for name in names), together])

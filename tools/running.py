@@ -161,8 +161,6 @@ def run(techniques, options, folder, processes, check):
         seconds = time.monotonic() - started
         if line and line.startswith("epoch ") and not sys.stdout.isatty():
             say(f"        {line}")
-        if line and (idle := re.match(r"\w+: (no .* can be changed)", line)):
-            raise GiveUp(idle[1])
         check(progress, seconds)
         show(under_way(progress, seconds, epochs))
     try:

@@ -86,7 +86,8 @@ def records():
             folder=folder, family=family, file=f"{kind}.json", warning=warning, limits=limits,
             title=f"{report.workload(rows[0])}; {report.place(rows[0])}",
             setting=report.setting(rows[0]),
-            rows=[measured(family, row, rows) for row in rows]))
+            rows=[measured(family, row, rows) for row in rows  # without techniques that are gone
+                  if {*row.get("techniques", [])} <= {*compose.TECHNIQUES}]))
     return sorted(found, key=lambda record: bool(record["warning"]))
 
 
