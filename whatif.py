@@ -53,7 +53,6 @@ LOSSES = 100  # the most losses of a run that are compared with the plain run's
 CACHED = 8  # batches that a run without loading repeats
 PAYS = 1.02  # a smaller gain counts as no difference
 CLEAR = 0.1  # the largest uncertainty with which "no difference" can be said
-LIKELY = 1.05  # after one run, a larger gain may well pay
 MOVED = 1.1  # if the script's own runs differ more, the report says so
 ONE_RUN = 0.2  # the uncertainty of one comparison if nothing is known of the machine
 STEADY = 0.005  # the least standard deviation of a ratio
@@ -64,7 +63,7 @@ TRIAL = "WHATIF_TRIAL"  # the variable that tells a process how to run the scrip
 RANKS = int(os.environ.get("WORLD_SIZE", 1))  # processes that torchrun has started
 RANK = int(os.environ.get("RANK", 0)) if RANKS > 1 else 0
 
-# in the order of their first runs: what to write for each technique, and what to watch
+# in the order of the runs: what to write for each technique, and what to watch
 TECHNIQUES = {
     "no_loading": """load faster, or keep the decoded data in memory
         the whole: src/train_cache.py, train_DALI.py, train_LMDB.py in pytorch-speedup""",
@@ -76,24 +75,6 @@ TECHNIQUES = {
                 {statement}
             {output}
         watch: compare the accuracy of a whole training""",
-    "channels_last": """{below}
-            {model}.to(memory_format=torch.channels_last)
-        {call}
-            the images before: .to(memory_format=torch.channels_last)
-        watch: it gains more with amp; .view() in a layer may have to be .reshape()""",
-    "fused": """{optimizers}
-            fused=True
-        watch: load_state_dict of an old checkpoint turns it off again; with amp float16, create
-        SGD's momentum before the first step, as train_fused.py does""",
-    "compile": """{below}
-            {model}.compile()
-        watch: it compiles in the first step, and again for a new shape""",
-    "cudnn": """at the top
-            torch.backends.cudnn.benchmark = True
-        watch: it tries every new input size; runs differ in the last bits""",
-    "tf32": """at the top
-            torch.set_float32_matmul_precision("high")
-        watch: products in float32 keep 10 bits of mantissa: compare the accuracy""",
     "amp float16": """{call}
             with torch.autocast("{device}", torch.float16):
                 {statement}
@@ -103,9 +84,27 @@ TECHNIQUES = {
         for loss.backward() and optimizer.step()
             scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
         watch: clip gradients after scaler.unscale_(optimizer); save the scaler's state""",
+    "channels_last": """{below}
+            {model}.to(memory_format=torch.channels_last)
+        {call}
+            the images before: .to(memory_format=torch.channels_last)
+        watch: it gains more with amp; .view() in a layer may have to be .reshape()""",
+    "compile": """{below}
+            {model}.compile()
+        watch: it compiles in the first step, and again for a new shape""",
     "compile reduce-overhead": """{below}
             {model}.compile(mode="reduce-overhead")
         watch: shapes must not change; it takes memory""",
+    "fused": """{optimizers}
+            fused=True
+        watch: load_state_dict of an old checkpoint turns it off again; with amp float16, create
+        SGD's momentum before the first step, as train_fused.py does""",
+    "cudnn": """at the top
+            torch.backends.cudnn.benchmark = True
+        watch: it tries every new input size; runs differ in the last bits""",
+    "tf32": """at the top
+            torch.set_float32_matmul_precision("high")
+        watch: products in float32 keep 10 bits of mantissa: compare the accuracy""",
     "batch": """{loader}
             a batch {times} times as large
         watch: this is another training: tune the learning rate again""",
@@ -1026,6 +1025,11 @@ class Row:
     def name(self):
         return " + ".join(self.techniques) or "as it is"
 
+    def label(self):
+        """Return what the row adds to the set before it: "+ compile"."""
+        base = self.base.techniques if self.base else ()
+        return "+ " * bool(base) + (" + ".join(self.techniques[len(base):]) or "as it is")
+
     def rate(self):
         """Return the median samples/s (steps/s without a DataLoader) of all windows."""
         return statistics.median(rate for run in self.runs for rate in run["rates"])
@@ -1213,10 +1217,18 @@ class Session:
         say(line_of(row, self.rows[0]))
         return row
 
-    def settle(self, row, then=0):
-        """Run a row and its base by turns until it is settled; keep time for `then` more runs."""
+    def climb(self, top, choices, then=0):
+        """Try each choice, names of one kind, on top of what gained; return the last set."""
+        for names in choices:
+            rows = [self.attempt(top, name, then=then) for name in names]
+            rows = [row for row in rows if row.is_kept() and row.techniques[-1] not in OTHER_DATA]
+            top = max(rows, key=lambda row: row.ratio()[0], default=top)
+        return top
+
+    def settle(self, row):
+        """Run a row and its base by turns until it is settled."""
         while row.runs and not row.is_settled() and len(row.runs) < self.args.runs:
-            if not (self.has_time(2 + then) and self.measure(row.base) and self.measure(row)):
+            if not (self.has_time(2) and self.measure(row.base) and self.measure(row)):
                 break
 
 
@@ -1225,57 +1237,51 @@ def chain(row):
     return [row, *chain(row.base)] if row.base else []
 
 
-def explore(session, wanted):
-    """Measure each technique alone, then one on top of another, as long as they gain.
+def can_join(row, top):
+    """Return whether the last technique of a row may gain on top of the set `top`, too."""
+    name = row.techniques[-1]
+    return name not in OTHER_DATA and kind(name) not in map(kind, top.techniques) and not (
+        row.has_other_losses() or row.verdict().startswith("slower"))
 
-    Loading comes first, or last if the script hardly waits for data. On top of another, what
-    gained most comes first, and compile after the others that gained, because it starts slowly: a
-    set as fast without it is better. Return the row of the best set, with real loading.
+
+def explore(session, wanted):
+    """Add one technique after another to the script and keep what gains, as running.sh does.
+
+    Loading comes first, or last if the script hardly waits for data. Then runs are repeated, and
+    what was left out is tried on top of what was kept. Return the row of the best set, with real
+    loading.
     """
-    plain = best = session.rows[0]
-    loads = [name for name in wanted if name in ("no_loading", "workers")]
+    plain, again = session.rows[0], 2 * (session.args.runs > 1)  # the sum and the plain script
     if wanted and session.args.runs > 1 and session.has_time(2 + len(wanted)):
         session.measure(plain)  # again: how much do runs differ, and what if files are in memory?
+    choices = [[*names] for _, names in itertools.groupby(wanted, kind)]
+    loads = [names for names in choices if names[0] in ("no_loading", "workers")]
+    others = [names for names in choices if names not in loads]
     if plain.runs[-1]["wait"] < SELDOM:  # loading cannot gain much: it is tried last
-        wanted, loads = [name for name in wanted if name not in loads] + loads, []
-    found = {name: session.attempt(plain, name) for name in loads}
-    if "workers" in found:
-        session.settle(found["workers"], then=2 * len(wanted))
-        best = found["workers"] if found["workers"].is_kept() else plain
-    base = best
-    if best.mean("wait") > WAITS:  # while steps wait for data, nothing else can show what it gains
-        base = without_loading(session.rows) or best
-
-    alone = []
-    for name in wanted:
-        if name not in found:  # keep time for a sum of all that seem to pay
-            likely = {kind(row.techniques[-1]) for row in alone
-                      if row.runs and row.ratio()[0] > LIKELY}
-            alone.append(session.attempt(base, name, then=1 + max(1, len(likely))))
-    alone = sorted((row for row in alone if row.runs), key=lambda row: (
-        row.ratio()[0] < PAYS, kind(row.techniques[-1]) == "compile", -row.ratio()[0]))
-    top = base
-    for number, row in enumerate(alone, 1):
-        name = row.techniques[-1]
-        if name in OTHER_DATA or kind(name) in map(kind, top.techniques) or (
-                row.has_other_losses() or row.verdict().startswith("slower")):
-            continue
-        if top is not base:
-            row = session.attempt(top, name)
-        if not row.is_kept():
-            session.settle(row, then=len(alone) - number + 2)
-        if row.is_kept():
-            top = row
-    if base is not best:  # measure the sum with real loading
-        if top is not base:
-            row = session.attempt(best, *top.techniques[1:])
+        others, loads = others + loads, []
+    base = real = session.climb(plain, loads, then=again)
+    if real.mean("wait") > WAITS:  # while steps wait for data, nothing else can show what it gains
+        base = without_loading(session.rows) or real
+    top = session.climb(base, others, then=again + (base is not real))
+    if base is not real:  # measure the sum with real loading
+        added, top = top.techniques[1:], real
+        if added:
+            row = session.attempt(real, *added)
             session.settle(row)
-            best = row if row.is_kept() else best
-        top = best
-    if top is not plain and session.args.runs > 1 and session.measure(plain):
+            top = row if row.is_kept() else real
+    if top is not plain and again and session.measure(plain):
         session.measure(top)  # the sum once more, beside the plain script
-    for row in [*chain(top), *found.values(), *alone]:
+    for row in chain(top):
         session.settle(row)
+    rest = [row for row in session.rows if row.runs and row.base and row not in chain(top)]
+    rest.sort(key=lambda row: (not can_join(row, top), -sum(row.ratio())))
+    for row in rest:  # the most promising first
+        name = row.techniques[-1]
+        if base is real and row.base is not top and can_join(row, top) and session.has_time(1):
+            row = session.attempt(top, name)
+        session.settle(row)
+        if row.base is top and row.is_kept() and can_join(row, top):
+            top = row
     while top.base and min(top.ratio()[0], top.ratio(plain)[0]) < PAYS:  # only first runs gained
         top = top.base
     return top
@@ -1295,7 +1301,7 @@ def say(text):
 
 
 def heading(unit):
-    return (f"{'':<40} {unit + '/s':>10}  {'as fast':<14} {'waits':>5} {'GPU GB':>7}  "
+    return (f"{'':<25} {unit + '/s':>10}  {'as fast':<14} {'waits':>5} {'GPU GB':>7}  "
             f"{'loss / plain':<17} n  verdict")
 
 
@@ -1307,7 +1313,7 @@ def speed(rate):
 def line_of(row, plain):
     """Return a row's line of the table."""
     if not row.runs:
-        return f"{row.name():<40} {'-':>10}  {row.verdict()}"
+        return f"{row.label():<25} {'-':>10}  {row.verdict()}"
     ratio, rate, memory, losses = "1", row.rate(), row.mean("memory"), "-"
     if row.base:
         ratio = "{:.2f}x +- {:.2f}".format(*row.ratio(plain))
@@ -1315,7 +1321,7 @@ def line_of(row, plain):
         pairs = list(zip(row.runs[0]["losses"], plain.runs[0]["losses"]))[-10:]
         means = map(statistics.fmean, zip(*pairs))
         losses = " / ".join(f"{one:.4g}" if abs(one) < 1e4 else f"{one:.1e}" for one in means)
-    return (f"{row.name():<40} {speed(rate):>10}  {ratio:<14} "
+    return (f"{row.label():<25} {speed(rate):>10}  {ratio:<14} "
             f"{row.mean('wait'):>5.0%} {f'{memory / 1e9:.2f}' if memory else '-':>7}  {losses:<17} "
             f"{len(row.runs)}  {row.verdict()}").rstrip()
 
@@ -1415,16 +1421,6 @@ def advice(name, facts, extra):
         optimizers="\n        ".join(map(line, optimizers)))
 
 
-def gains_alone(name, rows, best):
-    """Return whether a technique pays alone, most of its kind, and never ran on top of another."""
-    same = [row for row in rows if row.runs and row.techniques
-            and kind(row.techniques[-1]) == kind(name) and "no_loading" not in row.techniques[:-1]]
-    rows = [row for row in same if row.techniques[-1] == name]
-    return len(rows) == 1 and kind(name) not in map(kind, best.techniques) and (
-        rows[0].gains(1.1 if name in OTHER_DATA else PAYS)
-        and rows[0] is max(same, key=lambda row: row.ratio()[0]))
-
-
 def paragraph(text):
     """Return `text` in lines of 100 columns, two of them empty at the left."""
     return textwrap.fill(text, 100, initial_indent="  ", subsequent_indent="  ",
@@ -1449,16 +1445,16 @@ def report(session, best):
         say(f"    {place}  {text}")
     for line in also_seen(facts):
         say(f"  {line}")
-    paying = [name for name in TECHNIQUES if name in best.techniques or gains_alone(
-        name, session.rows, best) or name == "no_loading" and waits_for_data(session.rows)]
+    batches = [row for row in session.rows if row.techniques[-1:] == ("batch",) and row.runs]
+    paying = [name for name in TECHNIQUES if name in best.techniques
+              or name == "no_loading" and waits_for_data(session.rows)
+              or name == "batch" and any(row.gains(1.1) for row in batches)]
     if paying:
         say("\nWhat to write")
     doubtful = {name for row in chain(best) if not row.gains()
                 for name in row.techniques[len(row.base.techniques):]}
     for name in paying:
-        note = ("  (may gain: see its verdict)" if name in doubtful else
-                "  (alone: it was not measured together with the others)" if best.base and (
-                    name not in (*best.techniques, *OTHER_DATA)) else "")
+        note = "  (may gain: see its verdict)" if name in doubtful else ""
         say(f"  {name}{note}\n        {advice(name, facts, session.extra)}")
     if len(best.techniques) > 1:
         say("\nTogether, {}: {:.2f}x +- {:.2f}".format(best.name(), *best.ratio(plain)))

@@ -14,7 +14,7 @@ BUDGETS = {"train_cudnn": 3, "train_DP": 5, "train_compile": 6, "train_channels_
            "train_cache": 85, "train_DALI": 95, "loader_LMDB": 90, "loader_DALI": 150,
            "train_amp": 17,  # one more: the dtype has a name, which scaler and autocast share
            "train_fused": 13}  # five more: without them a resume could train wrong and say nothing
-TOGETHER = 668
+TOGETHER = 640
 BASELINES = {"train": 320, "loader": 280}  # lines, with blank ones
 # What no variant may lose: patterns of lines, a comment and the docstring's start.
 VITAL = {"train": (r"\.backward\(\)", r"(optimizer|scheduler)\.step\(|step\(optimizer\)",

@@ -1,6 +1,7 @@
 """whatif.py, on small scripts in whatif_scripts/."""
 
 import json
+import math
 import re
 import shutil
 import signal
@@ -145,15 +146,16 @@ def test_later_runs_leave_all_files_as_they_are(tmp_path):
 def explored(speeds, folder, monkeypatch, names=("fused",), **options):
     """Return (a Session, the row of the set it chose) of runs with these speeds.
 
-    A speed may be (speed, the share of time that steps wait for data).
+    `speeds` has them one after another, or gives that of a set of techniques. A speed may be
+    (speed, the share of time that steps wait for data).
     """
-    speeds = iter(speeds)
+    speed_of = speeds if callable(speeds) else lambda _, left=iter(speeds): next(left)
     args = SimpleNamespace(**dict(
         seconds=1, minutes=60, runs=4, arguments=[], script="x.py") | options)
     session = whatif.Session(args, folder, folder / "x.py", folder)
 
-    def run_once(*_):
-        speed = next(speeds)
+    def run_once(spec, *_):
+        speed = speed_of(spec["techniques"])
         speed, wait = speed if isinstance(speed, tuple) else (speed, 0)
         return dict(windows=[dict(seconds=1, steps=speed, samples=speed, wait=wait)] * 5, error="",
                     facts=dict(processes=1, training=[0]), memory=None, losses=[1.0] * 20)
@@ -172,22 +174,52 @@ def test_what_pays_no_more_is_not_advised(tmp_path, monkeypatch):
 
 def test_what_gains_in_its_first_run_is_built_upon(tmp_path, monkeypatch):
     """As in running.sh: 1.05x is inside the uncertainty of one run, and the table says so."""
-    session, best = explored([100, 105, 110, 117], tmp_path, monkeypatch, ("fused", "tf32"), runs=1)
-    assert best.techniques == ("tf32", "fused") and best.ratio(session.rows[0])[0] == 1.17
-    assert [row.techniques for row in whatif.chain(best)] == [("tf32", "fused"), ("tf32",)]
+    session, best = explored([100, 105, 117], tmp_path, monkeypatch, ("fused", "tf32"), runs=1)
+    assert best.techniques == ("fused", "tf32") and best.ratio(session.rows[0])[0] == 1.17
+    assert [row.techniques for row in whatif.chain(best)] == [("fused", "tf32"), ("fused",)]
     assert not any(row.gains() or "pays" in row.verdict() for row in whatif.chain(best))
 
 
-def test_what_gains_nothing_alone_is_tried_on_top_of_compile(tmp_path, monkeypatch):
+def test_what_gained_nothing_is_tried_again_on_top_of_what_gained(tmp_path, monkeypatch):
     _, best = explored([100, 100, 150, 160], tmp_path, monkeypatch, ("fused", "compile"), runs=1)
     assert best.techniques == ("compile", "fused")
+
+
+def test_the_best_of_a_kind_is_kept(tmp_path, monkeypatch):
+    gains = {"amp bfloat16": 1.2, "amp float16": 1.3, "channels_last": 1.3, "compile": 1.5,
+             "compile reduce-overhead": 1.4, "fused": 0.9, "cudnn": 1, "tf32": 1.03, "batch": 2}
+    session, best = explored(lambda names: 100 * math.prod(map(gains.get, names)), tmp_path,
+                             monkeypatch, [*gains])
+    assert best.techniques == ("amp float16", "channels_last", "compile", "tf32")
+    tried = [row.techniques for row in session.rows]
+    assert tried[:5] == [(), ("amp bfloat16",), ("amp float16",), ("amp float16", "channels_last"),
+                         ("amp float16", "channels_last", "compile")]
+    assert tried[-1] == (*best.techniques, "cudnn")  # again, on top of all
+    assert "pays" in best.verdict() and len(best.runs) > 1
+
+
+@pytest.mark.parametrize("sums", [False, True])
+def test_without_loading_while_steps_wait_for_data(sums, tmp_path, monkeypatch):
+    """And at the end the sum of what gained, with real loading."""
+    def speed(names):
+        computes = 1000 * (1.5 if "amp bfloat16" in names else 1)
+        loaded = 1e9 if "no_loading" in names else 700 if "workers" in names else 300
+        if sums and names == ("workers", "amp bfloat16"):
+            loaded = 1200
+        return min(loaded, computes), max(0, 1 - loaded / computes)
+    session, best = explored(speed, tmp_path, monkeypatch,
+                             ("no_loading", "workers", "amp bfloat16", "fused"))
+    assert [row.techniques for row in session.rows] == [
+        (), ("no_loading",), ("workers",), ("no_loading", "amp bfloat16"),
+        ("no_loading", "amp bfloat16", "fused"), ("workers", "amp bfloat16")]
+    assert best.techniques == (("workers", "amp bfloat16") if sums else ("workers",))
 
 
 def test_loading_that_waits_in_the_first_run_only_is_tried_last(tmp_path, monkeypatch):
     """Files are in memory after it."""
     speeds = [(100, 0.2), 120, *[130] * 9]
     session, _ = explored(speeds, tmp_path, monkeypatch, ("workers", "fused"), runs=2)
-    assert [row.name() for row in session.rows[:3]] == ["as it is", "fused", "workers"]
+    assert [row.name() for row in session.rows[:3]] == ["as it is", "fused", "fused + workers"]
 
 
 def test_it_tells_that_steps_wait_for_data_after_a_gain(tmp_path, monkeypatch, capsys):
