@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes tables of results/ again, on this machine:
 #   benchmarks/tables.sh MACHINE TABLE ...
-# TABLE is mnist|resnet50|cifar10|progressive|decoding|peers|peers-resnet50|loading|loading-peers|staircases.
+# TABLE is mnist|resnet50|mnist-99|cifar10|progressive|smaller|decoding|peers|peers-resnet50|loading|loading-peers|
+# staircases.
 # It reads $MNIST (data/mnist), $CIFAR10 (data/cifar10) and $IMAGENET (data/imagenet), and for peers-resnet50
 # pytorch/examples in ../examples.
 # The records go to results/MACHINE-TABLE. Then run: python tools/report.py
@@ -31,6 +32,9 @@ for table in "${@:2}"; do
     resnet50)
       command=(./running.sh 4 "$imagenet" --part staircase --without LMDB --without cache "${limit[@]}" "${to[@]}"
         -- "${resnet50[@]}" "${graphs[@]}") ;;
+    mnist-99)
+      command=("$python" benchmarks/accuracy.py "$mnist" --set "cache amp channels_last" --set "$best" --kept "$best"
+        --goal 0.99 "${limit[@]}" "${to[@]}" -- "${conv11[@]}" --epochs 5) ;;
     cifar10)
       command=("$python" benchmarks/accuracy.py "$cifar10" --set "$best" --kept "$best" --goal 0.9
         "${limit[@]}" "${to[@]}" -- "${conv11[@]}" --augment crop --epochs 100 --lr 0.4) ;;
@@ -38,6 +42,10 @@ for table in "${@:2}"; do
       command=("$python" benchmarks/accuracy.py "$cifar10" --set "cache amp channels_last fused"
         --set "cache amp channels_last fused progressive" --only "cache*" --goal 0.8 "${limit[@]}" "${to[@]}"
         -- --model resnet50 --image_size 128 --augment crop --epochs 20 --batch_size 1024 --lr 0.4) ;;
+    smaller)
+      command=("$python" benchmarks/accuracy.py "$cifar10" --set "cache amp channels_last fused"
+        --set "cache amp channels_last fused --image_size 96 --val_size 128" --only "cache*" --goal 0.8 "${limit[@]}"
+        "${to[@]}" -- --model resnet50 --image_size 128 --augment resized --epochs 20 --batch_size 1024 --lr 0.4) ;;
     decoding)
       command=("$python" benchmarks/peers.py train "$imagenet" --best "DALI $compiled" --best "cache $compiled"
         --only "*DALI*" "*cache*" "${limit[@]}" "${to[@]}" -- "${resnet50[@]}" --batch_size 1024 --epochs 4) ;;
