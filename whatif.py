@@ -89,12 +89,6 @@ TECHNIQUES = {
         {call}
             the images before: .to(memory_format=torch.channels_last)
         watch: it gains more with amp; .view() in a layer may have to be .reshape()""",
-    "compile": """{below}
-            {model}.compile()
-        watch: it compiles in the first step, and again for a new shape""",
-    "compile reduce-overhead": """{below}
-            {model}.compile(mode="reduce-overhead")
-        watch: shapes must not change; it takes memory""",
     "fused": """{optimizers}
             fused=True
         watch: load_state_dict of an old checkpoint turns it off again; with amp float16, create
@@ -105,6 +99,12 @@ TECHNIQUES = {
     "tf32": """at the top
             torch.set_float32_matmul_precision("high")
         watch: products in float32 keep 10 bits of mantissa: compare the accuracy""",
+    "compile": """{below}
+            {model}.compile()
+        watch: it compiles in the first step, and again for a new shape""",
+    "compile reduce-overhead": """{below}
+            {model}.compile(mode="reduce-overhead")
+        watch: shapes must not change; it takes memory""",
     "batch": """{loader}
             a batch {times} times as large
         watch: this is another training: tune the learning rate again""",
@@ -1027,8 +1027,7 @@ class Row:
 
     def label(self):
         """Return what the row adds to the set before it: "+ compile"."""
-        base = self.base.techniques if self.base else ()
-        return "+ " * bool(base) + (" + ".join(self.techniques[len(base):]) or "as it is")
+        return self.name().removeprefix(f"{self.base.name()} " if self.base else "")
 
     def rate(self):
         """Return the median samples/s (steps/s without a DataLoader) of all windows."""
@@ -1047,8 +1046,8 @@ class Row:
         return ratio >= least and ratio - 1 > spread and not self.has_other_losses()
 
     def is_kept(self):
-        return bool(self.runs) and not self.has_other_losses() and (
-            is_kept(*self.ratio(), len(self.runs)))
+        return bool(self.runs) and self.techniques[-1] not in OTHER_DATA and (
+            not self.has_other_losses() and is_kept(*self.ratio(), len(self.runs)))
 
     def is_settled(self):
         return is_settled(*self.ratio()) or self.has_other_losses()
@@ -1147,7 +1146,7 @@ class Session:
         self.args, self.cwd, self.script, self.folder = args, cwd, script, folder
         self.deadline = time.monotonic() + 60 * args.minutes
         self.seconds, self.facts, self.extra = args.seconds, None, dict(training=[])
-        self.rows, self.left_out = [Row()], {}  # {a set of techniques: why it was not tried}
+        self.rows, self.left_out = [Row()], {}  # {a technique or a sum: why it was not tried}
         self.number = 0  # of runs until now
         self.took = []  # seconds of each run beyond the measured ones
 
@@ -1210,7 +1209,7 @@ class Session:
         """Return a row of `base` and more techniques; measure it if `then` runs fit after it."""
         row = Row((*base.techniques, *names), base)
         if not self.has_time(1 + then):
-            self.left_out[row.name()] = "no time left (--minutes)"
+            self.left_out[" + ".join(names)] = "no time left (--minutes)"
             return row
         self.rows.append(row)
         self.measure(row)
@@ -1221,8 +1220,7 @@ class Session:
         """Try each choice, names of one kind, on top of what gained; return the last set."""
         for names in choices:
             rows = [self.attempt(top, name, then=then) for name in names]
-            rows = [row for row in rows if row.is_kept() and row.techniques[-1] not in OTHER_DATA]
-            top = max(rows, key=lambda row: row.ratio()[0], default=top)
+            top = max(filter(Row.is_kept, rows), key=lambda row: row.ratio()[0], default=top)
         return top
 
     def settle(self, row):
@@ -1245,26 +1243,31 @@ def can_join(row, top):
 
 
 def explore(session, wanted):
-    """Add one technique after another to the script and keep what gains, as running.sh does.
+    """Add one technique after another to the script, and keep what gains.
 
-    Loading comes first, or last if the script hardly waits for data. Then runs are repeated, and
-    what was left out is tried on top of what was kept. Return the row of the best set, with real
-    loading.
+    compile comes late, because it starts slowly. Loading comes before it, or first if the script
+    waits for data. Then runs are repeated, and what was left out is tried on top of what was kept.
+    Return the row of the best set, with real loading.
     """
     plain, again = session.rows[0], 2 * (session.args.runs > 1)  # the sum and the plain script
-    if wanted and session.args.runs > 1 and session.has_time(2 + len(wanted)):
+    if wanted and again and session.has_time(2 + len(wanted)):
         session.measure(plain)  # again: how much do runs differ, and what if files are in memory?
     choices = [[*names] for _, names in itertools.groupby(wanted, kind)]
     loads = [names for names in choices if names[0] in ("no_loading", "workers")]
-    others = [names for names in choices if names not in loads]
-    if plain.runs[-1]["wait"] < SELDOM:  # loading cannot gain much: it is tried last
-        others, loads = others + loads, []
-    base = real = session.climb(plain, loads, then=again)
-    if real.mean("wait") > WAITS:  # while steps wait for data, nothing else can show what it gains
-        base = without_loading(session.rows) or real
-    top = session.climb(base, others, then=again + (base is not real))
+    after = [names for names in choices if names not in loads]
+    before = []
+    if plain.runs[-1]["wait"] < SELDOM:
+        before = [names for names in after if kind(names[0]) not in ("compile", "batch")]
+    base = session.climb(plain, before, then=again)
+    real = session.climb(base, loads, then=again)
+    base = real
+    if real.runs[-1]["wait"] > WAITS:  # nothing else can show what it gains
+        base = next((row for row in session.rows if row.runs and "no_loading" in row.techniques),
+                    real)
+    top = session.climb(base, [names for names in after if names not in before],
+                        then=again + (base is not real))
     if base is not real:  # measure the sum with real loading
-        added, top = top.techniques[1:], real
+        added, top = top.techniques[len(base.techniques):], real
         if added:
             row = session.attempt(real, *added)
             session.settle(row)
@@ -1273,12 +1276,11 @@ def explore(session, wanted):
         session.measure(top)  # the sum once more, beside the plain script
     for row in chain(top):
         session.settle(row)
-    rest = [row for row in session.rows if row.runs and row.base and row not in chain(top)]
-    rest.sort(key=lambda row: (not can_join(row, top), -sum(row.ratio())))
-    for row in rest:  # the most promising first
-        name = row.techniques[-1]
+    rest = [row for row in session.rows if row.runs and row.base and row not in chain(top)
+            and (can_join(row, top) or row.techniques[-1] == "batch")]
+    for row in sorted(rest, key=lambda row: -sum(row.ratio())):  # the most promising first
         if base is real and row.base is not top and can_join(row, top) and session.has_time(1):
-            row = session.attempt(top, name)
+            row = session.attempt(top, row.techniques[-1])
         session.settle(row)
         if row.base is top and row.is_kept() and can_join(row, top):
             top = row
@@ -1313,7 +1315,7 @@ def speed(rate):
 def line_of(row, plain):
     """Return a row's line of the table."""
     if not row.runs:
-        return f"{row.label():<25} {'-':>10}  {row.verdict()}"
+        return f"{row.name():<25} {'-':>10}  {row.verdict()}"
     ratio, rate, memory, losses = "1", row.rate(), row.mean("memory"), "-"
     if row.base:
         ratio = "{:.2f}x +- {:.2f}".format(*row.ratio(plain))
@@ -1347,8 +1349,8 @@ def without_loading(rows):
 def waits_for_data(rows):
     """Return whether loading is what holds the script back."""
     wait, loads = rows[0].mean("wait"), without_loading(rows)
-    if not loads:
-        return wait > WAITS
+    if not loads:  # the first run may have read the files from the disk
+        return rows[0].runs[-1]["wait"] > WAITS
     return wait > WAITS and loads.ratio()[0] > 1.1 or wait > 0.05 and loads.gains(1.1)
 
 
@@ -1445,22 +1447,26 @@ def report(session, best):
         say(f"    {place}  {text}")
     for line in also_seen(facts):
         say(f"  {line}")
-    batches = [row for row in session.rows if row.techniques[-1:] == ("batch",) and row.runs]
+    batches = [row for row in session.rows if row.runs and row.techniques[-1:] == ("batch",)
+               and "no_loading" not in row.techniques]
     paying = [name for name in TECHNIQUES if name in best.techniques
               or name == "no_loading" and waits_for_data(session.rows)
               or name == "batch" and any(row.gains(1.1) for row in batches)]
     if paying:
         say("\nWhat to write")
-    doubtful = {name for row in chain(best) if not row.gains()
-                for name in row.techniques[len(row.base.techniques):]}
+    notes = {name: "  (may gain: see its verdict)" if row.ratio()[0] >= PAYS else
+             "  (it gained in its first run only: try without it)"
+             for row in chain(best) if not row.gains()
+             for name in row.techniques[len(row.base.techniques):]}
     for name in paying:
-        note = "  (may gain: see its verdict)" if name in doubtful else ""
-        say(f"  {name}{note}\n        {advice(name, facts, session.extra)}")
+        say(f"  {name}{notes.get(name, '')}\n        {advice(name, facts, session.extra)}")
     if len(best.techniques) > 1:
         say("\nTogether, {}: {:.2f}x +- {:.2f}".format(best.name(), *best.ratio(plain)))
-    if best.mean("wait") > WAITS and not waits_for_data(session.rows):
-        say(f"\nWith {best.name()}, steps wait for data {best.mean('wait'):.0%} of the time: faster "
-            "loading is next.")
+    waits = max((row for row in session.rows if row.runs and best in (row, row.base)
+                 and row.techniques[-1:] != ("batch",)), key=lambda row: row.mean("wait"))
+    if waits.mean("wait") > WAITS and not waits_for_data(session.rows):
+        say(f"\nWith {waits.name()}, steps wait for data {waits.mean('wait'):.0%} of the time: "
+            "faster loading is next.")
     if session.left_out:
         say("\nNot tried")
     for why in dict.fromkeys(session.left_out.values()):
@@ -1543,6 +1549,9 @@ are not held back.{hint}""")
         best = explore(session, wanted)
     except KeyboardInterrupt:
         say("\nStopped: this table is not finished.")
+        kept = [row for row in session.rows if row.base and row.is_kept()
+                and "no_loading" not in row.techniques]
+        best = max(kept, key=lambda row: row.ratio(plain)[0], default=plain)
         status = 130
     if plain.runs:
         report(session, best)

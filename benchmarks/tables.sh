@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Makes tables of results/ again, on this machine:
 #   benchmarks/tables.sh MACHINE TABLE ...
-# TABLE is mnist|resnet50|mnist-99|cifar10|progressive|smaller|decoding|peers|peers-resnet50|loading|loading-peers|
-# staircases.
+# TABLE is one of
+#   mnist|resnet50|mnist-99|cifar10|progressive|smaller|decoding|peers|peers-resnet50|loading|loading-peers|staircases
 # It reads $MNIST (data/mnist), $CIFAR10 (data/cifar10) and $IMAGENET (data/imagenet), and for peers-resnet50
 # pytorch/examples in ../examples.
 # The records go to results/MACHINE-TABLE. Then run: python tools/report.py

@@ -186,33 +186,39 @@ def test_what_gained_nothing_is_tried_again_on_top_of_what_gained(tmp_path, monk
 
 
 def test_the_best_of_a_kind_is_kept(tmp_path, monkeypatch):
-    gains = {"amp bfloat16": 1.2, "amp float16": 1.3, "channels_last": 1.3, "compile": 1.5,
-             "compile reduce-overhead": 1.4, "fused": 0.9, "cudnn": 1, "tf32": 1.03, "batch": 2}
+    gains = {"amp bfloat16": 1.2, "amp float16": 1.3, "channels_last": 1.3, "fused": 0.9,
+             "cudnn": 1, "tf32": 1.03, "compile": 1.5, "compile reduce-overhead": 1.4, "batch": 2}
     session, best = explored(lambda names: 100 * math.prod(map(gains.get, names)), tmp_path,
                              monkeypatch, [*gains])
-    assert best.techniques == ("amp float16", "channels_last", "compile", "tf32")
+    assert best.techniques == ("amp float16", "channels_last", "tf32", "compile")
     tried = [row.techniques for row in session.rows]
     assert tried[:5] == [(), ("amp bfloat16",), ("amp float16",), ("amp float16", "channels_last"),
-                         ("amp float16", "channels_last", "compile")]
+                         ("amp float16", "channels_last", "fused")]
     assert tried[-1] == (*best.techniques, "cudnn")  # again, on top of all
     assert "pays" in best.verdict() and len(best.runs) > 1
 
 
-@pytest.mark.parametrize("sums", [False, True])
-def test_without_loading_while_steps_wait_for_data(sums, tmp_path, monkeypatch):
+@pytest.mark.parametrize("sums", [False, True], ids=["still waits", "gains"])
+@pytest.mark.parametrize("loads, tried, best", [
+    (300, ["as it is", "no_loading", "workers", "no_loading + amp bfloat16",
+           "no_loading + amp bfloat16 + fused", "no_loading + amp bfloat16 + compile",
+           "workers + amp bfloat16 + compile"], "workers"),
+    (1200, ["as it is", "amp bfloat16", "amp bfloat16 + fused", "amp bfloat16 + no_loading",
+            "amp bfloat16 + workers", "amp bfloat16 + no_loading + compile",
+            "amp bfloat16 + workers + compile"], "amp bfloat16 + workers")],
+    ids=["it waits", "it waits with amp"])
+def test_without_loading_while_steps_wait(loads, tried, best, sums, tmp_path, monkeypatch):
     """And at the end the sum of what gained, with real loading."""
     def speed(names):
-        computes = 1000 * (1.5 if "amp bfloat16" in names else 1)
-        loaded = 1e9 if "no_loading" in names else 700 if "workers" in names else 300
-        if sums and names == ("workers", "amp bfloat16"):
-            loaded = 1200
+        computes = 1000 * (4 if "amp bfloat16" in names else 1) * (1.5 if "compile" in names else 1)
+        loaded = 1e9 if "no_loading" in names else 2 * loads if "workers" in names else loads
+        if sums and {"workers", "compile"} < {*names}:
+            loaded = 1e9
         return min(loaded, computes), max(0, 1 - loaded / computes)
-    session, best = explored(speed, tmp_path, monkeypatch,
-                             ("no_loading", "workers", "amp bfloat16", "fused"))
-    assert [row.techniques for row in session.rows] == [
-        (), ("no_loading",), ("workers",), ("no_loading", "amp bfloat16"),
-        ("no_loading", "amp bfloat16", "fused"), ("workers", "amp bfloat16")]
-    assert best.techniques == (("workers", "amp bfloat16") if sums else ("workers",))
+    session, found = explored(speed, tmp_path, monkeypatch, (
+        "no_loading", "workers", "amp bfloat16", "fused", "compile"))
+    assert [row.name() for row in session.rows] == tried
+    assert found.name() == (tried[-1] if sums else best)
 
 
 def test_loading_that_waits_in_the_first_run_only_is_tried_last(tmp_path, monkeypatch):
@@ -222,8 +228,10 @@ def test_loading_that_waits_in_the_first_run_only_is_tried_last(tmp_path, monkey
     assert [row.name() for row in session.rows[:3]] == ["as it is", "fused", "fused + workers"]
 
 
-def test_it_tells_that_steps_wait_for_data_after_a_gain(tmp_path, monkeypatch, capsys):
-    session, best = explored([100, (150, 0.3)], tmp_path, monkeypatch, runs=1)
+@pytest.mark.parametrize("speed", [150, 100])
+def test_it_tells_that_steps_wait_for_data_with_a_technique(speed, tmp_path, monkeypatch, capsys):
+    """Waiting may hide all that it gains."""
+    session, best = explored([100, (speed, 0.3)], tmp_path, monkeypatch, runs=1)
     session.facts |= dict(device="cpu", lines=[], training=[], seen=[], models=[],
                           optimizers=[dict(at="x.py:1", text="SGD()")])
     whatif.report(session, best)
