@@ -165,7 +165,7 @@ def test_each_command_that_makes_a_table_has_options_that_exist(photos, tmp_path
     script = ROOT / "benchmarks" / "tables.sh"
     text = script.read_text()
     tables = re.findall(r"^    ([a-z][\w-]+)\)$", text, re.MULTILINE)
-    assert "|".join(tables) in text and len(tables) == 10
+    assert "|".join(tables) in text and len(tables) == 12
     done = run(script, "here", *tables, env={"PYTHON": str(python), "IMAGENET": str(photos)})
     assert done.returncode == 0, done.stderr
     commands = [words.split("\n") for words in told.read_text().strip().split("\n\n")]
