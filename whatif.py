@@ -1259,8 +1259,7 @@ def explore(session, wanted):
     if plain.runs[-1]["wait"] < SELDOM:
         before = [names for names in after if kind(names[0]) not in ("compile", "batch")]
     base = session.climb(plain, before, then=again)
-    real = session.climb(base, loads, then=again)
-    base = real
+    base = real = session.climb(base, loads, then=again)
     if real.runs[-1]["wait"] > WAITS:  # nothing else can show what it gains
         base = next((row for row in session.rows if row.runs and "no_loading" in row.techniques),
                     real)
