@@ -54,7 +54,7 @@ CACHED = 8  # batches that a run without loading repeats
 PAYS = 1.02  # a smaller gain counts as no difference
 CLEAR = 0.1  # the largest uncertainty with which "no difference" can be said
 MOVED = 1.1  # if the script's own runs differ more, the report says so
-ONE_RUN = 0.2  # the uncertainty of one comparison if nothing is known of the machine
+ONE_RUN = 0.2  # the uncertainty of one comparison while nothing has run twice
 STEADY = 0.005  # the least standard deviation of a ratio
 STUDENT = 12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36  # Student's t of 95 %, from 1 degree of freedom
 SELDOM = 0.02  # a script that waits a smaller share of its time needs no faster loading
@@ -72,12 +72,12 @@ TECHNIQUES = {
         watch: each worker takes memory and draws random numbers of its own""",
     "amp bfloat16": """{call}
             with torch.autocast("{device}", torch.bfloat16):
-                {statement}
+                {under}
             {output}
         watch: compare the accuracy of a whole training""",
     "amp float16": """{call}
             with torch.autocast("{device}", torch.float16):
-                {statement}
+                {under}
             {output}
         before the training loop
             scaler = torch.amp.GradScaler("{device}")
@@ -87,7 +87,7 @@ TECHNIQUES = {
     "channels_last": """{below}
             {model}.to(memory_format=torch.channels_last)
         {call}
-            the images before: .to(memory_format=torch.channels_last)
+            {images}
         watch: it gains more with amp; .view() in a layer may have to be .reshape()""",
     "fused": """{optimizers}
             fused=True
@@ -109,6 +109,16 @@ TECHNIQUES = {
             a batch {times} times as large
         watch: this is another training: tune the learning rate again""",
 }
+LIBRARIES = {  # that make loaders and optimizers and call the model: what they take
+    "accelerate": {"workers": "the DataLoader that prepare() is given: num_workers={workers}, "
+                              "persistent_workers=True"},
+    "transformers": {
+        "workers": "TrainingArguments: dataloader_num_workers={workers}, "
+                   "dataloader_persistent_workers=True",
+        "amp bfloat16": "TrainingArguments: bf16=True",
+        "amp float16": "TrainingArguments: fp16=True",
+        "fused": 'TrainingArguments: optim="adamw_torch_fused"',
+        "batch": "TrainingArguments: per_device_train_batch_size"}}
 OTHER_DATA = {  # these train on other batches, so losses are not compared; with their verdict
     "no_loading": "the most that a loader can gain", "batch": "another training"}
 STOPPED = []  # signals received; run_once ends the run then
@@ -345,6 +355,30 @@ class Forward(functools.partial):
         return functools.partial, self.args
 
 
+@functools.lru_cache
+def statements(file):
+    """Return the statements of a file, as nodes of ast; the inner ones come later."""
+    with contextlib.suppress(SyntaxError):
+        tree = ast.parse("".join(linecache.getlines(file)))
+        return [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    return []
+
+
+def statement_at(file, line):
+    """Return the innermost statement at a line, or None."""
+    found = [node for node in statements(file) if node.lineno <= line <= node.end_lineno]
+    return found[-1] if found else None
+
+
+def repeats_in_workers(dataset):
+    """Return whether each worker of a DataLoader would give the same data."""
+    if not isinstance(dataset, torch.utils.data.IterableDataset):
+        return False
+    with contextlib.suppress(Exception):  # there may be no source
+        return "get_worker_info" not in inspect.getsource(sys.modules[type(dataset).__module__])
+    return True
+
+
 def length_of(data):
     with contextlib.suppress(Exception):  # an IterableDataset may have none, or none as yet
         return len(data)
@@ -429,24 +463,56 @@ class Run:
         stack = list(traceback.walk_stack(sys._getframe(1)))
         return [each for each in stack if self.is_users(each[0])] or stack[-1:]
 
-    def place(self, depth=0):
-        """Return {at: "file:line", text: its text} of a line of the user's own code."""
+    def place(self, depth=0, above=False):
+        """Return {at: "file:line", text: its text} of a line of the user's own code.
+
+        `above` gives the first line of its statement.
+        """
         frame, line = self.frames()[depth]
         file = frame.f_code.co_filename
+        if above:
+            line = getattr(statement_at(file, line), "lineno", line)
         return dict(at=f"{os.path.relpath(file, self.spec['cwd'])}:{line}",
                     text=linecache.getline(file, line).strip())
 
-    def statement(self):
-        """Return the statement at the innermost line; of one with a block, only that line."""
+    def library(self):
+        """Return the package that the user's innermost line calls, if it is not torch, or ""."""
+        found = ""
+        for frame, _ in traceback.walk_stack(sys._getframe(1)):
+            if self.is_users(frame):
+                return found
+            _, is_there, path = frame.f_code.co_filename.rpartition("-packages" + os.sep)
+            if is_there and not path.startswith("torch" + os.sep):
+                found = path.split(os.sep)[0]
+        return ""
+
+    def call_of(self, module):
+        """Return how the user's statement calls a model.
+
+        {statement: its text (of one with a block, only the line), call: the call's text or "",
+        image: the text of its first argument or "", assigned: whether it is `output = call`}
+        """
         frame, line = self.frames()[0]
-        lines, inner = linecache.getlines(frame.f_code.co_filename), None
-        with contextlib.suppress(SyntaxError):
-            for node in ast.walk(ast.parse("".join(lines))):  # the inner ones come later
-                if isinstance(node, ast.stmt) and node.lineno <= line <= node.end_lineno:
-                    inner = node
-        if inner is None or hasattr(inner, "body"):
-            return self.place()["text"]
-        return textwrap.dedent("".join(lines[inner.lineno - 1:inner.end_lineno])).strip()
+        file = frame.f_code.co_filename
+        about = dict(statement=linecache.getline(file, line).strip(), call="", image="",
+                     assigned=False)
+        node = statement_at(file, line)
+        if node and not hasattr(node, "body"):
+            lines = linecache.getlines(file)[node.lineno - 1:node.end_lineno]
+            text = about["statement"] = textwrap.dedent("".join(lines)).strip()
+            with contextlib.suppress(Exception):  # a property may raise anything
+                (tree,) = ast.parse(text).body
+                call = next(each for each in ast.walk(tree) if isinstance(each, ast.Call)
+                            and not any(isinstance(part, ast.Call) for part in ast.walk(each.func))
+                            and eval(ast.unparse(each.func), frame.f_globals, frame.f_locals)
+                            is module)
+                about |= dict(call=ast.get_source_segment(text, call),
+                              assigned=getattr(tree, "value", None) is call
+                              and isinstance(tree, (ast.Assign, ast.AnnAssign, ast.Expr)))
+                if call.args and isinstance(call.args[0], (ast.Name, ast.Attribute, ast.Subscript,
+                                                           ast.Call)):
+                    about["image"] = ast.get_source_segment(text, call.args[0])
+        return about
 
     def names(self, depth=0):
         """Return {name: model} of the models that a user's line can name, such as self.net."""
@@ -536,9 +602,10 @@ class Run:
         loader._whatif = number
         data = torch.utils.data
         self.loaders[number] = dict(
-            **self.place(), workers=loader.num_workers, pin=loader.pin_memory,
+            **self.place(), library=self.library(),
+            workers=loader.num_workers, pin=loader.pin_memory,
             length=length_of(loader), persistent=loader.persistent_workers,
-            iterable=isinstance(loader.dataset, data.IterableDataset),
+            repeats=repeats_in_workers(loader.dataset),
             batch=loader.batch_size,  # without one, samples are counted in each batch
             can_grow=hasattr(loader.batch_sampler, "batch_size"),
             method=(loader.multiprocessing_context or multiprocessing).get_start_method(
@@ -611,8 +678,8 @@ class Run:
             inner = inner.module
             called, above = self.called.get(id(inner), (f"{called}.module", above))
         self.models[module] = dict(
-            name=called, kind=type(inner).__name__, **self.place(), statement=self.statement(),
-            above=above, calls=[])
+            name=called, kind=type(inner).__name__, **self.place(), library=self.library(),
+            **self.call_of(module), above=above, calls=[])
         weight = next(module.parameters())
         self.device = weight.device.type
         self.see("amp", weight.dtype in (torch.float16, torch.bfloat16))
@@ -684,8 +751,8 @@ class Run:
                 self.scaler.unscale_(optimizer)
 
     def make_optimizer(self, original, optimizer, params, defaults):
-        facts = dict(kind=type(optimizer).__name__, **self.place(), fused=defaults.get("fused"),
-                     can_fuse="fused" in defaults)
+        facts = dict(kind=type(optimizer).__name__, **self.place(), library=self.library(),
+                     fused=defaults.get("fused"), can_fuse="fused" in defaults)
         if "fused" in self.techniques and "fused" in defaults:
             defaults |= dict(fused=True, foreach=None)
             optimizer._step_supports_amp_scaling = True
@@ -696,7 +763,8 @@ class Run:
             names = {id(model): name for name, model in self.names(depth).items()
                      if not weights.isdisjoint(map(id, model.parameters()))}
             if names:
-                self.called |= {key: (name, self.place(depth)) for key, name in names.items()}
+                above = self.place(depth, above=True)
+                self.called |= {key: (name, above) for key, name in names.items()}
                 break
         for module, about in self.models.items():  # some were called before
             if not about["above"] and id(module) in self.called:
@@ -852,9 +920,13 @@ def run_script():
         while where and not run.is_users(where.tb_frame):
             where = where.tb_next
         lines = str(error).strip().splitlines() or [""]
-        line = lines[-1 if name == "ProcessRaisedException" else 0]
-        who = f" (rank {RANK})" if RANKS > 1 else ""
-        run.send(error=f"{name}: {line}".rstrip(": ")[:150] + who, done=True, traceback="".join(
+        told = f"{name}: {lines[-1 if name == 'ProcessRaisedException' else 0]}".rstrip(": ")
+        told = textwrap.shorten(told, 250, placeholder=" ...")
+        for frame, line in traceback.walk_tb(where):
+            if run.is_users(frame):  # the innermost one stays
+                at = f" ({os.path.relpath(frame.f_code.co_filename, run.spec['cwd'])}:{line})"
+        told += (at if where else "") + (f" (rank {RANK})" if RANKS > 1 else "")
+        run.send(error=told, done=True, traceback="".join(
             traceback.format_exception(error.with_traceback(where))))
         os._exit(1)
     if RANK == 0:
@@ -958,23 +1030,23 @@ def doubt_of(sets):
 
     `sets` are lists of runs of the same script. It is estimated from the changes between
     successive runs of a set: by their median, so that a stall does not count, and Student's t. Of
-    few changes it is at most ONE_RUN, or twice what was seen.
+    few changes it is at most ONE_RUN, or twice what was seen; without any it is None.
     """
     changes = [abs(math.log(statistics.median(run["rates"]) / statistics.median(before["rates"])))
                for runs in sets for before, run in zip(runs, runs[1:])]
     if not changes:
-        return ONE_RUN
+        return None
     seen = 1.48 * statistics.median(changes)  # the standard deviation of normal numbers
     return min(STUDENT[min(len(changes), 7) - 1] * seen, max(ONE_RUN, 2 * seen))
 
 
-def compare(runs, others, doubt=ONE_RUN):
+def compare(runs, others, doubt=None):
     """Return (how many times as fast `runs` are as `others`, the uncertainty of 95 %).
 
     A run is {"number": its place in time, "rates": its speeds}. A machine's speed drifts, so each
     is compared with `others` at its time: in proportion between their last run before it and the
-    next one after it. The uncertainty of one comparison is `doubt` (doubt_of), or twice what the
-    rates or the ratios scatter if that is larger.
+    next one after it. The uncertainty of one comparison is `doubt` (doubt_of; ONE_RUN if unknown),
+    or twice what the rates or the ratios scatter if that is larger.
     """
     ratios, scatters, used = [], [], set()
     for run in runs:
@@ -990,7 +1062,8 @@ def compare(runs, others, doubt=ONE_RUN):
         used |= {begin, end}
     ratio, n = statistics.median(ratios), len(ratios)
     apart = statistics.stdev(ratios) / ratio if n > 1 else 0
-    most = max(2 * max(STEADY, statistics.fmean(scatters)), 2 * apart, doubt)
+    most = max(2 * max(STEADY, statistics.fmean(scatters)), 2 * apart,
+               ONE_RUN if doubt is None else doubt)
     return ratio, ratio * most * ((1 / n + 1 / min(n, len(used))) / 2) ** 0.5
 
 
@@ -1017,7 +1090,7 @@ def is_kept(ratio, spread, n):
 class Row:
     """A set of techniques, what its runs gave, and the row that it is compared with."""
 
-    doubt = ONE_RUN  # the uncertainty of the ratio of two runs on this machine
+    doubt = None  # the uncertainty of the ratio of two runs, as soon as something has run twice
 
     def __init__(self, techniques=(), base=None):
         self.techniques, self.base, self.runs, self.error = techniques, base, [], ""
@@ -1043,14 +1116,15 @@ class Row:
 
     def gains(self, least=PAYS):
         ratio, spread = self.ratio()
-        return ratio >= least and ratio - 1 > spread and not self.has_other_losses()
+        return Row.doubt is not None and ratio >= least and ratio - 1 > spread and not (
+            self.has_other_losses())
 
     def is_kept(self):
         return bool(self.runs) and self.techniques[-1] not in OTHER_DATA and (
             not self.has_other_losses() and is_kept(*self.ratio(), len(self.runs)))
 
     def is_settled(self):
-        return is_settled(*self.ratio()) or self.has_other_losses()
+        return Row.doubt is not None and is_settled(*self.ratio()) or self.has_other_losses()
 
     def has_other_losses(self):
         """Return whether its losses differ on average from its base's, of the same data.
@@ -1124,8 +1198,8 @@ def reasons(facts):
         (not facts["models"], "no torch.nn.Module is called in a step",
          {"amp", "compile", "channels_last"}),
         ("image" not in seen, "the model has no 2-D convolution", {"channels_last"}),
-        (loader.get("iterable"), "each worker of an IterableDataset would give the same data",
-         {"workers"}),
+        (loader.get("repeats"), "an IterableDataset without get_worker_info gives each worker the "
+         "same data", {"workers"}),
         (not facts["optimizers"], "the optimizer is made in another process", {"fused"}),
         (unfused, f"torch has no fused {', '.join(unfused)}", {"fused"}),
         (seen, "already there", seen),  # other names than those of techniques do not matter
@@ -1149,6 +1223,7 @@ class Session:
         self.rows, self.left_out = [Row()], {}  # {a technique or a sum: why it was not tried}
         self.number = 0  # of runs until now
         self.took = []  # seconds of each run beyond the measured ones
+        self.told = []  # lines of the table that were printed
 
     def left(self):
         return self.deadline - time.monotonic()
@@ -1206,15 +1281,23 @@ class Session:
         return True
 
     def attempt(self, base, *names, then=0):
-        """Return a row of `base` and more techniques; measure it if `then` runs fit after it."""
+        """Return a row of `base` and more techniques; measure it if `then` runs fit after it.
+
+        The first row needs no time after it: there may be nothing to add up.
+        """
         row = Row((*base.techniques, *names), base)
-        if not self.has_time(1 + then):
+        if not self.has_time(1 + then * (len(self.rows) > 1)):
             self.left_out[" + ".join(names)] = "no time left (--minutes)"
             return row
         self.rows.append(row)
         self.measure(row)
-        say(line_of(row, self.rows[0]))
+        self.tell(row)
         return row
+
+    def tell(self, row):
+        """Print a row's line of the table."""
+        self.told.append(line_of(row, self.rows[0]))
+        say(self.told[-1])
 
     def climb(self, top, choices, then=0):
         """Try each choice, names of one kind, on top of what gained; return the last set."""
@@ -1321,7 +1404,8 @@ def line_of(row, plain):
     if not {*OTHER_DATA} & {*row.techniques} and row.runs[0]["losses"]:
         pairs = list(zip(row.runs[0]["losses"], plain.runs[0]["losses"]))[-10:]
         means = map(statistics.fmean, zip(*pairs))
-        losses = " / ".join(f"{one:.4g}" if abs(one) < 1e4 else f"{one:.1e}" for one in means)
+        losses = " / ".join(f"{one:.4g}" if abs(one) < 1e4 else f"{one:,.0f}" if abs(one) < 1e6
+                            else f"{one:.1e}" for one in means)
     return (f"{row.label():<25} {speed(rate):>10}  {ratio:<14} "
             f"{row.mean('wait'):>5.0%} {f'{memory / 1e9:.2f}' if memory else '-':>7}  {losses:<17} "
             f"{len(row.runs)}  {row.verdict()}").rstrip()
@@ -1396,30 +1480,59 @@ def advice(name, facts, extra):
     def line(of):
         return f"{of['at']}  {of['text']}" if of else ""
     text, models, optimizers = TECHNIQUES[name], facts["models"], facts["optimizers"]
-    model = models[0] if models else {}
-    places = [f"{each['name']} ({at})" for each in models for at in (
-        each["calls"] if "{call}" in text else [(each["above"] or each)["at"]])][1:]
-    if places and ("{call}" in text or "{model}" in text):
+    model, loader = models[0] if models else {}, main_loader(facts)
+    places = [f"{each['name']} ({at})" for each in models for at in [
+        *([(each["above"] or each)["at"]] if "{model}" in text else []),
+        *(each["calls"] if "{call}" in text else [])]]
+    first = ("{model}" in text) + ("{call}" in text)  # of these places are in the text itself
+    if places[first:] and first:
         text += "\n        likewise: {places}"
     if kind(name) in ("amp", "compile", "channels_last", "fused", "cudnn"):
         text += (f"\n        the whole: diff src/train.py src/train_{kind(name)}.py "
                  "in pytorch-speedup")
+    users = ("{loader}", loader), ("{call}", model), ("{optimizers}", (optimizers or [{}])[0])
+    inside = next((of for its, of in users if its in text and of.get("library")), {})
+    if option := LIBRARIES.get(inside.get("library"), {}).get(name):
+        text = f"{{inside}}\n            {option}"
+    elif inside:
+        text = f"inside {inside['library']}, so it has to do this:\n        {text}"
     below = f"above {line(model['above'])}" if model.get("above") else (
         f"below the line that makes {model.get('name', '').removesuffix('.module')}")
     if not optimizers:  # a pickled model loses what compile() did
         below = "in the process that trains, before its first step"
-    statement = model.get("statement", "")
-    named = re.match(r"(\w+) = ", statement)
-    output = "and a loss outside of the model takes the output's tensors as .float()"
-    if model.get("is_tensor"):
-        output = "{0} = {0}.float()".format(named[1]) if named else (
-            "and the loss takes the output as .float()")
     return text.format(
-        **extra, device=facts["device"], model=model.get("name"), output=output, below=below,
-        statement=statement.replace("\n", "\n" + 16 * " "), call=line(model),
-        pin=", pin_memory=True" * (facts["device"] == "cuda"),
-        loader=line(main_loader(facts)), places=", ".join(places),
+        **extra, **lines_of(model), device=facts["device"], model=model.get("name"), below=below,
+        call=line(model), loader=line(loader), inside=line(inside),
+        pin=", pin_memory=True" * (facts["device"] == "cuda"), places=", ".join(places[first:]),
         optimizers="\n        ".join(map(line, optimizers)))
+
+
+def lines_of(model):
+    """Return the lines to write where a model is called.
+
+    {under: those under autocast, output: those after it, images: with channels_last images}
+    """
+    last, rest = ".to(memory_format=torch.channels_last)", ""
+    images, name, call = f"its images as {last}", model.get("name"), model.get("call")
+    if model.get("image"):
+        start = call.index("(")
+        images = call[:start] + call[start:].replace(model["image"], model["image"] + last, 1)
+    under = model.get("statement", "")
+    if not call and model.get("library"):
+        under = f"output = {name}(...)"
+    elif call and not model["assigned"]:
+        new = "prediction" if "output" in under else "output"
+        rest = under.replace(call, new + ".float()" * bool(model.get("is_tensor")), 1)
+        under = f"{new} = {call}"
+    output = rest or "and the loss takes the output as .float()"
+    if not model.get("is_tensor"):
+        output = "\n".join(filter(None, [
+            rest, "and a loss outside of the model takes the output's tensors as .float()"]))
+    elif not rest and (named := re.match(r"(\w+) = ", under)):
+        output = "{0} = {0}.float()".format(named[1])
+    indented = "\n" + 12 * " "
+    return dict(under=under.replace("\n", indented + 4 * " "),
+                output=output.replace("\n", indented), images=images.replace("\n", indented))
 
 
 def paragraph(text):
@@ -1431,7 +1544,9 @@ def paragraph(text):
 def report(session, best):
     """Print the table, what holds the script back, and what to write."""
     facts, plain = session.facts, session.rows[0]
-    say("\n".join(["", heading(session.unit), *(line_of(row, plain) for row in session.rows)]))
+    lines = [line_of(row, plain) for row in session.rows]
+    if lines != session.told:  # some rows ran again
+        say("\n".join(["", heading(session.unit), *lines]))
     speeds = [statistics.median(run["rates"]) for run in plain.runs]
     if max(speeds) > MOVED * min(speeds):
         say(f"The script as it is ran at {speed(min(speeds))} to {speed(max(speeds))} "
@@ -1460,7 +1575,10 @@ def report(session, best):
     for name in paying:
         say(f"  {name}{notes.get(name, '')}\n        {advice(name, facts, session.extra)}")
     if len(best.techniques) > 1:
-        say("\nTogether, {}: {:.2f}x +- {:.2f}".format(best.name(), *best.ratio(plain)))
+        ratio, spread = best.ratio(plain)
+        is_clear = Row.doubt is not None and ratio - 1 > spread
+        say(f"\nTogether, {best.name()}: {ratio:.2f}x +- {spread:.2f}"
+            + "; not clear yet: give it more --minutes" * (not is_clear))
     waits = max((row for row in session.rows if row.runs and best in (row, row.base)
                  and row.techniques[-1:] != ("batch",)), key=lambda row: row.mean("wait"))
     if waits.mean("wait") > WAITS and not waits_for_data(session.rows):
@@ -1544,7 +1662,8 @@ are not held back.{hint}""")
         kinds = ", ".join(each["kind"] for each in facts["models"] + facts["optimizers"])
         say(f"{kinds}; {facts.get('gpu', 'CPU')}, {facts['cores']} cores, {facts['processes']} "
             f"process(es), torch {facts['torch']}")
-        say(heading(session.unit) + "\n" + line_of(plain, plain))
+        say(heading(session.unit))
+        session.tell(plain)
         best = explore(session, wanted)
     except KeyboardInterrupt:
         say("\nStopped: this table is not finished.")
