@@ -476,9 +476,9 @@ class Named(nn.Linear):
 
 net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(64, 8))
 head = Named(8, 8)
-every = list(
-    torch.optim.SGD(model.parameters(), 0.1)
-    for model in (net, head))
+every = [
+    torch.optim.SGD(net.parameters(), 0.1),
+    torch.optim.SGD(head.parameters(), 0.1)]
 other = nn.Conv2d(3, 4, 1)
 sgd = torch.optim.SGD(
     other.parameters(), 0.1)
@@ -509,7 +509,7 @@ for output in torch.utils.data.DataLoader(Data(), 4):
             other(
                 output.to(memory_format=torch.channels_last))
 """ in last and re.search(r"likewise: .*net \(within.py:15\), net \(within.py:22\)", last)
-    assert whatif.advice("compile", facts, {}).startswith("above within.py:15  every = list(\n")
+    assert whatif.advice("compile", facts, {}).startswith("above within.py:15  every = [\n")
     assert "workers" not in whatif.reasons(facts)  # Data knows of workers
 
 
