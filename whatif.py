@@ -1343,9 +1343,9 @@ def explore(session, wanted):
         before = [names for names in after if kind(names[0]) not in ("compile", "batch")]
     base = session.climb(plain, before, then=again)
     base = real = session.climb(base, loads, then=again)
-    if real.runs[-1]["wait"] > WAITS:  # nothing else can show what it gains
-        base = next((row for row in session.rows if row.runs and "no_loading" in row.techniques),
-                    real)
+    if (loads := without_loading(session.rows)) and (
+            real.runs[-1]["wait"] > WAITS or loads.ratio(real)[0] > 1 + WAITS):
+        base = loads  # with loading, nothing else can show what it gains
     top = session.climb(base, [names for names in after if names not in before],
                         then=again + (base is not real))
     if base is not real:  # measure the sum with real loading
@@ -1425,16 +1425,32 @@ BRAKES = {  # what slows a script down wherever it is
 
 
 def without_loading(rows):
-    """Return the row that repeats batches, or None if it did not run."""
-    return next((row for row in rows if row.runs and row.techniques == ("no_loading",)), None)
+    """Return the row that repeats batches on top of one with real ones, or None."""
+    return next((row for row in rows if row.runs and row.techniques[-1:] == ("no_loading",)), None)
 
 
 def waits_for_data(rows):
-    """Return whether loading is what holds the script back."""
+    """Return whether loading is what holds the script back as it is."""
     wait, loads = rows[0].mean("wait"), without_loading(rows)
-    if not loads:  # the first run may have read the files from the disk
-        return rows[0].runs[-1]["wait"] > WAITS
+    if not loads or loads.base is not rows[0]:
+        return rows[0].runs[-1]["wait"] > WAITS  # the first run may have read files from the disk
     return wait > WAITS and loads.ratio()[0] > 1.1 or wait > 0.05 and loads.gains(1.1)
+
+
+def loading_is_next(rows, best):
+    """Return a sentence if loading holds the set `best` back, or that and one technique, or ""."""
+    loads, waits = without_loading(rows), max(
+        (row for row in rows if row.runs and best in (row, row.base)
+         and row.techniques[-1:] != ("batch",)), key=lambda row: row.mean("wait"))
+    if waits_for_data(rows):
+        return ""  # already told
+    if waits.mean("wait") > WAITS:
+        return (f"With {waits.name()}, steps wait for data {waits.mean('wait'):.0%} of the time: "
+                "faster loading is next.")
+    if loads and loads.base.base and loads.gains(1.1):  # workers may take the cores from steps
+        return (f"With cached batches, {loads.base.name()} is {loads.ratio()[0]:.2f}x as fast: "
+                "faster loading is next.")
+    return ""
 
 
 def held_back_by(facts, rows):
@@ -1442,7 +1458,7 @@ def held_back_by(facts, rows):
     wait, step = rows[0].mean("wait"), rows[0].mean("step_seconds")
     took = f"{1000 * step:.3g} ms" if step < 0.9995 else f"{step:.3g} s"
     told = f"a step takes {took} and waits for data {wait:.0%} of it"
-    if loads := without_loading(rows):
+    if (loads := without_loading(rows)) and not loads.base.base:
         told += f"; with cached batches it is {loads.ratio()[0]:.2f}x as fast"
     if waits_for_data(rows):
         return f"Data: {told}."
@@ -1563,8 +1579,9 @@ def report(session, best):
         say(f"  {line}")
     batches = [row for row in session.rows if row.runs and row.techniques[-1:] == ("batch",)
                and "no_loading" not in row.techniques]
+    is_next = loading_is_next(session.rows, best)
     paying = [name for name in TECHNIQUES if name in best.techniques
-              or name == "no_loading" and waits_for_data(session.rows)
+              or name == "no_loading" and (is_next or waits_for_data(session.rows))
               or name == "batch" and any(row.gains(1.1) for row in batches)]
     if paying:
         say("\nWhat to write")
@@ -1579,11 +1596,8 @@ def report(session, best):
         is_clear = Row.doubt is not None and ratio - 1 > spread
         say(f"\nTogether, {best.name()}: {ratio:.2f}x +- {spread:.2f}"
             + "; not clear yet: give it more --minutes" * (not is_clear))
-    waits = max((row for row in session.rows if row.runs and best in (row, row.base)
-                 and row.techniques[-1:] != ("batch",)), key=lambda row: row.mean("wait"))
-    if waits.mean("wait") > WAITS and not waits_for_data(session.rows):
-        say(f"\nWith {waits.name()}, steps wait for data {waits.mean('wait'):.0%} of the time: "
-            "faster loading is next.")
+    if is_next:
+        say(f"\n{is_next}")
     if session.left_out:
         say("\nNot tried")
     for why in dict.fromkeys(session.left_out.values()):

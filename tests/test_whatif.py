@@ -222,6 +222,26 @@ def test_without_loading_while_steps_wait(loads, tried, best, sums, tmp_path, mo
     assert found.name() == (tried[-1] if sums else best)
 
 
+def test_loading_that_takes_the_cores_from_steps(tmp_path, monkeypatch, capsys):
+    """Seen on a GPU with 16 cores and 16 workers: no step waits, but all are slower."""
+    def speed(names):
+        computes = 1000 * (2 if "fused" in names else 1) * (1.5 if "compile" in names else 1)
+        return computes if "no_loading" in names else min(computes, 1400)
+    session, best = explored(speed, tmp_path, monkeypatch, ("no_loading", "fused", "compile"))
+    assert [row.name() for row in session.rows] == [
+        "as it is", "fused", "fused + no_loading", "fused + no_loading + compile",
+        "fused + compile"]
+    assert best.name() == "fused" and "pays (1.50x of fused + no_loading)" in (
+        session.rows[3].verdict())
+    session.facts |= dict(device="cpu", lines=[], loaders=[], training=[], seen=[], models=[],
+                          optimizers=[])
+    session.told.clear()
+    whatif.report(session, best)
+    out = capsys.readouterr().out
+    assert "\nWith cached batches, fused is 1.43x as fast: faster loading is next.\n" in out
+    assert "\n  no_loading\n" in out and "\n  The CPU, which computes" in out
+
+
 def test_loading_that_waits_in_the_first_run_only_is_tried_last(tmp_path, monkeypatch):
     """Files are in memory after it."""
     speeds = [(100, 0.2), 120, *[130] * 9]
