@@ -1404,7 +1404,7 @@ def line_of(row, plain):
     if not {*OTHER_DATA} & {*row.techniques} and row.runs[0]["losses"]:
         pairs = list(zip(row.runs[0]["losses"], plain.runs[0]["losses"]))[-10:]
         means = map(statistics.fmean, zip(*pairs))
-        losses = " / ".join(f"{one:.4g}" if abs(one) < 1e4 else f"{one:,.0f}" if abs(one) < 1e6
+        losses = " / ".join(f"{one:#.4g}" if abs(one) < 999 else f"{one:,.0f}" if abs(one) < 1e6
                             else f"{one:.1e}" for one in means)
     return (f"{row.label():<25} {speed(rate):>10}  {ratio:<14} "
             f"{row.mean('wait'):>5.0%} {f'{memory / 1e9:.2f}' if memory else '-':>7}  {losses:<17} "
