@@ -80,7 +80,8 @@ HAZARDS = [
     ("DALI cache", "collate_fn|worker_init_fn|batch_sampler",
      "the technique's loader does not call it", None),
     ("DALI cache", r"(Resize|Crop)\([\[(]", "images have to be squares", None),
-    ("DALI cache", r"Grayscale|convert\(.L|Conv2d\(1\b", "images have three channels", None),
+    ("DALI cache", r"(?<!Random)Grayscale|convert\(.L|Conv2d\(1\b",
+     "its images have three channels; train_LMDB.py's have as many as yours", None),
     ("DALI", r"transforms\.(?!Normalize|ToDtype|Compose|CutMix|MixUp)\w+\(",
      "DALI does not run it: do the same in image_pipeline", r"\bfn\.\w"),
     ("cache", r"transforms\.(Random|Auto|Trivial|Aug|ColorJ|Gauss|Elastic)\w*\(",
@@ -206,7 +207,8 @@ def explain(conflicts, name, path, yours, base):
     first = conflicts[0][1]
     at = ("\n" + yours).find("\n" + first) if first else -1
     place = "the lines" if at < 0 else f"line {yours.count(chr(10), 0, at) + 1}"
-    reason = f"{name} does not join {path}: both change {place} shown above; nothing was changed"
+    reason = (f"{name} does not join {path}: both change {place} shown above; nothing was changed. "
+              "Take back your change there, join, and make it again in the joined lines")
     commits = git("log", "--format=%H", "-n", "2", "--", "src/train.py").split()
     if len(commits) < 2 or git("rev-parse", "--is-shallow-repository") != "false\n":
         reason += (f". {ROOT} has no git history in which to find an older train.py; if {path} was "

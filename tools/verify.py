@@ -461,7 +461,8 @@ class Verifier:
         gap = distance(losses, torch.tensor(unbroken.seen[0]["losses"])[-len(losses):])
         if not gap <= max(ALLOWED, 3 * spread):
             self.notes.append("your own copy, resumed, does not continue as its unbroken run: the "
-                              f"losses differ by {gap:.1e}")
+                              f"losses differ by {gap:.1e}. Random crops of loading workers do "
+                              "that; --augment none turns them off")
         return views
 
 
