@@ -445,6 +445,21 @@ def test_progress(monkeypatch):
     assert progress.estimate(2) == (30 + 20 * 100 / 10, 30)
 
 
+def test_a_baseline_is_not_judged_while_the_host_is_ahead_of_the_gpu(monkeypatch):
+    """Seen on an H200: its first ten steps seemed to take half of their time."""
+    clock = [0.0]
+    monkeypatch.setattr(runs.time, "monotonic", lambda: clock[0])
+    session = running.Session([], 4, 4, 3, 180, None, {})
+    progress = runs.Progress()
+    with pytest.raises(runs.GiveUp, match=r"a run would take 1\d s of the 3 minutes"):
+        for step in range(1, 98):
+            clock[0] += 5 if step == 1 else 0.001 if step < 12 else 0.043
+            progress.update(1, step, 97)
+            session.shorten(progress)
+    assert clock[0] > 7 and 30 < session.steps < 60 and session.options == [
+        "--steps", str(session.steps)]  # 4 epochs in 6 s would be 35
+
+
 # ------------------------------------------------------------------------------ the display
 def test_a_terminal_shows_the_run_under_way_in_place(stand_ins, data):
     ours, its = pty.openpty()

@@ -26,6 +26,7 @@ FIRST = ("channels_last", "amp", "cache", "DALI", "compile")  # these usually pa
 MINUTES = 5  # of the whole without a DATASET
 SHARE = 30  # with a limit of time, the baseline takes at most this part of it after its start
 LEAST_STEPS = 5  # an epoch is not made shorter than this
+AHEAD = 2  # seconds after the first step in which the host may be far ahead of the GPU
 CLOSING_SECONDS = 15  # for the table and the chart at the end
 
 
@@ -199,7 +200,8 @@ class Session:
         """Give up a baseline that would take too long, and add --steps for all runs."""
         whole, self.start = progress.estimate(self.epochs) or (0, self.start)
         most = max(60 * self.minutes / SHARE, SECONDS)
-        if whole - self.start <= most or self.steps:
+        if whole - self.start <= most or self.steps or (
+                time.monotonic() < progress.first[0] + AHEAD):
             return
         steps = max(LEAST_STEPS, int(progress.steps * most / (whole - self.start)))
         if steps < progress.steps:
