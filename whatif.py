@@ -71,14 +71,10 @@ TECHNIQUES = {
             num_workers={workers}, persistent_workers=True{pin}
         watch: each worker takes memory and draws random numbers of its own""",
     "amp bfloat16": """{call}
-            with torch.autocast("{device}", torch.bfloat16):
-                {under}
-            {output}
+            {autocast}
         watch: compare the accuracy of a whole training""",
     "amp float16": """{call}
-            with torch.autocast("{device}", torch.float16):
-                {under}
-            {output}
+            {autocast}
         before the training loop
             scaler = torch.amp.GradScaler("{device}")
         for loss.backward() and optimizer.step()
@@ -110,8 +106,11 @@ TECHNIQUES = {
         watch: this is another training: tune the learning rate again""",
 }
 LIBRARIES = {  # that make loaders and optimizers and call the model: what they take
-    "accelerate": {"workers": "the DataLoader that prepare() is given: num_workers={workers}, "
-                              "persistent_workers=True"},
+    "accelerate": {
+        "workers": "the DataLoader that prepare() is given: num_workers={workers}, "
+                   "persistent_workers=True",
+        "amp bfloat16": 'Accelerator: mixed_precision="bf16"',
+        "amp float16": 'Accelerator: mixed_precision="fp16"'},
     "transformers": {
         "workers": "TrainingArguments: dataloader_num_workers={workers}, "
                    "dataloader_persistent_workers=True",
@@ -371,11 +370,15 @@ def statement_at(file, line):
 
 
 def repeats_in_workers(dataset):
-    """Return whether each worker of a DataLoader would give the same data."""
-    if not isinstance(dataset, torch.utils.data.IterableDataset):
+    """Return whether each worker of a DataLoader may give the same data."""
+    if isinstance(dataset, torch.utils.data.ChainDataset):
+        return any(map(repeats_in_workers, dataset.datasets))
+    classes = type(dataset).__mro__
+    if torch.utils.data.IterableDataset not in classes:
         return False
     with contextlib.suppress(Exception):  # there may be no source
-        return "get_worker_info" not in inspect.getsource(sys.modules[type(dataset).__module__])
+        return not any("get_worker_info" in inspect.getsource(each) for each in
+                       classes[:classes.index(torch.utils.data.IterableDataset)])
     return True
 
 
@@ -475,44 +478,69 @@ class Run:
         return dict(at=f"{os.path.relpath(file, self.spec['cwd'])}:{line}",
                     text=linecache.getline(file, line).strip())
 
-    def library(self):
-        """Return the package that the user's innermost line calls, if it is not torch, or ""."""
+    def library(self, made=None):
+        """Return the package that the user's innermost line calls, if it is not torch, or "".
+
+        The package of a class does not count if the user makes an object of it: `made`.
+        """
         found = ""
         for frame, _ in traceback.walk_stack(sys._getframe(1)):
             if self.is_users(frame):
                 return found
             _, is_there, path = frame.f_code.co_filename.rpartition("-packages" + os.sep)
-            if is_there and not path.startswith("torch" + os.sep):
+            if is_there and not path.startswith("torch" + os.sep) and (
+                    made is None or frame.f_locals.get("self") is not made):
                 found = path.split(os.sep)[0]
         return ""
 
-    def call_of(self, module):
-        """Return how the user's statement calls a model.
+    def call_of(self, module, args):
+        """Return how the user's statement calls a model with `args`.
 
-        {statement: its text (of one with a block, only the line), call: the call's text or "",
-        image: the text of its first argument or "", assigned: whether it is `output = call`}
+        {statement: its text, calls_at: for each call where its function begins and ends, and its
+        end, image_at: where the first argument of the first begins and ends if it is images,
+        assigned: whether it is `output = call`, target: that output, or ""}
         """
         frame, line = self.frames()[0]
         file = frame.f_code.co_filename
-        about = dict(statement=linecache.getline(file, line).strip(), call="", image="",
-                     assigned=False)
-        node = statement_at(file, line)
-        if node and not hasattr(node, "body"):
-            lines = linecache.getlines(file)[node.lineno - 1:node.end_lineno]
-            text = about["statement"] = textwrap.dedent("".join(lines)).strip()
-            with contextlib.suppress(Exception):  # a property may raise anything
-                (tree,) = ast.parse(text).body
-                call = next(each for each in ast.walk(tree) if isinstance(each, ast.Call)
-                            and not any(isinstance(part, ast.Call) for part in ast.walk(each.func))
-                            and eval(ast.unparse(each.func), frame.f_globals, frame.f_locals)
-                            is module)
-                about |= dict(call=ast.get_source_segment(text, call),
-                              assigned=getattr(tree, "value", None) is call
-                              and isinstance(tree, (ast.Assign, ast.AnnAssign, ast.Expr)))
-                if call.args and isinstance(call.args[0], (ast.Name, ast.Attribute, ast.Subscript,
-                                                           ast.Call)):
-                    about["image"] = ast.get_source_segment(text, call.args[0])
+        about, node = dict(statement="", calls_at=[], image_at=[], assigned=False, target=""), (
+            statement_at(file, line))
+        if not node or hasattr(node, "body"):
+            return about
+        # the first line begins where the statement does, and so do the others as far as they can
+        first, *others = ast.get_source_segment("".join(linecache.getlines(file)),
+                                                node).splitlines(keepends=True)
+        text = about["statement"] = first + "".join(
+            re.sub(f"^ {{1,{node.col_offset}}}", "", each) for each in others)
+        (tree,) = ast.parse(text).body
+        starts = [0, *itertools.accumulate(map(len, text.splitlines(keepends=True)))]
+
+        def span(of):  # columns are in bytes
+            ends = (of.lineno, of.col_offset), (of.end_lineno, of.end_col_offset)
+            return [starts[number - 1] + len(text.splitlines()[number - 1].encode()[:at].decode())
+                    for number, at in ends]
+        calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call)
+                 and self.is_name_of(module, each.func, frame)]
+        if calls:
+            targets = getattr(tree, "targets", [])
+            is_images = args and isinstance(args[0], torch.Tensor) and args[0].dim() == 4
+            about |= dict(
+                calls_at=[[*span(each.func), span(each)[1]] for each in calls],
+                image_at=span(calls[0].args[0]) if is_images and calls[0].args else [],
+                assigned=getattr(tree, "value", None) is calls[0]
+                and isinstance(tree, (ast.Assign, ast.AnnAssign, ast.Expr)),
+                target=ast.unparse(targets[0]) if len(targets) == 1 and isinstance(
+                    targets[0], (ast.Name, ast.Attribute)) else "")
         return about
+
+    @staticmethod
+    def is_name_of(module, node, frame):
+        """Return whether an expression of names, attributes and constant indices is a model."""
+        allowed = ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.expr_context
+        if not all(isinstance(each, allowed) for each in ast.walk(node)):
+            return False
+        with contextlib.suppress(Exception):  # a property may raise anything
+            return eval(ast.unparse(node), frame.f_globals, frame.f_locals) is module
+        return False
 
     def names(self, depth=0):
         """Return {name: model} of the models that a user's line can name, such as self.net."""
@@ -602,7 +630,7 @@ class Run:
         loader._whatif = number
         data = torch.utils.data
         self.loaders[number] = dict(
-            **self.place(), library=self.library(),
+            **self.place(), library=self.library(loader),
             workers=loader.num_workers, pin=loader.pin_memory,
             length=length_of(loader), persistent=loader.persistent_workers,
             repeats=repeats_in_workers(loader.dataset),
@@ -656,7 +684,7 @@ class Run:
         torch.nn.Module.__call__ = self.calls[0]  # the modules inside are not watched
         try:
             if module not in self.models:
-                self.prepare(module)
+                self.prepare(module, args)
             output = original(module, *args, **kwargs)
             about = self.models[module]
             about["is_tensor"] = isinstance(output, torch.Tensor)
@@ -666,20 +694,23 @@ class Run:
             if self.clock.steps < WATCHED:
                 torch.nn.Module.__call__ = self.calls[1]
 
-    def prepare(self, module):
-        """Note what a model is, and change it before its first step."""
+    def prepare(self, module, args):
+        """Note what a model is, and change it before its first step, a call with `args`."""
         nn, last = torch.nn, torch.channels_last
         inner, called = module, next((  # a part of one is net.head, or net[0]
             re.sub(r"\.(\d+)", r"[\1]", f"{name}.{path}".rstrip(".")) for name, model
-            in self.names().items() for path, part in model.named_modules() if part is module),
-            "model")
+            in self.names().items() for path, part in model.named_modules() if part is module), "")
+        call = self.call_of(module, args)
+        if not called:
+            begin, end, _ = (call["calls_at"] or [(0, 0, 0)])[0]
+            called = call["statement"][begin:end] or "model"
         called, above = self.called.get(id(module), (called, None))
         while isinstance(inner, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             inner = inner.module
             called, above = self.called.get(id(inner), (f"{called}.module", above))
         self.models[module] = dict(
             name=called, kind=type(inner).__name__, **self.place(), library=self.library(),
-            **self.call_of(module), above=above, calls=[])
+            **call, above=above, calls=[], is_tensor=False)
         weight = next(module.parameters())
         self.device = weight.device.type
         self.see("amp", weight.dtype in (torch.float16, torch.bfloat16))
@@ -751,7 +782,7 @@ class Run:
                 self.scaler.unscale_(optimizer)
 
     def make_optimizer(self, original, optimizer, params, defaults):
-        facts = dict(kind=type(optimizer).__name__, **self.place(), library=self.library(),
+        facts = dict(kind=type(optimizer).__name__, **self.place(), library=self.library(optimizer),
                      fused=defaults.get("fused"), can_fuse="fused" in defaults)
         if "fused" in self.techniques and "fused" in defaults:
             defaults |= dict(fused=True, foreach=None)
@@ -921,7 +952,7 @@ def run_script():
             where = where.tb_next
         lines = str(error).strip().splitlines() or [""]
         told = f"{name}: {lines[-1 if name == 'ProcessRaisedException' else 0]}".rstrip(": ")
-        told = textwrap.shorten(told, 250, placeholder=" ...")
+        told = told[:250] + " ..." * (len(told) > 250)
         for frame, line in traceback.walk_tb(where):
             if run.is_users(frame):  # the innermost one stays
                 at = f" ({os.path.relpath(frame.f_code.co_filename, run.spec['cwd'])}:{line})"
@@ -1114,8 +1145,8 @@ class Row:
         """Return (how many times as fast as `base` it is, the uncertainty)."""
         return compare(self.runs, (base or self.base).runs, self.doubt)
 
-    def gains(self, least=PAYS):
-        ratio, spread = self.ratio()
+    def gains(self, least=PAYS, base=None):
+        ratio, spread = self.ratio(base)
         return Row.doubt is not None and ratio >= least and ratio - 1 > spread and not (
             self.has_other_losses())
 
@@ -1198,8 +1229,8 @@ def reasons(facts):
         (not facts["models"], "no torch.nn.Module is called in a step",
          {"amp", "compile", "channels_last"}),
         ("image" not in seen, "the model has no 2-D convolution", {"channels_last"}),
-        (loader.get("repeats"), "an IterableDataset without get_worker_info gives each worker the "
-         "same data", {"workers"}),
+        (loader.get("repeats"), "an IterableDataset without get_worker_info may give each worker "
+         "the same data", {"workers"}),
         (not facts["optimizers"], "the optimizer is made in another process", {"fused"}),
         (unfused, f"torch has no fused {', '.join(unfused)}", {"fused"}),
         (seen, "already there", seen),  # other names than those of techniques do not matter
@@ -1447,8 +1478,10 @@ def loading_is_next(rows, best):
     if waits.mean("wait") > WAITS:
         return (f"With {waits.name()}, steps wait for data {waits.mean('wait'):.0%} of the time: "
                 "faster loading is next.")
-    if loads and loads.base.base and loads.gains(1.1):  # workers may take the cores from steps
-        return (f"With cached batches, {loads.base.name()} is {loads.ratio()[0]:.2f}x as fast: "
+    real = loads and max(loads.base, best, key=Row.rate)
+    if loads and loads.gains(1.1, real):  # workers may take the cores from steps
+        name = real.name() if real.base else "the script as it is"
+        return (f"Cached batches are {loads.ratio(real)[0]:.2f}x as fast as {name}: "
                 "faster loading is next.")
     return ""
 
@@ -1506,49 +1539,61 @@ def advice(name, facts, extra):
     if kind(name) in ("amp", "compile", "channels_last", "fused", "cudnn"):
         text += (f"\n        the whole: diff src/train.py src/train_{kind(name)}.py "
                  "in pytorch-speedup")
-    users = ("{loader}", loader), ("{call}", model), ("{optimizers}", (optimizers or [{}])[0])
-    inside = next((of for its, of in users if its in text and of.get("library")), {})
-    if option := LIBRARIES.get(inside.get("library"), {}).get(name):
+    optimizer = optimizers[0] if optimizers else {}
+    users = {"{loader}": loader, "{call}": model, "{optimizers}": optimizer}
+    users = [of for its, of in users.items() if its in text]
+    if kind(name) == "amp":  # a Trainer may let the user call the model, and scale the loss itself
+        users += [optimizer, loader]
+    option, inside = next(((LIBRARIES[of["library"]][name], of) for of in users
+                           if name in LIBRARIES.get(of.get("library"), {})), ("", {}))
+    if option:
         text = f"{{inside}}\n            {option}"
-    elif inside:
-        text = f"inside {inside['library']}, so it has to do this:\n        {text}"
+    elif library := users and users[0].get("library"):
+        text = f"inside {library}, which has to be told to do this:\n        {text}"
     below = f"above {line(model['above'])}" if model.get("above") else (
         f"below the line that makes {model.get('name', '').removesuffix('.module')}")
     if not optimizers:  # a pickled model loses what compile() did
         below = "in the process that trains, before its first step"
+    autocast = f'torch.autocast("{facts["device"]}", torch.{name.split()[-1]})'
     return text.format(
-        **extra, **lines_of(model), device=facts["device"], model=model.get("name"), below=below,
+        **extra, **lines_of(model, autocast),
+        device=facts["device"], model=model.get("name"), below=below,
         call=line(model), loader=line(loader), inside=line(inside),
         pin=", pin_memory=True" * (facts["device"] == "cuda"), places=", ".join(places[first:]),
         optimizers="\n        ".join(map(line, optimizers)))
 
 
-def lines_of(model):
-    """Return the lines to write where a model is called.
+def lines_of(model, autocast):
+    """Return {autocast, images}: the lines to write where a model is called."""
+    name, text, calls = (model.get(key) for key in ("name", "statement", "calls_at"))
+    last, is_tensor = ".to(memory_format=torch.channels_last)", bool(model.get("is_tensor"))
+    note = "" if is_tensor else (
+        "and a loss outside of the model takes the output's tensors as .float()")
+    lines = f"each call of it as {autocast}({name})(...)" + ".float()" * is_tensor
+    images = f"its images as {last}"
+    if calls and model["assigned"]:
+        lines, target = f"with {autocast}:\n    " + text.replace("\n", "\n    "), model["target"]
+        if is_tensor:
+            note = f"{target} = {target}.float()" if target else (
+                "and the loss takes the output as .float()")
+    elif calls:
+        lines = inserted(text, [part for begin, end, after in calls for part in (
+            (begin, f"{autocast}("), (end, ")"), (after, ".float()" * is_tensor))])
+    if model.get("image_at"):
+        (begin, _, after), (first, end) = calls[0], model["image_at"]
+        is_short = re.fullmatch(r"[\w.]+", text[first:end])
+        images = inserted(text[begin:after], [
+            (first - begin, "" if is_short else "("), (end - begin, "" if is_short else ")"),
+            (end - begin, last)])
+    return {key: value.replace("\n", "\n" + 12 * " ") for key, value in dict(
+        autocast=f"{lines}\n{note}".strip(), images=images).items()}
 
-    {under: those under autocast, output: those after it, images: with channels_last images}
-    """
-    last, rest = ".to(memory_format=torch.channels_last)", ""
-    images, name, call = f"its images as {last}", model.get("name"), model.get("call")
-    if model.get("image"):
-        start = call.index("(")
-        images = call[:start] + call[start:].replace(model["image"], model["image"] + last, 1)
-    under = model.get("statement", "")
-    if not call and model.get("library"):
-        under = f"output = {name}(...)"
-    elif call and not model["assigned"]:
-        new = "prediction" if "output" in under else "output"
-        rest = under.replace(call, new + ".float()" * bool(model.get("is_tensor")), 1)
-        under = f"{new} = {call}"
-    output = rest or "and the loss takes the output as .float()"
-    if not model.get("is_tensor"):
-        output = "\n".join(filter(None, [
-            rest, "and a loss outside of the model takes the output's tensors as .float()"]))
-    elif not rest and (named := re.match(r"(\w+) = ", under)):
-        output = "{0} = {0}.float()".format(named[1])
-    indented = "\n" + 12 * " "
-    return dict(under=under.replace("\n", indented + 4 * " "),
-                output=output.replace("\n", indented), images=images.replace("\n", indented))
+
+def inserted(text, parts):
+    """Return `text` with each (position, new text) in it; those of one position in their order."""
+    for at, new in reversed(sorted(parts, key=lambda part: part[0])):
+        text = text[:at] + new + text[at:]
+    return text
 
 
 def paragraph(text):
@@ -1595,7 +1640,8 @@ def report(session, best):
         ratio, spread = best.ratio(plain)
         is_clear = Row.doubt is not None and ratio - 1 > spread
         say(f"\nTogether, {best.name()}: {ratio:.2f}x +- {spread:.2f}"
-            + "; not clear yet: give it more --minutes" * (not is_clear))
+            + f"; not clear yet: give it more --{'runs' if session.args.runs == 1 else 'minutes'}"
+            * (not is_clear))
     if is_next:
         say(f"\n{is_next}")
     if session.left_out:

@@ -19,7 +19,7 @@ imagenet=${IMAGENET:-data/imagenet}
 limit=(--minutes "${MINUTES:-25}")
 graphs=(--compile_mode reduce-overhead)
 best="cache amp channels_last compile fused cudnn ${graphs[*]}"
-compiled="amp channels_last compile cudnn ${graphs[*]}"
+compiled="amp channels_last compile fused ${graphs[*]}"
 conv11=(--width 64 --batch_size 512)
 resnet50=(--model resnet50 --image_size 224 --augment resized --batch_size 256)
 

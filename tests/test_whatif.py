@@ -238,7 +238,7 @@ def test_loading_that_takes_the_cores_from_steps(tmp_path, monkeypatch, capsys):
     session.told.clear()
     whatif.report(session, best)
     out = capsys.readouterr().out
-    assert "\nWith cached batches, fused is 1.43x as fast: faster loading is next.\n" in out
+    assert "\nCached batches are 1.43x as fast as fused: faster loading is next.\n" in out
     assert "\n  no_loading\n" in out and "\n  The CPU, which computes" in out
 
 
@@ -464,9 +464,8 @@ above made.py:27  sgd = build(network.parameters())
             network.compile()""")
     amp = whatif.advice("amp bfloat16", facts, {})
     assert """
-                output = model(torch.rand(4, 8))
             loss = nn.functional.mse_loss(
-                output.float(),
+                torch.autocast("cpu", torch.bfloat16)(model)(torch.rand(4, 8)).float(),
                 torch.rand(4, 8))
 """ in amp
     assert "likewise: network (made.py:12), wrapped (made.py:13)" in amp
@@ -481,8 +480,9 @@ below the line that makes wrapped
 
 
 def test_what_is_called_within_a_longer_statement(tmp_path):
-    """Lines for an optimizer of several lines, two models with images, and a dict of tensors."""
-    (tmp_path / "within.py").write_text("""import torch
+    """The lines run where they stand: in a lambda, for all calls, with comments and names alike."""
+    script = tmp_path / "within.py"
+    script.write_text("""import torch
 from torch import nn
 
 class Data(torch.utils.data.IterableDataset):
@@ -495,41 +495,48 @@ class Named(nn.Linear):
         return {"mean": super().forward(x).mean()}
 
 net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(64, 8))
-head = Named(8, 8)
+head, subnet = Named(8, 8), nn.Flatten(0)
 every = [
     torch.optim.SGD(net.parameters(), 0.1),
     torch.optim.SGD(head.parameters(), 0.1)]
-other = nn.Conv2d(3, 4, 1)
+parts = {"é": nn.Conv2d(3, 4, 1)}
 sgd = torch.optim.SGD(
-    other.parameters(), 0.1)
+    parts["é"].parameters(), 0.1)
+apply = lambda x: parts["é"](x)
 for output in torch.utils.data.DataLoader(Data(), 4):
-    loss = head(net(output / 2))["mean"] + other(
-        output).mean()
+    for one in (output,): loss = head(net(  # net, of output / 2
+        one / 2))["mean"] + (net(output) - net(one)).mean()
+    loss = loss + apply(output).mean() + subnet(output).mean()
     loss.backward()
     sgd.step()
 """)
     ask(tmp_path, "within.py", only="plain")
     facts = json.loads((tmp_path.parent / f"{tmp_path.name}.json").read_text())["facts"]
-    told = {each["name"]: whatif.advice("amp bfloat16", facts | dict(models=[each]), {})
-            for each in facts["models"]}
-    assert """
-                prediction = net(output / 2)
-            loss = head(prediction.float())["mean"] + other(
-                output).mean()
-""" in told["net"]
-    assert """
-                prediction = head(net(output / 2))
-            loss = prediction["mean"] + other(
-                output).mean()
+    assert [each["name"] for each in facts["models"]] == ["net", "head", 'parts["é"]']
+    told = [whatif.advice("amp bfloat16", facts | dict(models=[each]), {}).split("\n", 1)
+            for each in facts["models"]]
+    autocast = 'torch.autocast("cpu", torch.bfloat16)'
+    for (at, told), line, new in zip(told, (23, 23, 21), (
+            f"""
+            loss = head({autocast}(net)(  # net, of output / 2
+            one / 2).float())["mean"] + ({autocast}(net)(output).float() - \
+{autocast}(net)(one).float()).mean()
+        watch""", f"""
+            loss = {autocast}(head)(net(  # net, of output / 2
+            one / 2))["mean"] + (net(output) - net(one)).mean()
             and a loss outside of the model takes the output's tensors as .float()
-""" in told["head"]
-    last = whatif.advice("channels_last", facts | dict(models=facts["models"][::-1]), {})
-    assert re.match(r"above within.py:19  sgd = torch.optim.SGD\(\n +other.to\(memory_format", last)
+        watch""", f"""
+            apply = lambda x: {autocast}(parts["é"])(x).float()
+        watch""")):
+        assert at.startswith(f"within.py:{line}  ") and f"\n{told}".startswith(new)
+    last = whatif.advice("channels_last", facts, {})
+    assert re.match(r"above within.py:15  every = \[\n +net.to\(memory_format", last)
     assert """
-            other(
-                output.to(memory_format=torch.channels_last))
-""" in last and re.search(r"likewise: .*net \(within.py:15\), net \(within.py:22\)", last)
-    assert whatif.advice("compile", facts, {}).startswith("above within.py:15  every = [\n")
+            net(  # net, of output / 2
+            (one / 2).to(memory_format=torch.channels_last))
+""" in last and 'likewise: ' in last and ', parts["é"] (within.py:21)' in last
+    assert "its images as .to" in whatif.advice(  # which has no images
+        "channels_last", facts | dict(models=facts["models"][1:2]), {})
     assert "workers" not in whatif.reasons(facts)  # Data knows of workers
 
 
@@ -552,14 +559,18 @@ fitter.fit(torch.nn.Linear(8, 8), torch.rand(64, 8))
 """)
     ask(tmp_path, "fits.py", only="plain")
     facts = json.loads((tmp_path.parent / f"{tmp_path.name}.json").read_text())["facts"]
-    begin = "inside fitter, so it has to do this:\n        fits.py:4  fitter.fit(torch.nn.Linear"
+    begin = ("inside fitter, which has to be told to do this:\n"
+             "        fits.py:4  fitter.fit(torch.nn.Linear")
     for name in "amp bfloat16", "workers", "fused":
         assert whatif.advice(name, facts, dict(workers=2)).startswith(begin)
-    assert "output = model(...)" in whatif.advice("amp bfloat16", facts, {})
-    for of in facts["models"] + facts["loaders"] + facts["optimizers"]:
+    assert 'as torch.autocast("cpu", torch.bfloat16)(model)(...).float()\n' in (
+        whatif.advice("amp bfloat16", facts, {}))
+    for of in facts["loaders"] + facts["optimizers"]:
         of["library"] = "transformers"
     assert whatif.advice("workers", facts, dict(workers=2)).endswith(
         "TrainingArguments: dataloader_num_workers=2, dataloader_persistent_workers=True")
+    facts["models"][0]["library"] = ""  # as in a Trainer with a compute_loss of the user's
+    assert whatif.advice("amp bfloat16", facts, {}).endswith("TrainingArguments: bf16=True")
 
 
 def test_the_first_technique_is_tried_even_if_no_time_is_left_to_add_up(tmp_path, monkeypatch):
