@@ -1495,8 +1495,9 @@ def held_back_by(facts, rows):
         told += f"; with cached batches it is {loads.ratio()[0]:.2f}x as fast"
     if waits_for_data(rows):
         return f"Data: {told}."
-    if facts["device"] != "cuda":
-        return f"The CPU, which computes the steps: {told}."
+    if facts["device"] != "cuda":  # loading may take the cores from steps, though none waits
+        loads = loads and loads.gains(1.1)
+        return f"The CPU, which {'loads data and ' * bool(loads)}computes the steps: {told}."
     if not facts["busy"]:
         return f"The host or the GPU; its kernels could not be timed: {told}."
     busy, kinds = min(1, facts["busy"] / step), facts["kernels"]

@@ -239,7 +239,7 @@ def test_loading_that_takes_the_cores_from_steps(tmp_path, monkeypatch, capsys):
     whatif.report(session, best)
     out = capsys.readouterr().out
     assert "\nCached batches are 1.43x as fast as fused: faster loading is next.\n" in out
-    assert "\n  no_loading\n" in out and "\n  The CPU, which computes" in out
+    assert "\n  no_loading\n" in out and "\n  The CPU, which loads data and" in out
 
 
 def test_loading_that_waits_in_the_first_run_only_is_tried_last(tmp_path, monkeypatch):
