@@ -66,7 +66,7 @@ RANK = int(os.environ.get("RANK", 0)) if RANKS > 1 else 0
 # in the order of the runs: what to write for each technique, and what to watch
 TECHNIQUES = {
     "no_loading": """load faster, or keep the decoded data in memory
-        the whole: src/train_cache.py, train_DALI.py, train_LMDB.py in pytorch-speedup""",
+        examples: src/train_cache.py, train_DALI.py, train_LMDB.py in pytorch-speedup""",
     "workers": """{loader}
             num_workers={workers}, persistent_workers=True{pin}
         watch: each worker takes memory and draws random numbers of its own""",
@@ -1538,7 +1538,7 @@ def advice(name, facts, extra):
     if places[first:] and first:
         text += "\n        likewise: {places}"
     if kind(name) in ("amp", "compile", "channels_last", "fused", "cudnn"):
-        text += (f"\n        the whole: diff src/train.py src/train_{kind(name)}.py "
+        text += (f"\n        example: diff src/train.py src/train_{kind(name)}.py "
                  "in pytorch-speedup")
     optimizer = optimizers[0] if optimizers else {}
     users = {"{loader}": loader, "{call}": model, "{optimizers}": optimizer}

@@ -167,7 +167,7 @@ MODELS = [
          ("nn.BatchNorm2d(wider)", "nn.GroupNorm(2, wider)")]),
     Edit("a torchvision model with another head", "model", [
          (MODEL, "            model = models.shufflenet_v2_x0_5()\n"
-                 "            model.fc = nn.Linear(1024, classes)\n")], options="--lr 0.001"),
+                 "            model.fc = nn.Linear(1024, classes)\n")], options="--lr 0.0001"),
     Edit("dropout before the head", "model", [
          ("nn.Flatten(), nn.Linear", "nn.Flatten(), nn.Dropout(0.5), nn.Linear")]),
     Edit("dropout on feature maps", "model", [
