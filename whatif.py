@@ -1375,7 +1375,7 @@ def explore(session, wanted):
     base = session.climb(plain, before, then=again)
     base = real = session.climb(base, loads, then=again)
     if (loads := without_loading(session.rows)) and (
-            real.runs[-1]["wait"] > WAITS or loads.ratio(real)[0] > 1 + WAITS):
+            real.runs[-1]["wait"] > WAITS or loads.gains(1 + WAITS, real)):
         base = loads  # with loading, nothing else can show what it gains
     top = session.climb(base, [names for names in after if names not in before],
                         then=again + (base is not real))
