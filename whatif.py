@@ -506,30 +506,31 @@ class Run:
             statement_at(file, line))
         if not node or hasattr(node, "body"):
             return about
-        # the first line begins where the statement does, and so do the others as far as they can
-        first, *others = ast.get_source_segment("".join(linecache.getlines(file)),
-                                                node).splitlines(keepends=True)
-        text = about["statement"] = first + "".join(
-            re.sub(f"^ {{1,{node.col_offset}}}", "", each) for each in others)
-        (tree,) = ast.parse(text).body
-        starts = [0, *itertools.accumulate(map(len, text.splitlines(keepends=True)))]
+        with contextlib.suppress(Exception):  # only the advice needs it: it must not stop a run
+            # the first line begins where the statement does, and so do others as far as they can
+            first, *others = ast.get_source_segment(
+                "".join(linecache.getlines(file)), node).split("\n")
+            lines = [first, *(re.sub(f"^ {{1,{node.col_offset}}}", "", each) for each in others)]
+            text = about["statement"] = "\n".join(lines)
+            (tree,) = ast.parse(text).body
+            starts = [0, *itertools.accumulate(len(each) + 1 for each in lines)]
 
-        def span(of):  # columns are in bytes
-            ends = (of.lineno, of.col_offset), (of.end_lineno, of.end_col_offset)
-            return [starts[number - 1] + len(text.splitlines()[number - 1].encode()[:at].decode())
-                    for number, at in ends]
-        calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call)
-                 and self.is_name_of(module, each.func, frame)]
-        if calls:
-            targets = getattr(tree, "targets", [])
-            is_images = args and isinstance(args[0], torch.Tensor) and args[0].dim() == 4
-            about |= dict(
-                calls_at=[[*span(each.func), span(each)[1]] for each in calls],
-                image_at=span(calls[0].args[0]) if is_images and calls[0].args else [],
-                assigned=getattr(tree, "value", None) is calls[0]
-                and isinstance(tree, (ast.Assign, ast.AnnAssign, ast.Expr)),
-                target=ast.unparse(targets[0]) if len(targets) == 1 and isinstance(
-                    targets[0], (ast.Name, ast.Attribute)) else "")
+            def span(of):  # columns are in bytes
+                ends = (of.lineno, of.col_offset), (of.end_lineno, of.end_col_offset)
+                return [starts[number - 1] + len(lines[number - 1].encode()[:at].decode())
+                        for number, at in ends]
+            calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call)
+                     and self.is_name_of(module, each.func, frame)]
+            if calls:
+                targets = getattr(tree, "targets", [])
+                is_images = args and isinstance(args[0], torch.Tensor) and args[0].dim() == 4
+                about |= dict(
+                    calls_at=[[*span(each.func), span(each)[1]] for each in calls],
+                    image_at=span(calls[0].args[0]) if is_images and calls[0].args else [],
+                    assigned=getattr(tree, "value", None) is calls[0]
+                    and isinstance(tree, (ast.Assign, ast.AnnAssign, ast.Expr)),
+                    target=ast.unparse(targets[0]) if len(targets) == 1 and isinstance(
+                        targets[0], (ast.Name, ast.Attribute)) else "")
         return about
 
     @staticmethod
@@ -1374,9 +1375,9 @@ def explore(session, wanted):
         before = [names for names in after if kind(names[0]) not in ("compile", "batch")]
     base = session.climb(plain, before, then=again)
     base = real = session.climb(base, loads, then=again)
-    if (loads := without_loading(session.rows)) and (
-            real.runs[-1]["wait"] > WAITS or loads.gains(1 + WAITS, real)):
-        base = loads  # with loading, nothing else can show what it gains
+    if (cached_row := without_loading(session.rows)) and (
+            real.runs[-1]["wait"] > WAITS or cached_row.gains(1 + WAITS, real)):
+        base = cached_row  # with loading, nothing else can show what it gains
     top = session.climb(base, [names for names in after if names not in before],
                         then=again + (base is not real))
     if base is not real:  # measure the sum with real loading
