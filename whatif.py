@@ -83,7 +83,7 @@ TECHNIQUES = {
     "channels_last": """{below}
             {model}.to(memory_format=torch.channels_last)
         {call}
-            {images}
+            its images as .to(memory_format=torch.channels_last)
         watch: it gains more with amp; .view() in a layer may have to be .reshape()""",
     "fused": """{optimizers}
             fused=True
@@ -493,55 +493,15 @@ class Run:
                 found = path.split(os.sep)[0]
         return ""
 
-    def call_of(self, module, args):
-        """Return how the user's statement calls a model with `args`.
-
-        {statement: its text, calls_at: for each call where its function begins and ends, and its
-        end, image_at: where the first argument of the first begins and ends if it is images,
-        assigned: whether it is `output = call`, target: that output, or ""}
-        """
+    def assigned(self, name):
+        """Return {statement, target}: the user's statement if it is `target = name(...)`."""
         frame, line = self.frames()[0]
-        file = frame.f_code.co_filename
-        about, node = dict(statement="", calls_at=[], image_at=[], assigned=False, target=""), (
-            statement_at(file, line))
-        if not node or hasattr(node, "body"):
-            return about
-        with contextlib.suppress(Exception):  # only the advice needs it: it must not stop a run
-            # the first line begins where the statement does, and so do others as far as they can
-            first, *others = ast.get_source_segment(
-                "".join(linecache.getlines(file)), node).split("\n")
-            lines = [first, *(re.sub(f"^ {{1,{node.col_offset}}}", "", each) for each in others)]
-            text = about["statement"] = "\n".join(lines)
-            (tree,) = ast.parse(text).body
-            starts = [0, *itertools.accumulate(len(each) + 1 for each in lines)]
-
-            def span(of):  # columns are in bytes
-                ends = (of.lineno, of.col_offset), (of.end_lineno, of.end_col_offset)
-                return [starts[number - 1] + len(lines[number - 1].encode()[:at].decode())
-                        for number, at in ends]
-            calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call)
-                     and self.is_name_of(module, each.func, frame)]
-            if calls:
-                targets = getattr(tree, "targets", [])
-                is_images = args and isinstance(args[0], torch.Tensor) and args[0].dim() == 4
-                about |= dict(
-                    calls_at=[[*span(each.func), span(each)[1]] for each in calls],
-                    image_at=span(calls[0].args[0]) if is_images and calls[0].args else [],
-                    assigned=getattr(tree, "value", None) is calls[0]
-                    and isinstance(tree, (ast.Assign, ast.AnnAssign, ast.Expr)),
-                    target=ast.unparse(targets[0]) if len(targets) == 1 and isinstance(
-                        targets[0], (ast.Name, ast.Attribute)) else "")
-        return about
-
-    @staticmethod
-    def is_name_of(module, node, frame):
-        """Return whether an expression of names, attributes and constant indices is a model."""
-        allowed = ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.expr_context
-        if not all(isinstance(each, allowed) for each in ast.walk(node)):
-            return False
-        with contextlib.suppress(Exception):  # a property may raise anything
-            return eval(ast.unparse(node), frame.f_globals, frame.f_locals) is module
-        return False
+        node = statement_at(frame.f_code.co_filename, line)
+        call = getattr(node, "value", None)
+        if isinstance(node, ast.Assign) and isinstance(call, ast.Call) and (
+                ast.unparse(call.func) == name):
+            return dict(statement=ast.unparse(node), target=ast.unparse(node.targets[0]))
+        return dict(statement="", target="")
 
     def names(self, depth=0):
         """Return {name: model} of the models that a user's line can name, such as self.net."""
@@ -685,7 +645,7 @@ class Run:
         torch.nn.Module.__call__ = self.calls[0]  # the modules inside are not watched
         try:
             if module not in self.models:
-                self.prepare(module, args)
+                self.prepare(module)
             output = original(module, *args, **kwargs)
             about = self.models[module]
             about["is_tensor"] = isinstance(output, torch.Tensor)
@@ -695,23 +655,20 @@ class Run:
             if self.clock.steps < WATCHED:
                 torch.nn.Module.__call__ = self.calls[1]
 
-    def prepare(self, module, args):
-        """Note what a model is, and change it before its first step, a call with `args`."""
+    def prepare(self, module):
+        """Note what a model is, and change it before its first step."""
         nn, last = torch.nn, torch.channels_last
-        inner, called = module, next((  # a part of one is net.head, or net[0]
+        inner, local = module, next((  # a part of one is net.head, or net[0]
             re.sub(r"\.(\d+)", r"[\1]", f"{name}.{path}".rstrip(".")) for name, model
-            in self.names().items() for path, part in model.named_modules() if part is module), "")
-        call = self.call_of(module, args)
-        if not called:
-            begin, end, _ = (call["calls_at"] or [(0, 0, 0)])[0]
-            called = call["statement"][begin:end] or "model"
-        called, above = self.called.get(id(module), (called, None))
+            in self.names().items() for path, part in model.named_modules() if part is module),
+            "model")
+        called, above = self.called.get(id(module), (local, None))
         while isinstance(inner, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             inner = inner.module
             called, above = self.called.get(id(inner), (f"{called}.module", above))
         self.models[module] = dict(
-            name=called, kind=type(inner).__name__, **self.place(), library=self.library(),
-            **call, above=above, calls=[], is_tensor=False)
+            name=called, local=local, kind=type(inner).__name__, **self.place(),
+            library=self.library(), **self.assigned(local), above=above, calls=[], is_tensor=False)
         weight = next(module.parameters())
         self.device = weight.device.type
         self.see("amp", weight.dtype in (torch.float16, torch.bfloat16))
@@ -1556,46 +1513,26 @@ def advice(name, facts, extra):
         f"below the line that makes {model.get('name', '').removesuffix('.module')}")
     if not optimizers:  # a pickled model loses what compile() did
         below = "in the process that trains, before its first step"
-    autocast = f'torch.autocast("{facts["device"]}", torch.{name.split()[-1]})'
     return text.format(
-        **extra, **lines_of(model, autocast),
+        **extra, autocast=autocast_of(model, facts["device"], f"torch.{name.split()[-1]}"),
         device=facts["device"], model=model.get("name"), below=below,
         call=line(model), loader=line(loader), inside=line(inside),
         pin=", pin_memory=True" * (facts["device"] == "cuda"), places=", ".join(places[first:]),
         optimizers="\n        ".join(map(line, optimizers)))
 
 
-def lines_of(model, autocast):
-    """Return {autocast, images}: the lines to write where a model is called."""
-    name, text, calls = (model.get(key) for key in ("name", "statement", "calls_at"))
-    last, is_tensor = ".to(memory_format=torch.channels_last)", bool(model.get("is_tensor"))
-    note = "" if is_tensor else (
-        "and a loss outside of the model takes the output's tensors as .float()")
-    lines = f"each call of it as {autocast}({name})(...)" + ".float()" * is_tensor
-    images = f"its images as {last}"
-    if calls and model["assigned"]:
-        lines, target = f"with {autocast}:\n    " + text.replace("\n", "\n    "), model["target"]
+def autocast_of(model, device, dtype):
+    """Return the lines that call a model under autocast, and its loss outside of it."""
+    autocast, is_tensor = f'torch.autocast("{device}", {dtype})', bool(model.get("is_tensor"))
+    name = model.get("local")  # where it is called
+    lines = [f"instead of {name}(...): {autocast}({name})(...)" + ".float()" * is_tensor]
+    if model.get("statement"):
+        lines = [f"with {autocast}:", f"    {model['statement']}"]
         if is_tensor:
-            note = f"{target} = {target}.float()" if target else (
-                "and the loss takes the output as .float()")
-    elif calls:
-        lines = inserted(text, [part for begin, end, after in calls for part in (
-            (begin, f"{autocast}("), (end, ")"), (after, ".float()" * is_tensor))])
-    if model.get("image_at"):
-        (begin, _, after), (first, end) = calls[0], model["image_at"]
-        is_short = re.fullmatch(r"[\w.]+", text[first:end])
-        images = inserted(text[begin:after], [
-            (first - begin, "" if is_short else "("), (end - begin, "" if is_short else ")"),
-            (end - begin, last)])
-    return {key: value.replace("\n", "\n" + 12 * " ") for key, value in dict(
-        autocast=f"{lines}\n{note}".strip(), images=images).items()}
-
-
-def inserted(text, parts):
-    """Return `text` with each (position, new text) in it; those of one position in their order."""
-    for at, new in reversed(sorted(parts, key=lambda part: part[0])):
-        text = text[:at] + new + text[at:]
-    return text
+            lines.append(f"{model['target']} = {model['target']}.float()")
+    if not is_tensor:
+        lines.append("and a loss outside of the model takes the output's tensors as .float()")
+    return f"\n{12 * ' '}".join(lines)
 
 
 def paragraph(text):

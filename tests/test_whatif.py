@@ -90,8 +90,8 @@ def test_waiting_for_data_and_validation(tmp_path):
     assert rows["no_loading + batch"]["verdict"].startswith("another training")
     assert "\n  Data: " in out and "with cached batches it is" in out
     run_, cached = rows["as it is"]["runs"][0], rows["no_loading"]["runs"][0]
-    assert run_["wait"] > 0.5 > cached["wait"]
-    # with validation in them, the two rates would be near each other
+    assert run_["wait"] > cached["wait"]
+    # validation sleeps as long as an epoch waits: with it in both rates, this could not exceed 2
     assert rows["no_loading"]["ratio"] > 2
     assert "src/train_cache.py" in out
     # the workers of the plain run are there; those of a run without loading would take the cores
@@ -464,13 +464,12 @@ above made.py:27  sgd = build(network.parameters())
             network.compile()""")
     amp = whatif.advice("amp bfloat16", facts, {})
     assert """
-            loss = nn.functional.mse_loss(
-                torch.autocast("cpu", torch.bfloat16)(model)(torch.rand(4, 8)).float(),
-                torch.rand(4, 8))
+            instead of model(...): torch.autocast("cpu", torch.bfloat16)(model)(...).float()
 """ in amp
     assert "likewise: network (made.py:12), wrapped (made.py:13)" in amp
     facts["models"].reverse()
     assert """
+            with torch.autocast("cpu", torch.bfloat16):
                 outputs = wrapped(torch.rand(4, 8))
             and a loss outside of the model takes the output's tensors as .float()
 """ in whatif.advice("amp bfloat16", facts, {})
@@ -480,7 +479,7 @@ below the line that makes wrapped
 
 
 def test_what_is_called_within_a_longer_statement(tmp_path):
-    """The lines run where they stand: in a lambda, for all calls, with comments and names alike."""
+    """A model may be called in a lambda, several times, by a name that cannot be found."""
     script = tmp_path / "within.py"
     script.write_text("""import torch
 from torch import nn
@@ -490,53 +489,35 @@ class Data(torch.utils.data.IterableDataset):
         while torch.utils.data.get_worker_info() is None:
             yield torch.rand(3, 4, 4)
 
-class Named(nn.Linear):
-    def forward(self, x):
-        return {"mean": super().forward(x).mean()}
-
 net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(64, 8))
-head, subnet = Named(8, 8), nn.Flatten(0)
 every = [
-    torch.optim.SGD(net.parameters(), 0.1),
-    torch.optim.SGD(head.parameters(), 0.1)]
+    torch.optim.SGD(net.parameters(), 0.1)]
 parts = {"é": nn.Conv2d(3, 4, 1)}
 sgd = torch.optim.SGD(
     parts["é"].parameters(), 0.1)
 apply = lambda x: parts["é"](x)
 for output in torch.utils.data.DataLoader(Data(), 4):
-    for one in (output,): loss = head(net(  # net, of output / 2
-        one / 2))["mean"] + (net(output) - net(one)).mean()
-    loss = loss + apply(output).mean() + subnet(output).mean()
-    loss.backward()
+    for one in (output,): loss = (net(  # net, of output / 2
+        one / 2) + net(output) - net(one)).mean()
+    loss = loss + apply(output).mean()
+    output = net(
+        output)
+    (loss + output.mean()).backward()
     sgd.step()
 """)
     ask(tmp_path, "within.py", only="plain")
     facts = json.loads((tmp_path.parent / f"{tmp_path.name}.json").read_text())["facts"]
-    assert [each["name"] for each in facts["models"]] == ["net", "head", 'parts["é"]']
-    told = [whatif.advice("amp bfloat16", facts | dict(models=[each]), {}).split("\n", 1)
-            for each in facts["models"]]
-    autocast = 'torch.autocast("cpu", torch.bfloat16)'
-    for (at, told), line, new in zip(told, (23, 23, 21), (
-            f"""
-            loss = head({autocast}(net)(  # net, of output / 2
-            one / 2).float())["mean"] + ({autocast}(net)(output).float() - \
-{autocast}(net)(one).float()).mean()
-        watch""", f"""
-            loss = {autocast}(head)(net(  # net, of output / 2
-            one / 2))["mean"] + (net(output) - net(one)).mean()
-            and a loss outside of the model takes the output's tensors as .float()
-        watch""", f"""
-            apply = lambda x: {autocast}(parts["é"])(x).float()
-        watch""")):
-        assert at.startswith(f"within.py:{line}  ") and f"\n{told}".startswith(new)
+    assert [each["name"] for each in facts["models"]] == ["net", "model"]
+    for each, told in zip(facts["models"], (
+            "within.py:17  for one in (output,): loss = (net(  # net, of output / 2",
+            """within.py:15  apply = lambda x: parts["é"](x)""")):
+        assert whatif.advice("amp bfloat16", facts | dict(models=[each]), {}).startswith(f"""{told}
+            instead of {each["name"]}(...): \
+torch.autocast("cpu", torch.bfloat16)({each["name"]})(...).float()
+""")
     last = whatif.advice("channels_last", facts, {})
-    assert re.match(r"above within.py:15  every = \[\n +net.to\(memory_format", last)
-    assert """
-            net(  # net, of output / 2
-            (one / 2).to(memory_format=torch.channels_last))
-""" in last and 'likewise: ' in last and ', parts["é"] (within.py:21)' in last
-    assert "its images as .to" in whatif.advice(  # which has no images
-        "channels_last", facts | dict(models=facts["models"][1:2]), {})
+    assert re.match(r"above within.py:10  every = \[\n +net.to\(memory_format", last)
+    assert "likewise: net (within.py:18), net (within.py:20), model (within.py:15)" in last
     assert "workers" not in whatif.reasons(facts)  # Data knows of workers
 
 
@@ -563,7 +544,7 @@ fitter.fit(torch.nn.Linear(8, 8), torch.rand(64, 8))
              "        fits.py:4  fitter.fit(torch.nn.Linear")
     for name in "amp bfloat16", "workers", "fused":
         assert whatif.advice(name, facts, dict(workers=2)).startswith(begin)
-    assert 'as torch.autocast("cpu", torch.bfloat16)(model)(...).float()\n' in (
+    assert 'model(...): torch.autocast("cpu", torch.bfloat16)(model)(...).float()\n' in (
         whatif.advice("amp bfloat16", facts, {}))
     for of in facts["loaders"] + facts["optimizers"]:
         of["library"] = "transformers"

@@ -1,4 +1,4 @@
-"""Steps that wait for data of a loader made in each epoch, and a validation that takes longer."""
+"""Steps that wait for data of a loader made in each epoch, and a validation that takes as long."""
 
 import multiprocessing
 import posix
@@ -14,7 +14,7 @@ class Data(torch.utils.data.Dataset):
         return 40
 
     def __getitem__(self, index):
-        time.sleep(0.005)
+        time.sleep(0.02)
         return torch.full((4,), float(index)), torch.zeros(1)
 
 
@@ -34,4 +34,4 @@ while True:
     with torch.no_grad():
         for x in validation:
             model(x)
-            time.sleep(0.1)
+            time.sleep(0.8)  # as long as the epoch's steps wait
