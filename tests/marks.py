@@ -103,7 +103,8 @@ def best_match(old, at, kept):
         return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     if not kept:
         return len(old)
-    return max(range(at, len(old) + 1), key=lambda start: (length(start), -start))
+    starts = [start for start in range(at, len(old)) if old[start] == kept[0]] or [at]
+    return max(starts, key=lambda start: (length(start), -start))
 
 
 def misplaced(gone, body):

@@ -1,11 +1,10 @@
 """Techniques join edited copies of train.py, or are refused, or warned of, as edits.py says."""
 
 import functools
-import sys
 
 import pytest
 from edits import ALL, EDITS, edited, join, mistakes
-from helpers import ROOT, run
+from helpers import ROOT, run_forked
 
 import compose
 
@@ -38,7 +37,7 @@ def test_joins_are_refused_or_warned_of(rng, tmp_path, monkeypatch):
 def test_an_edit_verified(rng):
     """One, by chance, with two techniques. `python tests/edits.py` verifies all."""
     techniques = rng.sample(sorted(set(ALL) - {"compile"}), 2)  # compile takes long
-    done = run(sys.executable, ROOT / "tests" / "edits.py", "--edit", rng.choice([*EDITS]),
+    done = run_forked(ROOT / "tests" / "edits.py", "--edit", rng.choice([*EDITS]),
                "--technique", *techniques, "--jobs", 1)
     assert done.returncode == 0 and "WRONG WITHOUT A WORD | 0 |" in done.stdout, (
         done.stdout + done.stderr)

@@ -12,10 +12,10 @@ import zlib
 from pathlib import Path
 
 import pytest
-from helpers import SRC, run, run_forked
+from helpers import SRC, run_forked
 from PIL import Image
 from test_loader import FAULTY, SHARED, error_of, photo
-from test_resize import encoded, is_clean, words
+from test_resize import encoded, is_clean, resize
 
 COUNT = int(os.environ.get("FUZZ", 200))
 CUT = ("--resize", 64, "--crop", 48)
@@ -196,7 +196,7 @@ def read_together(tmp_path, loader, decoded, refused, *options):
 @pytest.mark.fault(1, 2, 3, 5, 12, 13)
 def test_fuzz_resize(fuzz, tmp_path):
     """Each picture is in --dst and can be decoded, or is named."""
-    done = run(*words(fuzz, tmp_path / "out", 64))
+    done = resize(fuzz, tmp_path / "out", 64)
     assert is_clean(done, 1), done.stderr
     refused = [line.removeprefix("resize_imagenet.py: error: ").split(": ")[0]
                for line in done.stderr.splitlines()]

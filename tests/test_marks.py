@@ -148,8 +148,8 @@ class TestCheckerFinds:
 
 
 def is_turn(at, variant):
-    """Choose a third of the lines in each variant: together all of the baseline's."""
-    return at % 3 == VARIANTS.index(variant) % 3
+    """Choose some lines in each variant: together all of the baseline's."""
+    return at % len(VARIANTS) == VARIANTS.index(variant)
 
 
 def in_block(lines, at):

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import HANG, ROOT, SmallDisk, processes_of, run, start, wait_awhile, wait_until
+from helpers import (HANG, ROOT, SmallDisk, processes_of, run, run_forked, start, wait_awhile,
+                     wait_until)
 from PIL import Image, ImageCms, ImageOps
 
 SCRIPT = ROOT / "resize_imagenet.py"
@@ -137,6 +138,11 @@ def words(src, dst, max_size=N, *options):
             "--workers", "2", *options]
 
 
+def resize(*settings):
+    """Do in a fork what the command line does."""
+    return run_forked(*words(*settings)[1:])
+
+
 def tree(folder):
     """Return {relative path: bytes} of a folder's files, without the script's note."""
     return {os.path.relpath(os.path.join(where, name), folder):
@@ -168,7 +174,7 @@ def album(tmp_path_factory):
     (links / "itself").symlink_to("itself")
     if SHARED.is_dir():
         shutil.copytree(SHARED, done.src / "shared")
-    done.run = run(*words(done.src, done.dst))
+    done.run = resize(done.src, done.dst)
     done.files = tree(done.dst)
     return done
 
@@ -388,7 +394,7 @@ def test_sources_that_would_share_an_output(tmp_path):
     write(src, dict.fromkeys(["a.JPEG", "A.JPEG", "b.JPEG", "d/c.JPEG", "D/c.JPEG", "B.txt",
                               "e.txt", "E.txt", "f.JPEG", "F/f.JPEG"], JPEG))
     write(dst, {".RESIZE_IMAGENET.JSON": b""})
-    done = run(*words(src, dst))
+    done = resize(src, dst)
     assert is_clean(done, 1) and done.stderr.count("cannot tell its name") == 2
     made = [name for name in tree(dst) if name.endswith("JPEG")]
     assert sorted(made) == ["A.JPEG", "D/c.JPEG", "F/f.JPEG", "b.JPEG", "f.JPEG"]
@@ -439,7 +445,7 @@ def many(tmp_path_factory):
     contents = [encoded(draw(1200, 900, seed), "JPEG", quality=95) for seed in range(5)]
     write(many.src, {f"class{i % 7}/{i}.JPEG": contents[i % 5] for i in range(200)})
     dst = many.src.parent / "clean"
-    assert is_clean(run(*words(many.src, dst)), 0)
+    assert is_clean(resize(many.src, dst), 0)
     many.tree = tree(dst)
     assert len(many.tree) == 200
     return many
@@ -475,7 +481,7 @@ def test_killed_5_times_then_run_again(many, rng, tmp_path):
         now = {name: (dst / name).stat().st_ctime_ns for name in there if ".part" not in name}
         assert all(now[name] == times[name] for name in times)  # what was finished is not redone
         times = now
-    done = run(*words(many.src, dst))
+    done = resize(many.src, dst)
     assert is_clean(done, 0) and f"{len(times):,} were there" in done.stdout
     assert tree(dst) == many.tree and len(times) < len(many.tree)
 
@@ -523,13 +529,13 @@ def test_a_changed_source_is_redone(tmp_path):
     files = {f"{i}.JPEG": encoded(draw(seed=i), "JPEG") for i in range(5)}
     src, dst = tmp_path / "src", tmp_path / "dst"
     write(src, files)
-    assert is_clean(run(*words(src, dst)), 0)
+    assert is_clean(resize(src, dst), 0)
     before, times = tree(dst), {path.name: path.stat().st_ctime_ns for path in dst.glob("*.JPEG")}
     old = (src / "1.JPEG").stat()
     write(src, {"0.JPEG": encoded(draw(seed=9), "JPEG"), "2.JPEG": b"text",
                 "1.JPEG": encoded(draw(120, 90), "JPEG")})
     os.utime(src / "1.JPEG", ns=(old.st_atime_ns, old.st_mtime_ns))  # of another size only
-    done = run(*words(src, dst))
+    done = resize(src, dst)
     assert is_clean(done, 1) and "2.JPEG" in done.stderr and "2 were there" in done.stdout
     after = tree(dst)
     assert sorted(after) == ["0.JPEG", "1.JPEG", "3.JPEG", "4.JPEG"]
@@ -541,13 +547,12 @@ def test_a_changed_source_is_redone(tmp_path):
 @pytest.mark.fault(29)
 def test_a_full_disk(many, tmp_path):
     with SmallDisk(tmp_path / "disk", 400, 512) as disk:
-        command = words(many.src, disk.folder / "dst")
-        done = run(*command, **disk.options)
+        done = run(*words(many.src, disk.folder / "dst"), **disk.options)
         assert is_clean(done, 1) and len(done.stderr.splitlines()) == 1, done.stderr
         assert "cannot write" in done.stderr and "run it again" in done.stderr
         assert tree(disk.folder).keys() <= {f"dst/{name}" for name in many.tree}
         assert all(many.tree[name.removeprefix("dst/")] == content
                    for name, content in tree(disk.folder).items())
         disk.make_room()
-        assert is_clean(run(*command), 0)
+        assert is_clean(resize(many.src, disk.folder / "dst"), 0)
         assert tree(disk.folder / "dst") == many.tree

@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from helpers import ROOT, SRC, change, edited, processes_of, run, start, wait_until
+from helpers import ROOT, SRC, change, edited, processes_of, run, run_forked, start, wait_until
 
 import compose
 from verify import Bench, numbers_of
@@ -18,8 +18,9 @@ STACK = "                correct += torch.stack([hits[:, 0].sum(), hits.sum()])\
 
 
 def verify(path, *techniques, options=(), **details):
-    """Run compose.sh --into PATH TECHNIQUE ... --verify -- OPTION ..."""
-    return run(ROOT / "compose.sh", "--into", path, *techniques, "--verify", *options, **details)
+    """Do what compose.sh --into PATH TECHNIQUE ... --verify -- OPTION ... does."""
+    return run_forked(ROOT / "tools" / "compose.py", "--into", path, *techniques, "--verify",
+                      *options, **details)
 
 
 def test_a_harmless_technique_is_the_same(digits, tmp_path):
