@@ -324,16 +324,26 @@ def test_torchrun(tmp_path):
 
 
 @pytest.mark.fault(77)
-@pytest.mark.parametrize("fault, told", [
-    ("raises", "ValueError: my own fault"), ("asks", "it asks for input"),
-    ("cut", "EOFError: Ran out of input"), ("never", "without a step of an optimizer"),
-    ("killed", "killed by signal 9"), ("early", "ended after 1 steps, before the warm-up")])
+@pytest.mark.parametrize("fault, told", [("raises", "ValueError: my own fault"),
+                                         ("killed", "killed by signal 9")])
 def test_faults_of_the_script_are_told_in_one_line(tmp_path, fault, told):
     copy_of("faulty.py", tmp_path)
     done = run(*WHATIF, *ONCE, "faulty.py", fault, cwd=tmp_path)
     assert done.returncode == 1 and told in done.stderr.splitlines()[-1], done.stderr
     assert "runpy" not in done.stderr and "whatif.py\", line" not in done.stderr
-    assert ('faulty.py", line 23' in done.stderr) == (fault == "raises")
+    assert ('faulty.py", line 14' in done.stderr) == (fault == "raises")
+
+
+@pytest.mark.parametrize("sent, told", [
+    (dict(error="EOFError: EOF when reading a line (x.py:3)"), "it asks for input, but"),
+    (dict(error="EOFError: Ran out of input"), "EOFError: Ran out of input"),
+    (dict(done=True), "it ended without a step of an optimizer"),
+    (dict(done=True, steps=1), "it ended after 1 steps, before the warm-up was over"),
+    ({}, "it ended with status 1: the last line"),
+    (dict(done=True, windows=[dict(steps=1)]), "")])
+def test_why_a_run_failed(sent, told):
+    why = whatif.why_failed(dict(windows=[]) | sent, 1, "a line\nthe last line\n")
+    assert why.startswith(told) and bool(why) == bool(told)
 
 
 @pytest.mark.fault(77)
@@ -605,25 +615,3 @@ while True:
     assert len(facts["models"]) == 6  # the last is a new one in each step
     everything = whatif.advice("compile", facts, {})
     assert "likewise: " in everything and "netG (several.py:9)" in everything
-
-
-def test_a_transformer(tmp_path):
-    pytest.importorskip("transformers")
-    (tmp_path / "bert.py").write_text("""
-import torch
-from transformers import BertConfig, BertForSequenceClassification
-model = BertForSequenceClassification(BertConfig(
-    vocab_size=100, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-    intermediate_size=32))
-optimizer = torch.optim.AdamW(model.parameters())
-data = [{"input_ids": torch.randint(0, 100, (12,)), "labels": i % 2} for i in range(200)]
-loader = torch.utils.data.DataLoader(data, batch_size=8)
-while True:
-    for batch in loader:
-        loss = model(**batch).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-""")
-    rows, out = ask(tmp_path, "bert.py", only="amp")
-    assert "BertForSequenceClassification" in out and rows["amp bfloat16"]["rate"] > 0
