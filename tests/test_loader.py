@@ -517,8 +517,8 @@ def test_disk_full_for_the_record(tmp_path):
     with SmallDisk(tmp_path / "small", 4, 512) as disk:
         if disk.mounted:
             (disk.folder / "other").write_bytes(bytes(4096))
-        done = run(sys.executable, SRC / "loader.py", "--data_source", data, "--result_dir",
-                   disk.folder, "--num_workers", "0", *SMALL, **disk.options)
+        done = disk.run(SRC / "loader.py", "--data_source", data, "--result_dir", disk.folder,
+                        "--num_workers", 0, *SMALL)
         assert error_of(done, "loader")
         assert not list(disk.folder.glob("*.json"))
 
