@@ -26,23 +26,21 @@ def ids(path):
 
 # -------------------------------------------------------------------------- options, records
 def test_options_and_defaults_are_the_same_everywhere():
+    """The help shows the defaults, such as the batch size."""
     def options(path):
         return {action.dest: (action.option_strings, action.default, action.choices, action.nargs,
                               action.help, getattr(action.type, "__qualname__", action.type))
                 for action in module_of(path).build_parser()._actions}
-    baseline = options(SRC / "train.py")
-    assert len(baseline) >= 14
-    for path in SCRIPTS:
-        own = options(path)
-        assert {name: own[name] for name in baseline} == baseline, path
-    for name in baseline.keys() - {"help"}:
-        assert f"--{name}" in baseline[name][0]
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=ids)
-def test_help_shows_the_defaults(script):
-    done = run_forked(script, "--help")
-    assert done.returncode == 0 and "(default: 120)" in " ".join(done.stdout.split())
+    for kind, default in (("train", 120), ("loader", 64)):
+        baseline = options(SRC / f"{kind}.py")
+        assert len(baseline) >= 13
+        for path in SRC.glob(f"{kind}*.py"):
+            own = options(path)
+            assert {name: own[name] for name in baseline} == baseline, path
+            shown = module_of(path).build_parser().format_help()
+            assert f"(default: {default})" in " ".join(shown.split()), path
+        for name in baseline.keys() - {"help"}:
+            assert f"--{name}" in baseline[name][0]
 
 
 def test_as_many_workers_as_usable_cores():
