@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers import ROOT, SRC, SmallDisk, module_of, on_gpu, run, run_forked
 from PIL import Image
+from test_resize import claims
 
 LOADERS = sorted(path.stem for path in SRC.glob("loader*.py"))
 SHARED = ROOT.parent / "shared" / "data"
@@ -21,6 +22,7 @@ CAPTURE = ROOT / "tests" / "capture.py"
 SMALL = ("--resize", 48, "--crop", 40, "--batch_size", 4)
 each_loader = pytest.mark.parametrize("loader", LOADERS)
 each_layout = pytest.mark.parametrize("layout", ["classes", "pairs"])
+each_decoder = pytest.mark.parametrize("loader", ["loader", "loader_DALI", on_gpu("loader_DALI")])
 
 
 @pytest.fixture
@@ -362,7 +364,7 @@ def spoil(path, kind):
 
 @each_layout
 @pytest.mark.fault(1, 2, 5, 46)
-@pytest.mark.parametrize("loader", ["loader", "loader_DALI", on_gpu("loader_DALI")])
+@each_decoder
 @pytest.mark.parametrize("kind", ["zero bytes", "half", "text"])
 def test_damaged_picture(load, tmp_path, loader, kind, layout, request):
     """The baseline names it; so does DALI's file reader, except for a file that is no picture."""
@@ -379,6 +381,49 @@ def test_damaged_picture(load, tmp_path, loader, kind, layout, request):
     else:
         assert "DALI" in line and "resize_imagenet.py" in line
     assert not done.record
+
+
+@pytest.mark.fault(13)
+@each_decoder
+@pytest.mark.parametrize("width, height", [(30_000, 30_000), (2 ** 31 + 28, 28)])
+def test_a_header_that_claims_too_much(load, tmp_path, loader, width, height):
+    data = classes(tmp_path / "data")
+    bad = data / "train/dog/bad.png"
+    bad.write_bytes(claims(width, height))
+    line = error_of(load(loader, data, *SMALL), loader)
+    assert str(bad) in line or loader == "loader_DALI" and "DALI" in line
+
+
+@pytest.mark.skipif(not FAULTY.exists(), reason="needs the pictures of ../shared/data/faulty")
+@pytest.mark.fault(2, 7, 9, 11, 12, 14)
+@each_decoder
+def test_real_faulty_files_are_read_or_refused(loader, photos, recwarn, capfd, request):
+    """DALI passes over a PNG's texts, so it reads a text bomb."""
+    module = module_of(SRC / f"{loader}.py")
+    dataset = module.Pictures(photos / "train")
+    device = "gpu" if request.node.get_closest_marker("gpu") else "cpu"
+    refused, read = set(), set()
+    for file in sorted(FAULTY.iterdir()):
+        if file.suffix not in (".png", ".jpg", ".JPEG"):
+            continue
+        dataset.samples = [(str(file), 0)]
+        try:
+            if loader == "loader":
+                assert dataset[0][0].mode == "RGB"
+            else:
+                ((images, _),) = dali_loader(module, dataset, [0], 1, device)
+                assert images.shape == (1, 3, 40, 40)
+            read.add(file.name)
+        except OSError as error:
+            line = str(error).splitlines()[-1]
+            assert str(file) in line or loader == "loader_DALI" and "DALI" in line
+            refused.add(file.name)
+    assert not recwarn and "Warning" not in capfd.readouterr().err
+    assert {"truncated_image.png", "broken.png"} <= refused
+    assert "truncated_jpeg.jpg" in refused or device == "gpu"  # a GPU's decoder reads it
+    assert ("png_decompression_dos.png" in refused) == (loader == "loader")
+    assert {"n02951585_can_opener.JPEG", "pil_sample_cmyk.jpg", "hopper_bad_exif.jpg",
+            "hopper_orientation_6.jpg", "pil123rgba.png"} <= read
 
 
 @each_loader
