@@ -192,7 +192,7 @@ class SmallDisk:
     """A new file system at `folder` that is soon full: a tmpfs, if root may mount one.
 
     Otherwise the size of each file that a process writes is limited (RLIMIT_FSIZE): start the
-    processes with `**disk.options`.
+    processes with `disk.run` or with `**disk.options`.
     """
 
     def __init__(self, folder, kilobytes, bytes_a_file=None):
@@ -211,6 +211,12 @@ class SmallDisk:
             subprocess.run(["umount", self.folder], check=True)
         else:
             self.folder.chmod(0o755)
+
+    def run(self, *words):
+        """Run `python words...` to its end; return its CompletedProcess."""
+        if self.mounted:
+            return run_forked(*words)
+        return run(sys.executable, *words, **self.options)
 
     def set_limit(self):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -1,5 +1,6 @@
 """The loaders: equal pictures from all, every sample once an epoch, and faults."""
 
+import itertools
 import json
 import os
 import shutil
@@ -10,8 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, SRC, SmallDisk, on_gpu, run, run_forked
+from helpers import ROOT, SRC, SmallDisk, module_of, on_gpu, run, run_forked
 from PIL import Image
+from test_resize import claims
 
 LOADERS = sorted(path.stem for path in SRC.glob("loader*.py"))
 SHARED = ROOT.parent / "shared" / "data"
@@ -20,6 +22,7 @@ CAPTURE = ROOT / "tests" / "capture.py"
 SMALL = ("--resize", 48, "--crop", 40, "--batch_size", 4)
 each_loader = pytest.mark.parametrize("loader", LOADERS)
 each_layout = pytest.mark.parametrize("layout", ["classes", "pairs"])
+each_decoder = pytest.mark.parametrize("loader", ["loader", "loader_DALI", on_gpu("loader_DALI")])
 
 
 @pytest.fixture
@@ -214,6 +217,14 @@ def numbered(tmp_path_factory):
     return folder
 
 
+def dali_loader(module, dataset, sampler, batch_size, device="cpu"):
+    """Return loader_DALI.py's DALILoader, in this process."""
+    words = ["--dali_device", device, "--batch_size", batch_size, "--num_workers", 2, "--resize",
+             48, "--crop", 40]
+    args = module.build_parser().parse_args([str(word) for word in words])
+    return module.DALILoader(dataset, args, sampler)
+
+
 def numbers_of(epoch, layout):
     """Return the numbers of an epoch's samples, in order."""
     if layout == "classes":
@@ -224,7 +235,7 @@ def numbers_of(epoch, layout):
 @each_loader
 @pytest.mark.fault(48)
 @pytest.mark.parametrize("layout, batch_size, workers", [
-    ("classes", 4, 2), ("pairs", 4, 2), ("classes", 13, 0), ("pairs", 20, 1)])
+    ("classes", 4, 2), ("pairs", 20, 1)])
 def test_every_sample_once_an_epoch(load, numbered, loader, layout, batch_size, workers):
     """In an order, and with crops, that the seed repeats."""
     options = (numbered / layout, "--resize", 48, "--crop", 40, "--epochs", 3,
@@ -249,26 +260,14 @@ def test_every_sample_once_an_epoch(load, numbered, loader, layout, batch_size, 
 @each_layout
 @pytest.mark.fault(48)
 @pytest.mark.parametrize("batch_size, samples", [(5, 13), (4, 9), (3, 11), (1, 3), (12, 13)])
-def test_every_sample_once_from_two_pipelines(numbered, layout, tmp_path, batch_size, samples):
-    code = f"""
-import sys; sys.path.insert(0, {str(SRC)!r})
-import torch
-from torch.utils.data import RandomSampler
-from loader_DALI import DALILoader, Pictures, build_parser
-args = build_parser().parse_args(["--resize", "48", "--crop", "40", "--num_workers", "2",
-                                  "--batch_size", "{batch_size}"])
-dataset = Pictures({str(numbered / layout / "train")!r})
-dataset.samples = dataset.samples[:{samples}]
-torch.manual_seed(0)  # of the orders
-loader = DALILoader(dataset, args, RandomSampler(dataset))
-loader.shards = 2
-epochs = [[(first.clone(), second.clone()) for first, second in loader] for _ in range(3)]
-torch.save(epochs, {str(tmp_path / "epochs.pt")!r})
-"""
-    (tmp_path / "code.py").write_text(code)
-    done = run_forked(tmp_path / "code.py")
-    assert done.returncode == 0, done.stderr
-    epochs = torch.load(tmp_path / "epochs.pt")
+def test_every_sample_once_from_two_pipelines(numbered, layout, batch_size, samples):
+    module = module_of(SRC / "loader_DALI.py")
+    dataset = module.Pictures(numbered / layout / "train")
+    dataset.samples = dataset.samples[:samples]
+    torch.manual_seed(0)  # of the orders
+    loader = dali_loader(module, dataset, torch.utils.data.RandomSampler(dataset), batch_size)
+    loader.shards = 2
+    epochs = [[(first.clone(), second.clone()) for first, second in loader] for _ in range(3)]
     for epoch in epochs:
         assert sorted(numbers_of(epoch, layout)) == list(range(samples))
         assert all(0 < len(first) == len(second) <= batch_size for first, second in epoch)
@@ -292,30 +291,22 @@ def test_every_sample_once_on_a_gpu(load, numbered, layout):
 
 @pytest.mark.fault(48)
 @pytest.mark.parametrize("shards", [1, 2, 3, 5])
-def test_external_input_iterator(numbered, shards, tmp_path):
+def test_external_input_iterator(numbered, shards):
     """All shards have equally many full batches, which hold each pair; a new order is used."""
-    code = f"""
-import sys; sys.path.insert(0, {str(SRC)!r})
-from loader_DALI import ExternalInputIterator, Pictures
-samples = Pictures({str(numbered / "pairs/train")!r}).samples
-order = list(range(13))
-sources = [ExternalInputIterator(samples, order, 2, shard, {shards}) for shard in range({shards})]
-for _ in range(2):
-    seen = []
-    for batches in zip(*sources, strict=True):
-        for first, second, numbers in batches:
+    module = module_of(SRC / "loader_DALI.py")
+    samples, order = module.Pictures(numbered / "pairs/train").samples, list(range(13))
+    sources = [module.ExternalInputIterator(samples, order, 2, shard, shards)
+               for shard in range(shards)]
+    for _ in range(2):
+        seen = []
+        for first, second, numbers in itertools.chain.from_iterable(zip(*sources, strict=True)):
             assert numbers.shape == (2, 1)
             for one, other, (number,) in zip(first, second, numbers, strict=True):
                 assert [one.tobytes(), other.tobytes()] == [
-                    open(name, "rb").read() for name in samples[number]]
+                    Path(name).read_bytes() for name in samples[number]]
                 seen.append(int(number))
-    assert seen[:13] == order, seen
-    order.reverse()
-print("good")
-"""
-    (tmp_path / "code.py").write_text(code)
-    done = run_forked(tmp_path / "code.py")
-    assert done.stdout == "good\n", done.stderr
+        assert seen[:13] == order
+        order.reverse()
 
 
 @pytest.mark.parametrize("loader", [*LOADERS, on_gpu("loader_DALI")])
@@ -356,16 +347,6 @@ def test_samples_record_and_cold(load, tmp_path, loader, layout):
         assert first.shape[1:] == (3, 40, 40) and first.dtype == torch.uint8
 
 
-def test_options_and_defaults_are_the_same_everywhere(tmp_path):
-    code = ("import runpy, sys; p = runpy.run_path(sys.argv[1])['build_parser']();"
-            "print({a.option_strings[0]: str(a.default) for a in p._actions})")
-    (tmp_path / "code.py").write_text(code)
-    texts = {name: run_forked(tmp_path / "code.py", SRC / f"{name}.py") for name in LOADERS}
-    options = {name: eval(done.stdout) for name, done in texts.items()}
-    for name in LOADERS:
-        assert {key: options[name][key] for key in options["loader"]} == options["loader"]
-
-
 @pytest.mark.parametrize("option, value, named", [
     ("--batch_size", 0, "--batch_size"), ("--crop", "abc", "--crop"),
     ("--crop", 300, "--resize 256"), ("--split", "other", "--split"),
@@ -383,7 +364,7 @@ def spoil(path, kind):
 
 @each_layout
 @pytest.mark.fault(1, 2, 5, 46)
-@pytest.mark.parametrize("loader", ["loader", "loader_DALI", on_gpu("loader_DALI")])
+@each_decoder
 @pytest.mark.parametrize("kind", ["zero bytes", "half", "text"])
 def test_damaged_picture(load, tmp_path, loader, kind, layout, request):
     """The baseline names it; so does DALI's file reader, except for a file that is no picture."""
@@ -400,6 +381,49 @@ def test_damaged_picture(load, tmp_path, loader, kind, layout, request):
     else:
         assert "DALI" in line and "resize_imagenet.py" in line
     assert not done.record
+
+
+@pytest.mark.fault(13)
+@each_decoder
+@pytest.mark.parametrize("width, height", [(30_000, 30_000), (2 ** 31 + 28, 28)])
+def test_a_header_that_claims_too_much(load, tmp_path, loader, width, height):
+    data = classes(tmp_path / "data")
+    bad = data / "train/dog/bad.png"
+    bad.write_bytes(claims(width, height))
+    line = error_of(load(loader, data, *SMALL), loader)
+    assert str(bad) in line or loader == "loader_DALI" and "DALI" in line
+
+
+@pytest.mark.skipif(not FAULTY.exists(), reason="needs the pictures of ../shared/data/faulty")
+@pytest.mark.fault(2, 7, 9, 11, 12, 14)
+@each_decoder
+def test_real_faulty_files_are_read_or_refused(loader, photos, recwarn, capfd, request):
+    """DALI passes over a PNG's texts, so it reads a text bomb."""
+    module = module_of(SRC / f"{loader}.py")
+    dataset = module.Pictures(photos / "train")
+    device = "gpu" if request.node.get_closest_marker("gpu") else "cpu"
+    refused, read = set(), set()
+    for file in sorted(FAULTY.iterdir()):
+        if file.suffix not in (".png", ".jpg", ".JPEG"):
+            continue
+        dataset.samples = [(str(file), 0)]
+        try:
+            if loader == "loader":
+                assert dataset[0][0].mode == "RGB"
+            else:
+                ((images, _),) = dali_loader(module, dataset, [0], 1, device)
+                assert images.shape == (1, 3, 40, 40)
+            read.add(file.name)
+        except OSError as error:
+            line = str(error).splitlines()[-1]
+            assert str(file) in line or loader == "loader_DALI" and "DALI" in line
+            refused.add(file.name)
+    assert not recwarn and "Warning" not in capfd.readouterr().err
+    assert {"truncated_image.png", "broken.png"} <= refused
+    assert "truncated_jpeg.jpg" in refused or device == "gpu"  # a GPU's decoder reads it
+    assert ("png_decompression_dos.png" in refused) == (loader == "loader")
+    assert {"n02951585_can_opener.JPEG", "pil_sample_cmyk.jpg", "hopper_bad_exif.jpg",
+            "hopper_orientation_6.jpg", "pil123rgba.png"} <= read
 
 
 @each_loader
@@ -517,8 +541,8 @@ def test_disk_full_for_the_record(tmp_path):
     with SmallDisk(tmp_path / "small", 4, 512) as disk:
         if disk.mounted:
             (disk.folder / "other").write_bytes(bytes(4096))
-        done = run(sys.executable, SRC / "loader.py", "--data_source", data, "--result_dir",
-                   disk.folder, "--num_workers", "0", *SMALL, **disk.options)
+        done = disk.run(SRC / "loader.py", "--data_source", data, "--result_dir", disk.folder,
+                        "--num_workers", 0, *SMALL)
         assert error_of(done, "loader")
         assert not list(disk.folder.glob("*.json"))
 

@@ -26,23 +26,21 @@ def ids(path):
 
 # -------------------------------------------------------------------------- options, records
 def test_options_and_defaults_are_the_same_everywhere():
+    """The help shows the defaults, such as the batch size."""
     def options(path):
         return {action.dest: (action.option_strings, action.default, action.choices, action.nargs,
                               action.help, getattr(action.type, "__qualname__", action.type))
                 for action in module_of(path).build_parser()._actions}
-    baseline = options(SRC / "train.py")
-    assert len(baseline) >= 14
-    for path in SCRIPTS:
-        own = options(path)
-        assert {name: own[name] for name in baseline} == baseline, path
-    for name in baseline.keys() - {"help"}:
-        assert f"--{name}" in baseline[name][0]
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=ids)
-def test_help_shows_the_defaults(script):
-    done = run_forked(script, "--help")
-    assert done.returncode == 0 and "(default: 120)" in " ".join(done.stdout.split())
+    for kind, default in (("train", 120), ("loader", 64)):
+        baseline = options(SRC / f"{kind}.py")
+        assert len(baseline) >= 13
+        for path in SRC.glob(f"{kind}*.py"):
+            own = options(path)
+            assert {name: own[name] for name in baseline} == baseline, path
+            shown = module_of(path).build_parser().format_help()
+            assert f"(default: {default})" in " ".join(shown.split()), path
+        for name in baseline.keys() - {"help"}:
+            assert f"--{name}" in baseline[name][0]
 
 
 def test_as_many_workers_as_usable_cores():
@@ -213,22 +211,22 @@ def test_a_header_that_claims_too_much(width, height, photos, tmp_path):
 
 @pytest.mark.skipif(not FAULTY.exists(), reason="needs the pictures of ../shared/data/faulty")
 @pytest.mark.fault(2, 7, 9, 11, 12, 14)
-def test_real_faulty_files_are_read_or_named(photos, tmp_path):
-    shutil.copytree(photos, tmp_path / "set")
+def test_real_faulty_files_are_read_or_named(photos, recwarn, capfd):
+    module = module_of(SRC / "train.py")
+    folder = module.open_folder(photos, ("train",), transforms.Compose([
+        transforms.Resize(16), transforms.CenterCrop(16), transforms.PILToTensor()]))
     named, read = set(), set()
     for file in sorted(FAULTY.iterdir()):
         if file.suffix not in (".png", ".jpg", ".JPEG"):
             continue
-        odd = tmp_path / "set/train/b" / file.name
-        shutil.copy(file, odd)
-        done = run_forked(SRC / "train.py", "--dataset", tmp_path / "set", *TINY, "--epochs", 1,
-                          "--steps", 6, "--batch_size", 4, "--result_dir", tmp_path / "r")
-        if done.returncode:
-            assert_one_line(done, 1, "train.py: error: ", str(odd))
-        else:
-            assert done.stderr == ""
-        (named if done.returncode else read).add(file.name)
-        odd.unlink()
+        folder.samples[0] = str(file), 0
+        try:
+            assert folder[0][0].shape == (3, 16, 16)
+            read.add(file.name)
+        except OSError as error:
+            assert str(file) in str(error).splitlines()[-1]
+            named.add(file.name)
+    assert not recwarn and not capfd.readouterr().err
     assert {"truncated_jpeg.jpg", "truncated_image.png", "broken.png",
             "png_decompression_dos.png"} <= named
     assert {"n02951585_can_opener.JPEG", "pil_sample_cmyk.jpg", "hopper_bad_exif.jpg",

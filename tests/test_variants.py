@@ -3,12 +3,11 @@
 import gzip
 import json
 import re
-import sys
 
 import compose
 import pytest
 import torch
-from helpers import (SRC, TINY, assert_one_line, edited, learned, load_checkpoint, run, run_forked,
+from helpers import (SRC, TINY, assert_one_line, edited, learned, load_checkpoint, run_forked,
                      same_bits, spy, train, weights)
 from torchvision.transforms import v2 as transforms
 
@@ -75,14 +74,20 @@ def test_training_computes_in_bfloat16_and_validation_in_float32(script, digits,
 
 
 # ----------------------------------------------------------------------------------- compile
+# it compiles soon and logs as with TORCH_LOGS="dynamo,recompiles"
+LOGGED = (("mode=args.compile_mode", 'backend="eager"'), (
+    "args = build_parser().parse_args()\n",
+    "args = build_parser().parse_args()\n"
+    "    torch._logging.set_logs(dynamo=20, recompiles=True)\n"))
+
+
 def test_compile_compiles_once(digits, tmp_path):
     """Not again for a smaller last batch of validation, for its size, or after a resume."""
-    script = edited("train_compile", tmp_path, ("mode=args.compile_mode", 'backend="eager"'))
+    script = edited("train_compile", tmp_path, *LOGGED)
     options = ["--dataset", digits, *TINY, "--batch_size", 50, "--result_dir", tmp_path, "--resume",
                "auto"]
     for epochs, more in ((2, []), (3, ["--val_size", 24])):
-        done = run(sys.executable, script, *options, "--epochs", epochs, *more,
-                   env={"TORCH_LOGS": "recompiles,dynamo"})
+        done = run_forked(script, *options, "--epochs", epochs, *more)
         assert done.returncode == 0 and f"epoch {epochs}/{epochs}" in done.stdout, done.stderr
         assert done.stderr.count("Step 1: torchdynamo start tracing") == 1
         assert "Recompiling" not in done.stderr
@@ -92,11 +97,12 @@ def test_compile_compiles_once_for_each_size(digits, tmp_path):
     """In the first steps, and not again in later epochs."""
     script = tmp_path / "joined.py"
     script.write_text(compose.join(["compile", "progressive"]))
-    script = edited(script, tmp_path, ("mode=args.compile_mode", 'backend="eager"'))
-    done = run(sys.executable, script, "--dataset", digits, *TINY, "--epochs", 5, "--image_size",
-               32, "--result_dir", tmp_path, env={"TORCH_LOGS": "dynamo"})
+    script = edited(script, tmp_path, *LOGGED)
+    done = run_forked(script, "--dataset", digits, *TINY, "--epochs", 5, "--image_size", 32,
+                      "--result_dir", tmp_path)
     assert done.returncode == 0 and "epoch 5/5" in done.stdout, done.stderr
     assert done.stderr.count("Step 1: torchdynamo start tracing") == 3
+    assert "Recompiling" in done.stderr  # so the test above would see it
 
 
 # ------------------------------------------------------------------------------- progressive
