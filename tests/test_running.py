@@ -18,7 +18,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers import TECHNIQUES, change, processes_of, run, run_forked, start
+from helpers import (TECHNIQUES, assert_one_line, change, processes_of, run, run_forked, start,
+                     wait_until)
 
 import compose
 import running
@@ -394,20 +395,6 @@ def test_without_time_every_run_is_skipped(stand_ins, data):
     assert not (stand_ins / "results" / "running.png").exists()
 
 
-def test_a_run_that_the_limit_cuts_off_says_so(stand_ins, data):
-    # as fast as the baseline, but it hangs after its last step
-    change(stand_ins / "src" / "train_amp.py", "amp = 1.5", "amp = time.sleep(999)")
-    done = drive(stand_ins, "2", data, "--with", "amp", "--part", "cells", "--without", "DDP",
-                 "--minutes", "0.6")
-    assert done.returncode == 0, done.stdout + done.stderr
-    first, long = rows_of(stand_ins / "results")
-    assert (first["status"], long["status"]) == ("ok", "skip")
-    assert re.fullmatch(r"time: cut off after \d+ s, because the whole may take 0.6 minutes "
-                        r"\(--minutes\)", long["error"])
-    assert f"train_amp: SKIP: {long['error']}" in done.stdout
-    assert processes_of(stand_ins) == []
-
-
 def test_long_epochs_are_cut_short_where_time_is_limited(stand_ins, data):
     for path in (stand_ins / "src").glob("train_*.py"):
         path.unlink()
@@ -521,18 +508,17 @@ def test_ctrl_c_in_the_third_run(number, whole_group, stand_ins, data):
     assert "| single | " in out and "after 2 of 12 runs" in out and "Traceback" not in out + err
 
 
-def test_nohup_keeps_it_when_the_terminal_closes():
+@pytest.mark.fault(31)
+def test_a_signal_before_the_first_run_ends_it_and_nohup_keeps_it():
     code = """import signal, runs
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
-runs.stop_on_signals()
-signal.raise_signal(signal.SIGHUP)
-try:
+def main():
+    signal.raise_signal(signal.SIGHUP)
     signal.raise_signal(signal.SIGTERM)
-except runs.Stopped as reason:
-    print(reason)
+runs.guarded(main, "running.sh")
 """
     done = run(sys.executable, "-c", code, cwd=compose.ROOT / "tools")
-    assert done.stdout == "SIGTERM\n", done.stderr
+    assert_one_line(done, 130, "running.sh: stopped by SIGTERM")
 
 
 def test_stop_ends_what_a_process_starts_while_it_ends():
@@ -553,50 +539,24 @@ time.sleep(987)"""
     assert all(each.status() == psutil.STATUS_ZOMBIE for each in left)
 
 
-@pytest.mark.fault(31)
-def test_ctrl_c_before_the_first_run(project, digits):
-    process = start([project / "running.sh", "1", digits], cwd=project, start_new_session=True)
-    while not (project / "results" / "running" / ".lock").exists():
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate()
-    assert process.returncode == 130 and "Traceback" not in out + err
-
-
-@pytest.mark.fault(62)
-def test_two_at_once_in_one_folder_are_refused(stand_ins, data):
-    first = start([stand_ins / "running.sh", "50", data, "--", "--pause", "9"], cwd=stand_ins,
-                  start_new_session=True)
-    while not (stand_ins / "results" / "running" / "train.log").exists():
-        assert first.poll() is None
-        time.sleep(0.05)
-    second = run(stand_ins / "running.sh", "1", data, cwd=stand_ins)
-    assert second.returncode == 1 and "--result_dir" in second.stderr
-    assert len(second.stderr.splitlines()) == 1
-    first.send_signal(signal.SIGTERM)
-    first.communicate()
-    assert first.returncode == 130
-
-
 @pytest.mark.fault(62, 67)
-def test_two_at_once_in_folders_of_their_own_then_ctrl_c_for_one(stand_ins, data, tmp_path):
-    """Each uses torchrun, so their ports must not clash."""
-    def begin(epochs):
-        return start([stand_ins / "running.sh", epochs, data, "--part", "cells", "--without", "amp",
-                      "--result_dir", tmp_path / epochs], cwd=stand_ins, start_new_session=True)
-    long, short = begin("9999"), begin("2")
-    change(stand_ins / "src" / "train_DDP.py", "parallel = 1.6",
-           "parallel = 1.6\n    time.sleep(5 if args.epochs == 2 else 0)")
-    log = tmp_path / "9999" / "running" / "train.log"
-    out, err = short.communicate()
-    assert short.returncode == 0, out + err
+def test_two_at_once_then_ctrl_c_for_one(stand_ins, data, tmp_path):
+    """In folders of their own; each uses torchrun, so their ports must not clash."""
+    with_torchrun(stand_ins, """
+    if args.epochs == 3:
+        args.result_dir.joinpath("begun").touch()
+        time.sleep(987)""")
+    words = [data, "--part", "cells", "--without", "amp", "--result_dir"]
+    long = start([stand_ins / "running.sh", "3", *words, tmp_path / "3"], cwd=stand_ins,
+                 start_new_session=True)
+    wait_until(lambda: (tmp_path / "3" / "running" / "begun").exists() or long.poll() is not None)
+    assert_one_line(drive(stand_ins, "2", *words, tmp_path / "3"), 1, "name another --result_dir")
+    short = drive(stand_ins, "2", *words, tmp_path / "2")
+    assert short.returncode == 0, short.stdout + short.stderr
     assert [row["status"] for row in rows_of(tmp_path / "2")] == ["ok", "ok"]
-    while not (log.exists() and "epoch 1/9999" in log.read_text()):
-        assert long.poll() is None
-        time.sleep(0.05)
     os.killpg(long.pid, signal.SIGINT)
     long.communicate()
-    assert long.returncode == 130 and processes_of(tmp_path / "9999") == []
+    assert long.returncode == 130 and processes_of(tmp_path / "3") == []
 
 
 # ------------------------------------------------------------------------------ wrong use
@@ -630,14 +590,12 @@ def test_wrong_options_for_the_scripts_end_it_at_once(words, part, project, digi
     assert len(done.stderr.splitlines()) == 1 and part in done.stderr
 
 
-def test_digits_of_another_making_are_left_alone(project):
-    (project / "data" / "digits").mkdir(parents=True)
-    (project / "data" / "digits" / "mine.txt").write_text("")
-    done = run(project / "running.sh", "1", cwd=project)
-    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "digits" in done.stderr
-
-
 def test_without_a_dataset_it_draws_the_digits_first(stand_ins):
+    mine = stand_ins / "data" / "digits" / "mine.txt"
+    mine.parent.mkdir(parents=True)
+    mine.touch()
+    assert_one_line(drive(stand_ins, "1"), 1, "digits")  # of another making: left alone
+    mine.unlink()
     assert drive(stand_ins, "1", "--without", "DDP", "--without", "amp").returncode == 0
     assert (stand_ins / "data" / "digits" / "train" / "0").is_dir()
     (row,) = rows_of(stand_ins / "results")
