@@ -185,7 +185,7 @@ while line='96, 98'; do echo "$line"; [[ $* == *-lms* ]] || exit 0; sleep 0.02; 
 
 @pytest.mark.fault(65)
 def test_it_names_io_on_a_slow_disk(data, tmp_path):
-    """And tells how busy a GPU is, of which a stand-in gives the figures, and why a loader fails."""
+    """It also tells how busy a GPU is, by a stand-in's figures, and why a loader fails."""
     (tmp_path / "marks").mkdir()
     (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
     smi = tmp_path / "bin" / "nvidia-smi"
