@@ -222,6 +222,8 @@ def test_a_later_run_that_does_not_end_well_is_told(status, monkeypatch, tmp_pat
     assert f"a later run: {why} (log: a.log)" in table
     assert table.startswith(f"**A later run of the baseline did not end well** ({why}")
     monkeypatch.setattr(runs.signal, "signal", lambda *_: None)
+    # the children of this process are those that other tests fork
+    monkeypatch.setattr(runs.psutil.Process, "children", lambda *_, **__: [])
     with pytest.raises(SystemExit) as end:
         runs.conclude(session.rows, report.write, tmp_path / "running", None)
     assert end.value.code == (status == "fail")
