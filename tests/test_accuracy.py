@@ -17,62 +17,60 @@ RUN = {"seed", "wall_seconds", "warmup_seconds", "training_seconds", "val_top1",
        "images_per_second", "peak_memory_bytes", "epochs"}
 
 
-def outcome(folder, *words):
-    """Run accuracy.py; return (process, record, page, what it said before each run)."""
-    done = run_forked(SCRIPT, *words, "--result_dir", folder, *SHORT)
+def outcome(folder, *words, stop_at=None):
+    """Run accuracy.py, with Ctrl-C once it has said `stop_at`.
+
+    Return (process, record, page, what it said before each run).
+    """
+    running = Forked(SCRIPT, *words, "--result_dir", folder, *SHORT)
+    if stop_at:
+        wait_until(lambda: stop_at in running.output() or not running.is_alive())
+        os.kill(running.processes[0].pid, signal.SIGINT)
+    done = running.wait()
     files = [folder / f"accuracy.{kind}" for kind in ("json", "md")]
     assert all(file.exists() for file in files), done.stderr
     begun = [line for line in done.stdout.splitlines() if line.startswith("seed ")]
     return done, json.loads(files[0].read_text()), files[1].read_text(), begun
 
 
-def test_rows_take_turns_and_add_runs_only_what_is_new(digits, tmp_path):
-    done, record, text, begun = outcome(tmp_path, digits, "--set", "fused", "--seeds", 0, 1,
-                                        "--goal", 0.01)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert begun == ["seed 0: plain", "seed 0: fused", "seed 1: plain", "seed 1: fused"]
-    assert [(row["name"], row["techniques"], row["compiled"]) for row in record] == [
-        ("plain", [], "new"), ("fused", ["fused"], "new")]
-    for row in record:
-        assert [run["seed"] for run in row["runs"]] == [0, 1]
+def test_rows_take_turns_add_runs_only_what_is_new_and_ctrl_c_keeps_what_ran(digits, tmp_path):
+    done, record, text, begun = outcome(tmp_path, digits, "--set", "fused --lr 1e37", "--set",
+                                        "fused", "--seeds", 0, "--goal", 0.01)
+    # a failed run says why, others go on
+    assert done.returncode == 1
+    assert begun == ["seed 0: plain", "seed 0: fused --lr 1e37", "seed 0: fused"]
+    plain, failed, fused = record
+    assert "the loss is no longer finite" in failed["error"] and failed["runs"] == []
+    assert "the loss is no longer finite" in open(failed["log"]).read()
+    assert "| fused --lr 1e37 | 0 | FAIL: train_fused: error: the loss is" in text
+    for row, name, techniques in (plain, "plain", []), (fused, "fused", ["fused"]):
+        assert (row["name"], row["techniques"], row["compiled"]) == (name, techniques, "new")
         assert row["machine"]["packages"]["torch"] and row["date"] and "--goal" in row["command"]
-        for run in row["runs"]:
-            seconds = [epoch["seconds"] for epoch in run["epochs"]]
-            assert run.keys() == RUN and {*run["epochs"][0]} == {"loss", "val_top1", "seconds"}
-            assert run["training_seconds"] == sum(seconds[1:])
-            assert run["seconds_to_goal"] == run["warmup_seconds"] < run["wall_seconds"]
-    losses = [run["epochs"][0]["loss"] for run in record[0]["runs"]]
-    assert losses[0] != losses[1]  # other seeds
-    assert "| plain | 2 | " in text and "| fused | 2 | " in text
+        (run,) = row["runs"]
+        seconds = [epoch["seconds"] for epoch in run["epochs"]]
+        assert run.keys() == RUN and {*run["epochs"][0]} == {"loss", "val_top1", "seconds"}
+        assert run["seed"] == 0 and run["training_seconds"] == sum(seconds[1:])
+        assert run["seconds_to_goal"] == run["warmup_seconds"] < run["wall_seconds"]
+        assert f"| {name} | 1 | " in text
     assert "conv11 4 wide, 16 px, digits, batch 40, 2 epochs of 1 steps, " in text
+    assert text in done.stdout
 
-    # a kept row finds the code of the run before it; a failed run says why, others go on
+    # a kept row finds the code of the run before it
     code = tmp_path / "accuracy" / "compiled" / "fused"
     (code / "kernel").write_text("compiled")
     done, added, text, begun = outcome(
-        tmp_path, digits, "--set", "fused", "--set", "fused --lr 1e37", "--kept", "fused",
-        "--seeds", 0, "--goal", 0.01, "--add")
-    assert done.returncode == 1
-    assert begun == ["seed 0: fused --lr 1e37", "seed 0: fused, kept"]
-    assert added[:2] == record and (code / "kernel").exists()
-    failed, kept = added[2:]
-    assert "the loss is no longer finite" in failed["error"] and failed["runs"] == []
-    assert "the loss is no longer finite" in open(failed["log"]).read()
-    assert (kept["status"], kept["compiled"], len(kept["runs"])) == ("ok", "kept", 1)
-    assert "| fused --lr 1e37 | 0 | FAIL: train_fused: error: the loss is" in text
-    assert "| fused, kept | 1 | " in text and "\n- kept: " in text
-    assert text in done.stdout
-
-
-def test_what_a_record_has_is_written_on_ctrl_c(digits, tmp_path):
-    running = Forked(SCRIPT, digits, "--seeds", 0, 1, "--result_dir", tmp_path, *SHORT)
-    wait_until(lambda: "seed 1" in running.output() or not running.is_alive())
-    os.kill(running.processes[0].pid, signal.SIGINT)
-    done = running.wait()
+        tmp_path, digits, "--kept", "fused", "--seeds", 1, 0, "--goal", 0.01, "--add",
+        stop_at="seed 0: fused, kept")
     assert done.returncode == 130, done.stderr
-    assert [len(row["runs"]) for row in json.loads((tmp_path / "accuracy.json").read_text())] == [1]
-    assert "Stopped by SIGINT." in (tmp_path / "accuracy.md").read_text()
-    assert processes_of(tmp_path) == []
+    assert begun == ["seed 1: plain", "seed 1: fused, kept", "seed 0: fused, kept"]
+    more, *others, kept = added
+    assert others == [failed, fused] and (code / "kernel").exists()
+    assert [run["seed"] for run in more["runs"]] == [0, 1] and more["runs"][:1] == plain["runs"]
+    losses = [run["epochs"][0]["loss"] for run in more["runs"]]
+    assert losses[0] != losses[1]  # other seeds
+    assert (kept["status"], kept["compiled"], len(kept["runs"])) == ("ok", "kept", 1)
+    assert "| plain | 2 | " in text and "| fused, kept | 1 | " in text and "\n- kept: " in text
+    assert "Stopped by SIGINT." in text and processes_of(tmp_path) == []
 
 
 def test_wrong_options_end_before_any_run(digits, tmp_path):

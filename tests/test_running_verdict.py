@@ -222,6 +222,8 @@ def test_a_later_run_that_does_not_end_well_is_told(status, monkeypatch, tmp_pat
     assert f"a later run: {why} (log: a.log)" in table
     assert table.startswith(f"**A later run of the baseline did not end well** ({why}")
     monkeypatch.setattr(runs.signal, "signal", lambda *_: None)
+    # the children of this process are those that other tests fork
+    monkeypatch.setattr(runs.psutil.Process, "children", lambda *_, **__: [])
     with pytest.raises(SystemExit) as end:
         runs.conclude(session.rows, report.write, tmp_path / "running", None)
     assert end.value.code == (status == "fail")
@@ -300,15 +302,20 @@ def test_what_gains_in_its_first_run_is_kept_and_the_table_says_how_sure_that_is
 def test_a_run_is_given_up_when_it_takes_far_longer_not_when_it_stalls(monkeypatch):
     session, _ = session_of(lambda *_: 100, monkeypatch)  # the baseline took 10 s
 
-    def stalled(techniques, options, folder, processes, judge):
-        progress = runs.Progress()
-        progress.started, progress.first = 0, (5, 1)
-        judge(progress, 40)  # three times 10 s, and twice the start
-        with pytest.raises(runs.GiveUp, match="given up after 41 s"):
-            judge(progress, 41)
-        return "skip", 0, {"error": ""}
-    monkeypatch.setattr(running, "run", stalled)
-    assert session.measure(["a"])[0] == "skip"
+    def judged(until, message):
+        def stalled(techniques, options, folder, processes, judge):
+            progress = runs.Progress()
+            progress.started, progress.first = 0, (5, 1)
+            judge(progress, until)
+            with pytest.raises(runs.GiveUp, match=message):
+                judge(progress, until + 1)
+            return "skip", 0, {"error": ""}
+        monkeypatch.setattr(running, "run", stalled)
+        assert session.measure(["a"])[0] == "skip"
+    judged(40, "given up after 41 s")  # three times 10 s, and twice the start
+    # a minute less those 10 s, and 15 s for the baseline's last run
+    session, _ = session_of(lambda *_: 100, monkeypatch, minutes=1)
+    judged(35, r"time: cut off after 36 s, because the whole may take 1 minutes \(--minutes\)")
 
 
 def test_short_epochs_become_more(monkeypatch, capsys):

@@ -49,14 +49,9 @@ def cores():
 
 
 def has_bfloat16():
-    """Return whether this CPU calculates in bfloat16.
-
-    ONEDNN_MAX_CPU_ISA takes instructions away from PyTorch, so it counts too.
-    """
+    """Return whether this CPU calculates in bfloat16."""
     words = Path("/proc/cpuinfo").read_text().split()
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
-    allowed = re.search("ALL|DEFAULT|BF16|FP16|AMX|AVX10", limit)
-    return bool(allowed) and not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(words)
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(words)
 
 
 def machine(*others):
