@@ -496,11 +496,10 @@ class Run:
     def assigned(self, name):
         """Return {statement, target}: the user's statement if it is `target = name(...)`."""
         frame, line = self.frames()[0]
-        node = statement_at(frame.f_code.co_filename, line)
-        call = getattr(node, "value", None)
-        if isinstance(node, ast.Assign) and isinstance(call, ast.Call) and (
-                ast.unparse(call.func) == name):
-            return dict(statement=ast.unparse(node), target=ast.unparse(node.targets[0]))
+        match statement_at(frame.f_code.co_filename, line):
+            case ast.Assign([ast.Name() | ast.Attribute() as target], ast.Call(called)) as node:
+                if ast.unparse(called) == name:
+                    return dict(statement=ast.unparse(node), target=ast.unparse(target))
         return dict(statement="", target="")
 
     def names(self, depth=0):

@@ -510,9 +510,9 @@ for output in torch.utils.data.DataLoader(Data(), 4):
     for one in (output,): loss = (net(  # net, of output / 2
         one / 2) + net(output) - net(one)).mean()
     loss = loss + apply(output).mean()
-    output = net(
+    one, *rest = net(
         output)
-    (loss + output.mean()).backward()
+    (loss + one.mean()).backward()
     sgd.step()
 """)
     ask(tmp_path, "within.py", only="plain")
