@@ -6,7 +6,7 @@
 # It reads $MNIST (data/mnist), $CIFAR10 (data/cifar10) and $IMAGENET (data/imagenet), and for peers-resnet50
 # pytorch/examples in ../examples.
 # The records go to results/MACHINE-TABLE. Then run: python tools/report.py
-# A table takes at most $MINUTES (25), but loading as long as it needs, and staircases 40 minutes more. With several
+# A table takes at most $MINUTES (25), but loading as long as it needs, and staircases 30 minutes more. With several
 # GPUs, start one for each, with CUDA_VISIBLE_DEVICES and taskset.
 set -euo pipefail
 root=$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")
@@ -61,12 +61,13 @@ for table in "${@:2}"; do
     loading-peers)
       command=("$python" benchmarks/peers.py load "$imagenet" "${limit[@]}" "${to[@]}" -- --batch_size 768 --epochs 5) ;;
     staircases)
+      larger=(--image_size 64 "${conv11[@]}")
       for number in {1..10}; do
-        ./running.sh 6 "$mnist" --part staircase --minutes 4 --result_dir "runs/$machine-staircases/$number" \
-          -- "${conv11[@]}" "${graphs[@]}" --steps 40 || [[ $? = 1 ]]
+        ./running.sh 4 "$cifar10" --part staircase --without DALI --without LMDB --minutes 3 \
+          --result_dir "runs/$machine-staircases/$number" -- "${larger[@]}" "${graphs[@]}" || [[ $? = 1 ]]
       done
-      command=("$python" benchmarks/peers.py train "$mnist" --ends "runs/$machine-staircases"/*/running.json
-        --only train.py "*staircases" --runs 5 "${limit[@]}" "${to[@]}" -- "${conv11[@]}" --epochs 12) ;;
+      command=("$python" benchmarks/peers.py train "$cifar10" --ends "runs/$machine-staircases"/*/running.json
+        --only "*staircases" --runs 5 "${limit[@]}" "${to[@]}" -- "${larger[@]}" --epochs 6) ;;
     *)
       echo "tables.sh: error: no table $table" >&2
       exit 2 ;;

@@ -178,7 +178,7 @@ def test_each_command_that_makes_a_table_has_options_that_exist(photos, tmp_path
             continue
         module = {"running": running, "peers": peers, "accuracy": accuracy}[name]
         args, options = module.parse(words)
-        assert (args.minutes, args.result_dir.parts[0]) in ((25, "results"), (4, "runs"))
+        assert (args.minutes, args.result_dir.parts[0]) in ((25, "results"), (3, "runs"))
         for own in running.options_of([], options), running.options_of(["compile"], options):
             runs.check_options(SRC / "train_compile.py", own, name)
     assert_one_line(run(script, "here", "nothing"), 2, "tables.sh: error: no table nothing")
