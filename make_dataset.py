@@ -20,7 +20,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 from pathlib import Path
 
@@ -203,9 +202,9 @@ def main():
     elif (args.train, args.val) != (None, None):
         parser.error(f"--train and --val are for drawn sets; {args.name} has a fixed size")
 
-    with contextlib.suppress(OSError):  # another run that makes it is waited for
-        lock = open(Path(tempfile.gettempdir(), "make_dataset" + str(dst).replace("/", "_")), "w")
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with contextlib.suppress(OSError):  # another run that makes a set in this folder is waited for
+        dst.parent.mkdir(parents=True, exist_ok=True)
+        fcntl.flock(os.open(dst.parent, os.O_RDONLY), fcntl.LOCK_EX)
     note = dst / "made.json"
     if note.exists() and json.loads(note.read_text()) == made:
         print(f"{dst} is there already")
