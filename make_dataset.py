@@ -202,7 +202,7 @@ def main():
     elif (args.train, args.val) != (None, None):
         parser.error(f"--train and --val are for drawn sets; {args.name} has a fixed size")
 
-    with contextlib.suppress(OSError):  # another run that makes a set in this folder is waited for
+    with contextlib.suppress(OSError):  # wait for another run that makes a set there
         dst.parent.mkdir(parents=True, exist_ok=True)
         fcntl.flock(os.open(dst.parent, os.O_RDONLY), fcntl.LOCK_EX)
     note = dst / "made.json"

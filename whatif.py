@@ -53,7 +53,7 @@ LOSSES = 100  # the most losses of a run that are compared with the plain run's
 CACHED = 8  # batches that a run without loading repeats
 PAYS = 1.02  # a smaller gain counts as no difference
 CLEAR = 0.1  # the largest uncertainty with which "no difference" can be said
-MOVED = 1.1  # if the script's own runs differ more, the report says so
+MOVED = 1.1  # if runs of the plain script differ more, the report says so
 ONE_RUN = 0.2  # the uncertainty of one comparison while nothing has run twice
 STEADY = 0.005  # the least standard deviation of a ratio
 STUDENT = 12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36  # Student's t of 95 %, from 1 degree of freedom
@@ -1068,9 +1068,9 @@ def verdict(ratio, spread):
 
 
 def is_kept(ratio, spread, n):
-    """Return whether others are added to a set of `n` runs: its first gains, or all do for certain.
+    """Return whether a set of `n` runs is kept: its only run gains, or all of them do for certain.
 
-    The first is taken at its word, so that a few minutes find a fast set.
+    One run is enough at first, so that a few minutes find a fast set.
     """
     return ratio >= PAYS if n == 1 else verdict(ratio, spread) == "faster"
 
@@ -1364,7 +1364,7 @@ def progress(text):
     """Show what is under way, in place, on a terminal."""
     if sys.stdout.isatty():
         width = shutil.get_terminal_size().columns - 1
-        print(f"\r\033[K{text[:width]}", end="", flush=True)
+        print(f"\r{text[:width]}\033[K", end="", flush=True)
 
 
 def say(text):

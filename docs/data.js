@@ -1190,11 +1190,7 @@ const DATA = {
 "from torchvision.transforms import v2 as transforms",
 "from tqdm import tqdm",
 "",
-"BACKGROUND = \"white\"  # what shows through a transparent picture",
 "warnings.filterwarnings(\"ignore\", module=\"PIL\")  # these warnings name no file and are harmless",
-"",
-"# the cores that this process may use",
-"CORES = len(os.sched_getaffinity(0)) if hasattr(os, \"sched_getaffinity\") else os.cpu_count()",
 "",
 "",
 "def at_least(least):",
@@ -1222,7 +1218,8 @@ const DATA = {
 "",
 "    # work",
 "    add(\"--batch_size\", type=at_least(1), default=64, help=\"samples per batch\")",
-"    add(\"--num_workers\", type=at_least(0), default=min(16, CORES), help=\"processes that decode\")",
+"    cores = len(os.sched_getaffinity(0)) if hasattr(os, \"sched_getaffinity\") else os.cpu_count()",
+"    add(\"--num_workers\", type=at_least(0), default=min(16, cores), help=\"processes that decode\")",
 "    add(\"--resize\", type=at_least(0), default=256, help=\"smaller edge in pixels; 0: no resize\")",
 "    add(\"--crop\", type=at_least(1), default=224, help=\"edge of the square crop in pixels\")",
 "",
@@ -1243,7 +1240,7 @@ const DATA = {
 "",
 "",
 "def load_image(file, name):",
-"    \"\"\"Return an upright RGB picture: 16 bits scaled to 8, transparency filled with BACKGROUND.",
+"    \"\"\"Return an upright RGB picture: 16 bits scaled to 8, white where it is transparent.",
 "",
 "    `file` is a path or a binary file. Raises OSError with `name`.",
 "    \"\"\"",
@@ -1254,7 +1251,7 @@ const DATA = {
 "                image = image.convert(\"I\").point(lambda value: value / 257 + 0.5).convert(\"L\")",
 "            if image.has_transparency_data:",
 "                image = image.convert(\"RGBA\")",
-"                image = Image.alpha_composite(Image.new(\"RGBA\", image.size, BACKGROUND), image)",
+"                image = Image.alpha_composite(Image.new(\"RGBA\", image.size, \"white\"), image)",
 "            return image.convert(\"RGB\")",
 "    except Exception as error:",
 "        raise OSError(f\"cannot read the picture {name}: {error}\") from None",
@@ -1466,8 +1463,8 @@ const DATA = {
 ]
 ],
 [
-62,
-62,
+58,
+58,
 [
 "",
 "    # new #",
@@ -1476,8 +1473,8 @@ const DATA = {
 ]
 ],
 [
-184,
-184,
+181,
+181,
 [
 "# new #",
 "# DALI gets the files of pairs from here; change __iter__ for a layout of your own",
@@ -1592,8 +1589,8 @@ const DATA = {
 ]
 ],
 [
+219,
 222,
-225,
 [
 "    # new #",
 "    # DALILoader replaces DataLoader; --num_workers is the number of its threads",
@@ -1601,8 +1598,8 @@ const DATA = {
 ]
 ],
 [
-233,
-233,
+230,
+230,
 [
 "        # new #",
 "        # DALI reads ahead into the next epoch, which would not be cold",
@@ -1644,8 +1641,8 @@ const DATA = {
 ]
 ],
 [
-58,
-58,
+54,
+54,
 [
 "    # new #",
 "    # train_LMDB.py makes and reads the same files",
@@ -1654,8 +1651,8 @@ const DATA = {
 ]
 ],
 [
-175,
-175,
+172,
+172,
 [
 "# new #",
 "# the index is written last, so a file without it is incomplete",
@@ -1735,8 +1732,8 @@ const DATA = {
 ]
 ],
 [
-206,
-207,
+203,
+204,
 [
 "    # new #",
 "    # a slow disk reads one file faster than many; later runs need no folder",

@@ -138,7 +138,7 @@ const { channels_last: _, ...PRODUCTS } = CONVOLUTIONS;
 const QUESTIONS = [
   ["How many GPUs do you have?", [
     ["one", {}, { DDP: "It does nothing on one GPU." }],
-    ["several", { DDP: "Each GPU has a process of its own, which is faster than DP." }, {}],
+    ["several", { DDP: "Each GPU has a process of its own; PyTorch recommends it over DP." }, {}],
     ["none", {}, { amp: "It pays only on a CPU with bfloat16 instructions." }]]],
   ["Where do the images come from?", [
     ["memory: all fit decoded",

@@ -42,11 +42,7 @@ from torchvision import datasets
 from torchvision.transforms import v2 as transforms
 from tqdm import tqdm
 
-BACKGROUND = "white"  # what shows through a transparent picture
 warnings.filterwarnings("ignore", module="PIL")  # these warnings name no file and are harmless
-
-# the cores that this process may use
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def at_least(least):
@@ -78,7 +74,8 @@ def build_parser():
 
     # work
     add("--batch_size", type=at_least(1), default=64, help="samples per batch")
-    add("--num_workers", type=at_least(0), default=min(16, CORES), help="processes that decode")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    add("--num_workers", type=at_least(0), default=min(16, cores), help="processes that decode")
     add("--resize", type=at_least(0), default=256, help="smaller edge in pixels; 0: no resize")
     add("--crop", type=at_least(1), default=224, help="edge of the square crop in pixels")
 
@@ -99,7 +96,7 @@ def is_picture(path):
 
 
 def load_image(file, name):
-    """Return an upright RGB picture: 16 bits scaled to 8, transparency filled with BACKGROUND.
+    """Return an upright RGB picture: 16 bits scaled to 8, white where it is transparent.
 
     `file` is a path or a binary file. Raises OSError with `name`.
     """
@@ -110,7 +107,7 @@ def load_image(file, name):
                 image = image.convert("I").point(lambda value: value / 257 + 0.5).convert("L")
             if image.has_transparency_data:
                 image = image.convert("RGBA")
-                image = Image.alpha_composite(Image.new("RGBA", image.size, BACKGROUND), image)
+                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
             return image.convert("RGB")
     except Exception as error:
         raise OSError(f"cannot read the picture {name}: {error}") from None

@@ -28,7 +28,6 @@ ALL = sorted(path.stem.removeprefix("train_") for path in ROOT.glob("src/train_*
 
 # lines of train.py at which the edits attach
 IMPORTS = "from tqdm import tqdm\n"
-PARSER = "    return parser\n"
 ARGS = "    args = build_parser().parse_args()\n"
 SEED = "    torch.manual_seed(args.seed)\n"
 TRANSFORM = "    train_transform = transforms.Compose([*crop, transforms.PILToTensor()])\n"
@@ -81,7 +80,6 @@ TOP1 = "        top1, top5 = (correct / len(val_set)).tolist()\n"
 PRINTED = """\
               f"top-5 {top5:.2%}  {speed:,.0f} images/s  data wait {wait:.0%}", flush=True)
 """
-SAVING = "        if rank == 0:\n            states ="
 
 
 @dataclasses.dataclass

@@ -27,7 +27,7 @@ SETTINGS = {
     "measuring.md": {"5 s": "a setting of running.sh", "30 s": "a setting of running.sh",
                      "95%": "of Student's t", "20%": "of a single ratio, in whatif.py",
                      "1%": "twice STEADY there",
-                     "2%": "PAYS in whatif.py", "10%": "CLEAR there, and MOVED in tools/report.py"},
+                     "2%": "PAYS in whatif.py", "10%": "CLEAR and MOVED there"},
     "reliability.md": {"2,000": "an example of FUZZ", "3.11": "a version of Python"},
     "techniques.md": {"20%": "a threshold"},
     "whatif.md": {"3 s": "the least warm-up", "20%": "of a single ratio, and a threshold",

@@ -29,7 +29,7 @@ def test_every_option_named_is_one_of_the_scripts(page):
     files = [*SRC.glob("*.py"), *ROOT.glob("*.py"), *ROOT.glob("*.sh"), *(ROOT / "tools").glob("*")]
     text = "".join(path.read_text() for path in files if path.is_file())
     torchrun = {"--nnodes", "--nproc_per_node", "--max-restarts", "--rdzv_id", "--rdzv_backend",
-                "--rdzv_endpoint", "--standalone", "--node_rank", "--master_addr", "--master_port"}
+                "--rdzv_endpoint", "--standalone"}
     others = {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--cpus-per-task",  # Slurm
               "--depth", "--help", "--dist"}  # git, every script, pytest
     for option in set(re.findall(r"(?<![\w-])(--[a-z]\w[\w-]*)", page.read_text())):

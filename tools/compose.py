@@ -31,7 +31,7 @@ PARTS = {"loading", "model", "net", "optimizer", "sampler", "train_loader", "val
          "val_sampler"}  # a block that changes one of these relies on the lines that use it
 
 
-# what a line of the user's shows: (techniques, pattern, what to know, no hazard if this is there)
+# (techniques, pattern of a line of the user's, what to know, pattern that shows it is handled)
 HAZARDS = [
     ("amp", r"^(?!.*lambda).*(clip_grad|\.grad\b)|\bregister_hook\(",
      "it sees gradients that amp has multiplied: call scaler.unscale_(optimizer) first",

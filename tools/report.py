@@ -15,9 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path += [str(ROOT), str(ROOT / "benchmarks")]
-from whatif import PAYS, compare, doubt_of
-
-MOVED = 1.1  # a table says so if the baseline's speed changes so many times between two runs
+from whatif import MOVED, PAYS, compare, doubt_of
 
 # the grid of running.sh: the name of a row or column, and the techniques it stands for
 ROWS = {"single": [], "DP": ["DP"], "DDP": ["DDP"]}
@@ -37,7 +35,7 @@ def speeds(row, key="images_per_second"):
 
 
 def runs(row):
-    """Return the runs of a row; those of old records were made once."""
+    """Return the runs of a row. A row of loading.sh has one."""
     return row.get("runs") or [dict(number=0, images_per_second=row["images_per_second"],
                                     rates=speeds(row))]
 
@@ -216,7 +214,10 @@ def gains(rows):
 
 
 def fastest(rows):
-    """Return the last row of the staircase that gains; without one, that with most images/s."""
+    """Return the last row of the staircase that gains, or the baseline if none does.
+
+    Without a staircase it is the row with most images/s.
+    """
     if any("on" in row for row in rows):
         kept = [row for row in rows if row.get("kept") and row.get("ratio", PAYS) >= PAYS]
         return kept[-1] if kept else rows[0]
@@ -472,7 +473,7 @@ def pages():
 
 # ------------------------------------------------------------------------------ parts of pages
 def diff(base, variant):
-    """Return the lines of the smallest diff between two scripts."""
+    """Return the lines of the diff between two scripts, without unchanged lines."""
     lines = difflib.unified_diff(base.read_text().splitlines(), variant.read_text().splitlines(),
                                  n=0, lineterm="")
     return [re.sub(r"^@@ .*\+(\d+).*", r"@@ line \1 @@", line) for line in lines][2:]
@@ -513,10 +514,8 @@ def chart_part(words, up):
 
 
 def table_part(words, up):
-    """Return the first table of the folder words[0]; of running.sh the staircase, with notes."""
+    """Return the first table of the folder words[0]."""
     kind, record = records()[words[0]]
-    if kind == "running":
-        return text_of([warning(record), staircase(record)], []).splitlines()
     return [next(part for part in functions(kind)[0](record).split("\n\n") if part[0] == "|")]
 
 

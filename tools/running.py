@@ -17,11 +17,11 @@ from runs import (ROOT, GiveUp, Stopped, check_options, conclude, failure, folde
                   follow, guarded, launched, refuse, say, setting, show)
 from whatif import WAITS, compare, doubt_of, is_kept, is_settled, verdict
 
-SECONDS = 5  # of training to compare in a run of the baseline ...
-LONGEST = 30  # ... if it takes no longer than so many seconds after its start
+SECONDS = 5  # the least training to compare in a run: with less, all runs get more epochs, ...
+LONGEST = 30  # ... unless a run would then take longer than this after its start
 EVERY = 5  # after so many runs the baseline runs again
-SLOW, SLOW_SECONDS = 3, 10  # a run is given up after so many times the baseline's seconds ...
-START_SECONDS = 150  # ... and twice its start, at most so long: validation may compile, too
+SLOW, SLOW_SECONDS = 3, 10  # a run may take 3 times the baseline's seconds, 10 if that is more, ...
+START_SECONDS = 150  # ... plus twice its own start, of which at most this counts
 FIRST = ("channels_last", "amp", "cache", "DALI", "compile")  # these usually pay most
 MINUTES = 5  # of the whole without a DATASET
 SHARE = 30  # with a limit of time, the baseline takes at most this part of it after its start
@@ -381,8 +381,8 @@ def parse(arguments):
     """Return (options of the driver, options for the scripts); the latter come behind a --."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser("running.sh", allow_abbrev=False, usage=(
-        "./running.sh EPOCHS [DATASET] [--minutes N] [--runs N] [--part cells|staircase|all] [--wi"
-        "th TECHNIQUE] ... [--without TECHNIQUE] ... [--result_dir DIR] [-- OPTION ...]"))
+        "./running.sh EPOCHS [DATASET] [--minutes N] [--runs N] [--part cells|staircase|all] "
+        "[--with TECHNIQUE] ... [--without TECHNIQUE] ... [--result_dir DIR] [-- OPTION ...]"))
     parser.error = lambda message: parser.exit(2, f"{parser.usage}: {message}\n")
     names = [name for choices in groups().values() for choice in choices for name in choice]
     parser.add_argument("EPOCHS", type=int)

@@ -12,7 +12,6 @@ import re
 import runpy
 import select
 import shlex
-import shutil
 import signal
 import struct
 import subprocess
@@ -29,6 +28,9 @@ if missing := [name for name in ("torch", "torchvision", "matplotlib", "psutil")
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT))
+from whatif import progress as show, say
+
 GRACE_SECONDS = 10
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 BAR = r"\d+%\|[^|]*\| (\d+)/(\d+) \[[^]]*\]"  # of tqdm
@@ -85,19 +87,6 @@ def setting(command, *others):
                 command=shlex.join([*command.split(), *sys.argv[1:]]))
 
 
-# ------------------------------------------------------------------------------ the terminal
-def say(text):
-    """Print a line, in place of what `show` shows."""
-    print(f"\r\033[K{text}" if sys.stdout.isatty() else text, flush=True)
-
-
-def show(text):
-    """Show a line that the next one replaces; in a log, nothing."""
-    if sys.stdout.isatty():
-        width = shutil.get_terminal_size().columns - 1
-        print(f"\r{text[:width]}\033[K", end="", flush=True)
-
-
 # ------------------------------------------------------------------------------ one run
 class Progress:
     """What a script's progress bar says, timed by our own clock."""
@@ -121,7 +110,7 @@ class Progress:
     def pace(self):
         """Return the steps a second of this epoch's faster half, at least 0.1 s; None too early.
 
-        So neither the first steps count, which may search for kernels, nor a stall.
+        This leaves out stalls and the first steps, which may search for kernels.
         """
         if len(self.marks) < 3:
             return None

@@ -51,7 +51,7 @@ class Result(NamedTuple):
     error: str  # its last lines, or ""
     seen: list = []  # what verify_run.Recorder has kept, for each rank
     numbers: dict = {}  # {(file or "the output", line with # for numbers): [[numbers], ...]}
-    states: dict = {}  # {name in a checkpoint: tensor of float32}
+    states: dict = {}  # {name in a checkpoint: tensor of float64}
 
 
 def numbers_of(text):
@@ -284,12 +284,12 @@ def figures(before, after):
         others, where = after.numbers.get((name, line), []), f"{line.strip()!r} in {name}"
         if len(rows) != len(others):
             yield Figure(quantity, f"number of lines {where}", len(rows), len(others), math.inf)
-        for time, (row, other) in enumerate(zip(rows, others), 1):
+        for turn, (row, other) in enumerate(zip(rows, others), 1):
             for k, ((x, digit), (y, _)) in enumerate(zip(row, other), 1):
                 gap = max(0.0, abs(x - y) - 1.01 * digit) / max(abs(x), 1e-12)
                 if not math.isfinite(gap):
                     gap = 0.0 if str(x) == str(y) else math.inf
-                yield Figure(quantity, f"# {k} of {where}", x, y, gap, f", time {time}")
+                yield Figure(quantity, f"# {k} of {where}", x, y, gap, f", time {turn}")
 
 
 QUANTITIES = ["images", "loss", "learning rates", "equal weights", "weights", "checkpoint",
