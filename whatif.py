@@ -86,7 +86,7 @@ TECHNIQUES = {
             its images as .to(memory_format=torch.channels_last)
         watch: it gains more with amp; .view() in a layer may have to be .reshape()""",
     "fused": """{optimizers}
-            fused=True
+            fused=True{instead}
         watch: load_state_dict of an old checkpoint turns it off again; with amp float16, create
         SGD's momentum before the first step, as train_fused.py does""",
     "cudnn": """at the top
@@ -382,6 +382,23 @@ def repeats_in_workers(dataset):
     return True
 
 
+def modules_of(values):
+    return {name: value for name, value in values.items() if isinstance(value, torch.nn.Module)}
+
+
+def parts_of(name, value):
+    """Return {name.attribute or name[key]: its value}, of objects that are not large."""
+    parts = {}
+    with contextlib.suppress(Exception):  # a proxy may fail
+        if isinstance(value, (dict, list, tuple)):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            parts = {f"{name}[{key!r}]": part for key, part in items} if len(value) < 100 else {}
+        elif name == "self" or not isinstance(value, (type, type(sys), torch.nn.Module)):
+            parts = {f"{name}.{key}": part for key, part in
+                     {**value.__dict__, **getattr(value, "_modules", {})}.items()}
+    return parts
+
+
 def length_of(data):
     with contextlib.suppress(Exception):  # an IterableDataset may have none, or none as yet
         return len(data)
@@ -503,14 +520,19 @@ class Run:
         return dict(statement="", target="")
 
     def names(self, depth=0):
-        """Return {name: model} of the models that a user's line can name, such as self.net."""
-        frame, _ = self.frames()[depth]
-        owner = frame.f_locals.get("self")
-        parts = {**getattr(owner, "__dict__", {}), **getattr(owner, "_modules", {})}
-        values = {**frame.f_globals, **{f"self.{name}": part for name, part in parts.items()},
-                  **frame.f_locals}
-        return {name: value for name, value in values.items()
-                if isinstance(value, torch.nn.Module)}
+        """Return {name: model} of models that a user's line can name, variables first."""
+        frame, line = self.frames()[depth]
+        values = {**frame.f_globals, **frame.f_locals}
+        statement = statement_at(frame.f_code.co_filename, line)
+        for node in ast.walk(statement) if statement else ():
+            for one in ast.walk(node.target) if isinstance(node, ast.comprehension) else ():
+                values.pop(getattr(one, "id", ""), None)  # it is there only within the statement
+        models, values = modules_of(values), dict(reversed(values.items()))  # self before globals
+        for _ in range(2):  # self.net, then self.nets["net"]
+            values = {inner: part for name, value in values.items()
+                      for inner, part in parts_of(name, value).items()}
+            models |= modules_of(values)
+        return models
 
     @staticmethod
     def wrap(owner, name, wrapper):
@@ -610,7 +632,7 @@ class Run:
         if loader._whatif not in self.loaders:  # made in the process that spawned this
             self.note_loader(loader, len(self.loaders))
         number, about = loader._whatif, self.loaders[loader._whatif]
-        if number in (*self.training(), *self.recent):
+        if torch.is_grad_enabled() and number in (*self.training(), *self.recent):
             self.clock.resume()
         else:
             self.clock.pause()  # validation
@@ -625,10 +647,10 @@ class Run:
         return Batches(self, batches, number, length)
 
     def fetched(self, number, samples, wait):
-        if torch.is_grad_enabled():  # else validation
+        training, trains = self.training(), torch.is_grad_enabled()
+        if trains:
             self.fetched_from[number] = True
-        training = self.training()
-        if number not in (*training, *self.recent):
+        if not trains or number not in (*training, *self.recent):
             self.clock.pause()  # validation, or other data from now on
         counted = training[:1] if number in training else self.recent[:1]
         self.clock.fetched(samples if number in counted else 0, wait)
@@ -667,7 +689,8 @@ class Run:
             called, above = self.called.get(id(inner), (f"{called}.module", above))
         self.models[module] = dict(
             name=called, local=local, kind=type(inner).__name__, **self.place(),
-            library=self.library(), **self.assigned(local), above=above, calls=[], is_tensor=False)
+            library=self.library(), **self.assigned(local), above=above, calls=[], is_tensor=False,
+            is_wrapped=inner is not module)
         weight = next(module.parameters())
         self.device = weight.device.type
         self.see("amp", weight.dtype in (torch.float16, torch.bfloat16))
@@ -740,7 +763,8 @@ class Run:
 
     def make_optimizer(self, original, optimizer, params, defaults):
         facts = dict(kind=type(optimizer).__name__, **self.place(), library=self.library(optimizer),
-                     fused=defaults.get("fused"), can_fuse="fused" in defaults)
+                     fused=defaults.get("fused"), foreach=defaults.get("foreach"),
+                     can_fuse="fused" in defaults)
         if "fused" in self.techniques and "fused" in defaults:
             defaults |= dict(fused=True, foreach=None)
             optimizer._step_supports_amp_scaling = True
@@ -748,7 +772,7 @@ class Run:
         original(optimizer, params, defaults)
         weights = {id(each) for group in optimizer.param_groups for each in group["params"]}
         for depth, _ in enumerate(self.frames()):  # a function that makes it may not know the model
-            names = {id(model): name for name, model in self.names(depth).items()
+            names = {id(model): name for name, model in reversed(self.names(depth).items())
                      if not weights.isdisjoint(map(id, model.parameters()))}
             if names:
                 above = self.place(depth, above=True)
@@ -1488,9 +1512,9 @@ def advice(name, facts, extra):
         return f"{of['at']}  {of['text']}" if of else ""
     text, models, optimizers = TECHNIQUES[name], facts["models"], facts["optimizers"]
     model, loader = models[0] if models else {}, main_loader(facts)
-    places = [f"{each['name']} ({at})" for each in models for at in [
-        *([(each["above"] or each)["at"]] if "{model}" in text else []),
-        *(each["calls"] if "{call}" in text else [])]]
+    places = [place for each in models for place in [
+        *([f"{each['name']} ({(each['above'] or each)['at']})"] if "{model}" in text else []),
+        *([f"{each['local']} ({at})" for at in each["calls"]] if "{call}" in text else [])]]
     first = ("{model}" in text) + ("{call}" in text)  # of these places are in the text itself
     if places[first:] and first:
         text += "\n        likewise: {places}"
@@ -1510,11 +1534,16 @@ def advice(name, facts, extra):
         text = f"inside {library}, which has to be told to do this:\n        {text}"
     below = f"above {line(model['above'])}" if model.get("above") else (
         f"below the line that makes {model.get('name', '').removesuffix('.module')}")
+    called = model.get("name", "")
+    if name == "channels_last" and model.get("is_wrapped"):
+        called = "model" if called.endswith(".module") else called
+        below = "before DistributedDataParallel or DataParallel gets the model"
     if not optimizers:  # a pickled model loses what compile() did
         below = "in the process that trains, before its first step"
     return text.format(
         **extra, autocast=autocast_of(model, facts["device"], f"torch.{name.split()[-1]}"),
-        device=facts["device"], model=model.get("name"), below=below,
+        device=facts["device"], model=called, below=below,
+        instead=" in place of foreach=True" * any(each["foreach"] for each in optimizers),
         call=line(model), loader=line(loader), inside=line(inside),
         pin=", pin_memory=True" * (facts["device"] == "cuda"), places=", ".join(places[first:]),
         optimizers="\n        ".join(map(line, optimizers)))

@@ -142,10 +142,10 @@ def image_pipeline(paths, size, augment, on_gpu):
 # DALI returns whole batches, so this class replaces DataLoader
 class DALILoader:
     """Yield uint8 images (N, 3, size, size) and labels (N,) in the order of `sampler`."""
-    def __init__(self, folder, sampler, size, augment, on_gpu, batch_size, num_workers,
+    def __init__(self, dataset, sampler, size, augment, on_gpu, batch_size, num_workers,
                  drop_last=False, **others):
-        self.folder, self.on_gpu, self.pipeline = folder, on_gpu, None
-        self.labels = torch.tensor([*map(folder.target_transform or int, folder.targets)])
+        self.dataset, self.on_gpu, self.pipeline = dataset, on_gpu, None
+        self.labels = torch.tensor([*map(dataset.target_transform or int, dataset.targets)])
         self.order = torch.utils.data.BatchSampler(sampler, batch_size, drop_last)
         self.to_read, self.reading = iter(()), []
         self.options = dict(
@@ -157,7 +157,7 @@ class DALILoader:
     def paths(self):
         """Return the paths of the next batch. DALI calls this, some batches ahead of training."""
         self.reading.append(next(self.to_read))
-        return [np.frombuffer(os.fsencode(self.folder.samples[i][0]), np.uint8)
+        return [np.frombuffer(os.fsencode(self.dataset.samples[i][0]), np.uint8)
                 for i in self.reading[-1]]
     def __iter__(self):
         if not self.pipeline:  # its seed is that of this process's first epoch
@@ -177,7 +177,7 @@ class DALILoader:
             images = self.pipeline.run(stream)[0].as_tensor()
         except RuntimeError as error:
             for i in sum(self.reading, []):  # Pillow names the file, DALI does not always
-                load_image(self.folder.samples[i][0])
+                load_image(self.dataset.samples[i][0])
             said = str(error).split("\nCurrent pipeline")[0].splitlines()[-1]
             raise OSError(f"DALI cannot read the images: {said}") from None
         # a copy, because DALI reuses its memory

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, SRC, TINY, module_of, on_gpu, run, run_forked, train
+from helpers import ROOT, SRC, TINY, edited, module_of, on_gpu, run, run_forked, train
 from PIL import Image
 from test_loader import FAULTY, ODD_NAMES, classes, photo, save, spoil, unusual
 from test_resize import claims
@@ -175,7 +175,8 @@ def test_cache_equals_the_baseline_bit_for_bit(digits, tmp_path):
     """Without --augment, weights and all: decoding the cache draws no random numbers."""
     records, weights = [], []
     for name in ("train", "train_cache"):
-        records.append(train(SRC / f"{name}.py", "--dataset", digits, *TINY, "--workers", 1,
+        script = edited(name, tmp_path, ("len(val_set)).to", "len(val_loader.dataset)).to"))
+        records.append(train(script, "--dataset", digits, *TINY, "--workers", 1,
                              "--val_size", 20, "--result_dir", tmp_path)[0])
         weights.append(torch.load(tmp_path / f"{name}.pt")["parts"]["model"])
     for key in ("loss", "val_top1", "val_top5"):

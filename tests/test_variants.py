@@ -166,11 +166,15 @@ def test_fused_keeps_a_users_optimizer_scheduler_and_hook(optimizer, digits, tmp
     assert [group.get("fused") for group in groups] == [None if "RMSprop" in optimizer else True]
 
 
+STEPS = "    steps = min(len(train_loader), "
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_fused_under_amp_with_a_scaler(optimizer, digits, tmp_path):
     """The optimizer unscales, or the scaler does where the optimizer cannot; never both.
 
-    On a CPU a user's scaler stands for float16's. Its first step overflows and is left out.
+    On a CPU a user's scaler stands for float16's. Its first step overflows and is left out. A group
+    of weights comes later, as in a training that unfreezes layers.
     """
     options = ["--dataset", digits, *TINY, "--result_dir", tmp_path]
     records = []
@@ -182,7 +186,8 @@ def test_fused_under_amp_with_a_scaler(optimizer, digits, tmp_path):
             assert not conflicts
         for old, new in ((SGD, OPTIMIZERS[optimizer]), (
                 "torch.amp.GradScaler(enabled=amp_dtype == torch.float16)",
-                'torch.amp.GradScaler("cpu", init_scale=2.0 ** 127, backoff_factor=2.0 ** -117)')):
+                'torch.amp.GradScaler("cpu", init_scale=2.0 ** 127, backoff_factor=2.0 ** -117)'),
+                (STEPS, "    optimizer.add_param_group({'params': [torch.ones(1)]})\n" + STEPS)):
             assert text.count(old) == 1, old
             text = text.replace(old, new)
         script = tmp_path / ("_".join(techniques) + ".py")

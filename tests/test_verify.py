@@ -64,6 +64,14 @@ def test_a_device_and_the_line_of_a_warning_are_no_figures(tmp_path):
     assert numbers_of(bench.read(path)) != before
 
 
+@pytest.mark.parametrize("line, count", [
+    ("macro F-beta 0.0357, theta: 0.2, secondary_loss=0.4", 3), ("mean 0.83 min 0.21", 2),
+    ("majority recall 0.83 minority recall 0.41", 2), ("loss 1.2 ms-ssim 0.9", 2),
+    ("eta 0:12, 3.1 s, took 4.5, train_seconds: 7.1, sec_per_step 0.3, 5 min, 31.5 images/s", 0)])
+def test_times_are_no_figures_but_metrics_are(line, count):
+    assert sum(map(len, sum(numbers_of(line).values(), []))) == count
+
+
 @pytest.mark.fault(76)
 def test_a_difference_is_named_with_its_technique(digits, tmp_path):
     """Each process divides its own hits by its own count, which no merge can see."""

@@ -303,6 +303,10 @@ def test_a_record_with_losses_that_are_not_finite(tmp_path, monkeypatch):
 def test_processes_that_the_script_spawns(tmp_path):
     rows, out = ask(copy_of("ddp.py", tmp_path), "ddp.py", free_port(), only="plain")
     assert rows["as it is"]["rate"] > 0 and "2 process(es)" in out
+    facts = json.loads((tmp_path.parent / f"{tmp_path.name}.json").read_text())["facts"]
+    assert whatif.advice("channels_last", facts, {}).startswith(
+        "before DistributedDataParallel or DataParallel gets the model\n            layers.to(")
+    assert "\n            layers.compile()" in whatif.advice("compile", facts, {})
 
 
 def test_an_optimizer_that_comes_to_a_spawned_process(tmp_path):
@@ -476,7 +480,7 @@ above made.py:27  sgd = build(network.parameters())
     assert """
             instead of model(...): torch.autocast("cpu", torch.bfloat16)(model)(...).float()
 """ in amp
-    assert "likewise: network (made.py:12), wrapped (made.py:13)" in amp
+    assert "likewise: model (made.py:12), wrapped (made.py:13)" in amp
     facts["models"].reverse()
     assert """
             with torch.autocast("cpu", torch.bfloat16):
@@ -517,7 +521,7 @@ for output in torch.utils.data.DataLoader(Data(), 4):
 """)
     ask(tmp_path, "within.py", only="plain")
     facts = json.loads((tmp_path.parent / f"{tmp_path.name}.json").read_text())["facts"]
-    assert [each["name"] for each in facts["models"]] == ["net", "model"]
+    assert [each["name"] for each in facts["models"]] == ["net", "parts['é']"]
     for each, told in zip(facts["models"], (
             "within.py:17  for one in (output,): loss = (net(  # net, of output / 2",
             """within.py:15  apply = lambda x: parts["é"](x)""")):
@@ -527,7 +531,7 @@ torch.autocast("cpu", torch.bfloat16)({each["name"]})(...).float()
 """)
     last = whatif.advice("channels_last", facts, {})
     assert re.match(r"above within.py:10  every = \[\n +net.to\(memory_format", last)
-    assert "likewise: net (within.py:18), net (within.py:20), model (within.py:15)" in last
+    assert "likewise: net (within.py:18), net (within.py:20), parts['é'] (" in last
     assert "workers" not in whatif.reasons(facts)  # Data knows of workers
 
 
@@ -562,6 +566,36 @@ fitter.fit(torch.nn.Linear(8, 8), torch.rand(64, 8))
         "TrainingArguments: dataloader_num_workers=2, dataloader_persistent_workers=True")
     facts["models"][0]["library"] = ""  # as in a Trainer with a compute_loss of the user's
     assert whatif.advice("amp bfloat16", facts, {}).endswith("TrainingArguments: bf16=True")
+
+
+def test_models_that_other_objects_hold(tmp_path):
+    """They are named as the user's lines can; a variable of a comprehension is not there later."""
+    (tmp_path / "held.py").write_text("""import types, torch
+from torch import nn
+
+class Trainer:
+    def __init__(self):
+        self.nets = {"g": nn.Linear(8, 8)}
+        self.optimizers = {name: torch.optim.SGD(net.parameters(), 0.1, foreach=True)
+                           for name, net in self.nets.items()}
+
+    def step(self):
+        x = torch.rand(4, 8)
+        (self.nets["g"](x) + state.net(x)).mean().backward()
+        self.optimizers["g"].step()
+
+state = types.SimpleNamespace(net=nn.Linear(8, 8))
+sgd = torch.optim.SGD(state.net.parameters(), 0.1)
+trainer = Trainer()
+while True:
+    trainer.step()
+""")
+    ask(tmp_path, "held.py", only="plain")
+    facts = json.loads((tmp_path.parent / f"{tmp_path.name}.json").read_text())["facts"]
+    assert {each["name"]: each["above"]["at"] for each in facts["models"]} == {
+        "self.nets['g']": "held.py:7", "state.net": "held.py:16"}
+    assert [each["local"] for each in facts["models"]] == ["self.nets['g']", "state.net"]
+    assert "fused=True in place of foreach=True" in whatif.advice("fused", facts, {})
 
 
 def test_the_first_technique_is_tried_even_if_no_time_is_left_to_add_up(tmp_path, monkeypatch):

@@ -27,8 +27,9 @@ NUMBER = re.compile(r"(?<![\w.-])-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?(?:
                     r"|\b(?:nan|inf)\b", re.I)
 DATE = re.compile(r"\d+[-:/]\d+[-:/]\d+\S*|\d+:\d\d\b|0x[0-9a-f]+")
 # numbers that are not compared: those that follow or precede such words
-CLOCK = re.compile(r"(time|wait|sec\w*|took|speed|elapsed|eta|memory|_bytes|throughput)\W*$", re.I)
-UNIT = re.compile(r" ?(s|ms|sec\w*|min\w*|[kMG]i?B|\w+/s)\b")
+CLOCK = re.compile(r"(time|wait|(?<![a-z])(sec(ond)?s?(_\w+)?|eta)|took|speed|elapsed|memory|"
+                   r"_bytes|throughput)\W*$", re.I)
+UNIT = re.compile(r" ?(s|ms|sec(ond)?s?|min(ute)?s?(?! ?-?\d)|[kMG]i?B|\w+/s)\b(?!-)")
 # what scripts import: each run is a fork that has them already
 for name in ("torch._dynamo", "torchvision.models", "torchvision.transforms.v2", "PIL.Image",
              "tqdm", "lmdb"):
