@@ -1543,7 +1543,7 @@ def advice(name, facts, extra):
     return text.format(
         **extra, autocast=autocast_of(model, facts["device"], f"torch.{name.split()[-1]}"),
         device=facts["device"], model=called, below=below,
-        instead=" in place of foreach=True" * any(each["foreach"] for each in optimizers),
+        instead=" in place of foreach=True" * any(each.get("foreach") for each in optimizers),
         call=line(model), loader=line(loader), inside=line(inside),
         pin=", pin_memory=True" * (facts["device"] == "cuda"), places=", ".join(places[first:]),
         optimizers="\n        ".join(map(line, optimizers)))

@@ -95,7 +95,7 @@ def test_anyway_changes_the_copy(digits, tmp_path):
                                       "0.9, weight_decay=5e-4, dampening=0.9"))
     done = verify(mine, "fused", options=["--anyway", "--", "--dataset", digits, *SMALL])
     assert done.returncode == 1 and "fused brings it" in done.stdout, done.stdout + done.stderr
-    assert "dampening" in done.stderr and 'group["fused"] = True' in mine.read_text()
+    assert "dampening" in done.stderr and 'group["fused"] = ' in mine.read_text()
     after = mine.read_bytes()
     done = verify(mine, "fused", options=["--", "--dataset", digits, *SMALL])
     assert done.returncode == 1 and "fused brings it" in done.stdout, done.stdout + done.stderr
