@@ -383,6 +383,7 @@ def repeats_in_workers(dataset):
 
 
 def modules_of(values):
+    """Return those of {name: value} that are modules."""
     return {name: value for name, value in values.items() if isinstance(value, torch.nn.Module)}
 
 

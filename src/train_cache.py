@@ -129,7 +129,7 @@ class CachedLoader:
     """
     def __init__(self, dataset, sampler, side, crop, place, device, rank, world_size, batch_size,
                  num_workers, pin_memory, drop_last=False, **others):
-        self.dataset = dataset
+        self.dataset = dataset  # as DataLoader has it
         self.order = torch.utils.data.BatchSampler(sampler, batch_size, drop_last)
         self.crop, self.device, self.pinned = crop, device, pin_memory and place != device
         self.images = torch.zeros(len(dataset), 3, side, side, dtype=torch.uint8, device=place)

@@ -198,7 +198,7 @@ def main():
     # new #
     # one kernel updates all weights and handles amp's scale and overflows, so that no step waits
     for group in optimizer.param_groups if "fused" in optimizer.defaults else ():
-        group["fused"] = optimizer.defaults["fused"] = True
+        group["fused"] = optimizer.defaults["fused"] = True  # of later groups, too
         optimizer._step_supports_amp_scaling = True
         # PyTorch leaves momentum uninitialised if amp skips the first step
         for weights in group["params"] if group.get("momentum") else ():

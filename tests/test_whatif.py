@@ -24,9 +24,18 @@ def copy_of(name, folder):
     return folder
 
 
+def record_of(folder):
+    return folder.parent / f"{folder.name}.json"
+
+
+def facts_of(folder):
+    """Return what the last run of `ask` in `folder` has seen of the script."""
+    return json.loads(record_of(folder).read_text())["facts"]
+
+
 def ask(folder, *words, only, options=ONCE):
     """Run whatif.py in `folder` with --only; return (its rows by name, its output)."""
-    record = folder.parent / f"{folder.name}.json"
+    record = record_of(folder)
     done = run(*WHATIF, *options, "--only", only, "--json", record, *words, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not processes_of(folder)
@@ -303,7 +312,7 @@ def test_a_record_with_losses_that_are_not_finite(tmp_path, monkeypatch):
 def test_processes_that_the_script_spawns(tmp_path):
     rows, out = ask(copy_of("ddp.py", tmp_path), "ddp.py", free_port(), only="plain")
     assert rows["as it is"]["rate"] > 0 and "2 process(es)" in out
-    facts = json.loads((tmp_path.parent / f"{tmp_path.name}.json").read_text())["facts"]
+    facts = facts_of(tmp_path)
     assert whatif.advice("channels_last", facts, {}).startswith(
         "before DistributedDataParallel or DataParallel gets the model\n            layers.to(")
     assert "\n            layers.compile()" in whatif.advice("compile", facts, {})
@@ -472,7 +481,7 @@ def main():
 main()
 """)
     ask(tmp_path, "made.py", only="plain")
-    facts = json.loads((tmp_path.parent / f"{tmp_path.name}.json").read_text())["facts"]
+    facts = facts_of(tmp_path)
     assert whatif.advice("compile", facts, {}).startswith("""\
 above made.py:27  sgd = build(network.parameters())
             network.compile()""")
@@ -520,7 +529,7 @@ for output in torch.utils.data.DataLoader(Data(), 4):
     sgd.step()
 """)
     ask(tmp_path, "within.py", only="plain")
-    facts = json.loads((tmp_path.parent / f"{tmp_path.name}.json").read_text())["facts"]
+    facts = facts_of(tmp_path)
     assert [each["name"] for each in facts["models"]] == ["net", "parts['é']"]
     for each, told in zip(facts["models"], (
             "within.py:17  for one in (output,): loss = (net(  # net, of output / 2",
@@ -553,7 +562,7 @@ import fitter, torch
 fitter.fit(torch.nn.Linear(8, 8), torch.rand(64, 8))
 """)
     ask(tmp_path, "fits.py", only="plain")
-    facts = json.loads((tmp_path.parent / f"{tmp_path.name}.json").read_text())["facts"]
+    facts = facts_of(tmp_path)
     begin = ("inside fitter, which has to be told to do this:\n"
              "        fits.py:4  fitter.fit(torch.nn.Linear")
     for name in "amp bfloat16", "workers", "fused":
@@ -591,7 +600,7 @@ while True:
     trainer.step()
 """)
     ask(tmp_path, "held.py", only="plain")
-    facts = json.loads((tmp_path.parent / f"{tmp_path.name}.json").read_text())["facts"]
+    facts = facts_of(tmp_path)
     assert {each["name"]: each["above"]["at"] for each in facts["models"]} == {
         "self.nets['g']": "held.py:7", "state.net": "held.py:16"}
     assert [each["local"] for each in facts["models"]] == ["self.nets['g']", "state.net"]
@@ -633,7 +642,7 @@ while True:
     nn.Linear(8, 8)(torch.rand(4, 8))
 """)
     ask(tmp_path, "several.py", only="plain")
-    facts = json.loads((tmp_path.parent / f"{tmp_path.name}.json").read_text())["facts"]
+    facts = facts_of(tmp_path)
     told = {}
     for model in facts["models"]:
         above, line, *_ = whatif.advice("compile", facts | dict(models=[model]), {}).split("\n")

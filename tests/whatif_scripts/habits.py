@@ -1,4 +1,4 @@
-"""Two equal loaders in one line, both evaluated, checkpointed layers, an optimizer and a saver an epoch."""
+"""Two equal loaders in one line, checkpointed layers, an optimizer and a saver an epoch."""
 
 import multiprocessing
 import os
