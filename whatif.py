@@ -63,7 +63,7 @@ TRIAL = "WHATIF_TRIAL"  # the variable that tells a process how to run the scrip
 RANKS = int(os.environ.get("WORLD_SIZE", 1))  # processes that torchrun has started
 RANK = int(os.environ.get("RANK", 0)) if RANKS > 1 else 0
 
-# in the order of the runs: what to write for each technique, and what to watch
+# what to write for each technique, and what to watch; explore() orders the runs
 TECHNIQUES = {
     "no_loading": """load faster, or keep the decoded data in memory
         examples: src/train_cache.py, train_DALI.py, train_LMDB.py in pytorch-speedup""",
@@ -1046,7 +1046,7 @@ def doubt_of(sets):
     few changes it is at most ONE_RUN, or twice what was seen; without any it is None.
     """
     changes = [abs(math.log(statistics.median(run["rates"]) / statistics.median(before["rates"])))
-               for runs in sets for before, run in zip(runs, runs[1:])]
+               for runs in sets for before, run in itertools.pairwise(runs)]
     if not changes:
         return None
     seen = 1.48 * statistics.median(changes)  # the standard deviation of normal numbers

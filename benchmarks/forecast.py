@@ -25,6 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tools"))
 import report
+from whatif import speed
 
 # of each script: what calls the model, backward and step, the loader, and what is timed
 SCRIPTS = {
@@ -133,8 +134,7 @@ def cells(row, base):
     if not runs:
         return [row["name"], *[""] * 8, row["verdict"]]
     gain = hand / base if hand else 0
-    rate, hand = (f"{each:,.0f}" if each > 99 else f"{each:.1f}" if each else ""
-                  for each in (row["rate"], (base if is_plain else hand) or 0))
+    rate, hand = (speed(each) if each else "" for each in (row["rate"], base if is_plain else hand))
     memory = [run["memory"] for run in runs if run["memory"] is not None]
     return [row["name"], rate, hand, "" if is_plain else report.gain(row),
             f"{gain:.2f}x" if gain else "", f"{gain / row['ratio'] - 1:+.0%}" if gain else "",

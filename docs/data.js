@@ -47,8 +47,8 @@ const DATA = {
 "",
 "def count(text):",
 "    \"\"\"Return an option's whole number, which is 1 or more. Raises ArgumentTypeError.\"\"\"",
-"    if int(text) < 1:",
-"        raise argparse.ArgumentTypeError(f\"{text} is not a whole number from 1 up\")",
+"    if not text.isdecimal() or int(text) < 1:",
+"        raise argparse.ArgumentTypeError(f\"{text!r} is not a whole number from 1 up\")",
 "    return int(text)",
 "",
 "",
@@ -226,7 +226,7 @@ const DATA = {
 "                parts[name].load_state_dict(states[name])",
 "            epochs = checkpoint[\"epochs\"]",
 "        except Exception as error:",
-"            fail(f\"--resume {resume}: no checkpoint of this model: {error!r:.150}\")",
+"            fail(f\"--resume {resume}: damaged, or of another model: {error!r:.150}\")",
 "        changed = [f\"--{name} {vars(args)[name]}, which was {old}\" for name, old in",
 "                   checkpoint[\"options\"].items() if str(vars(args).get(name, old)) != old]",
 "        print(f\"{script}: {len(epochs)} of {args.epochs} epochs are done\", *changed, sep=\"; \")",
@@ -363,7 +363,7 @@ const DATA = {
 [
 "    # new #",
 "    # without a GPU the CPU decodes; --workers is the number of threads",
-"    add(\"--dali_device\", choices=[\"gpu\", \"cpu\"], default=\"gpu\", help=\"what decodes images\")",
+"    add(\"--dali_device\", choices=[\"gpu\", \"cpu\"], default=\"gpu\", help=\"what decodes; no GPU: cpu\")",
 ""
 ]
 ],
@@ -1050,7 +1050,7 @@ const DATA = {
 236,
 [
 "    # new #",
-"    # profiles the last steps of the first epoch; with more epochs the record's speed leaves it out",
+"    # profiles the last steps of the first epoch; if more follow, the record's speed excludes it",
 "    marks, watched = [(time.perf_counter(), 0.0)], min(20, max(1, steps - 2))",
 "    def finish(profiler):",
 "        (begin, before), (end, after) = marks[-1 - watched], marks[-1]",
@@ -1112,7 +1112,7 @@ const DATA = {
 254,
 [
 "            # new #",
-"            # each size has one of the first three steps, to compile or run out of memory at once",
+"            # the first three steps try all sizes, to compile, or run out of memory, at the start",
 "            stage = (epoch + 1 > 0.5 * args.epochs) + (epoch + 1 > 0.8 * args.epochs)",
 "            train_size = train_sizes[step if epoch == 0 and step < 3 else stage]",
 "            if train_size < args.image_size:",
@@ -1211,7 +1211,7 @@ const DATA = {
 "    add = parser.add_argument",
 "",
 "    # data",
-"    add(\"--data_source\", type=Path, default=photos, help=\"folder that holds train/ and test/\")",
+"    add(\"--data_source\", type=Path, default=photos, help=\"folder with train/ and val/ or test/\")",
 "    add(\"--split\", choices=(\"train\", \"test\"), default=\"train\",",
 "        help=\"train: new order, random crops and flips; test: fixed order, center crop\")",
 "    add(\"--pair\", nargs=2, default=[\"blurry\", \"sharp\"], help=\"names of the two folders of pairs\")",
@@ -1470,7 +1470,7 @@ const DATA = {
 "",
 "    # new #",
 "    # where DALI decodes",
-"    add(\"--dali_device\", choices=(\"gpu\", \"cpu\"), default=\"gpu\", help=\"cpu if there is no GPU\")"
+"    add(\"--dali_device\", choices=(\"gpu\", \"cpu\"), default=\"gpu\", help=\"what decodes; no GPU: cpu\")"
 ]
 ],
 [

@@ -51,7 +51,7 @@ def build_parser():
     add = parser.add_argument
 
     # data
-    add("--data_source", type=Path, default=photos, help="folder that holds train/ and test/")
+    add("--data_source", type=Path, default=photos, help="folder with train/ and val/ or test/")
     add("--split", choices=("train", "test"), default="train",
         help="train: new order, random crops and flips; test: fixed order, center crop")
     add("--pair", nargs=2, default=["blurry", "sharp"], help="names of the two folders of pairs")

@@ -66,7 +66,7 @@ def build_parser():
     add = parser.add_argument
 
     # data
-    add("--data_source", type=Path, default=photos, help="folder that holds train/ and test/")
+    add("--data_source", type=Path, default=photos, help="folder with train/ and val/ or test/")
     add("--split", choices=("train", "test"), default="train",
         help="train: new order, random crops and flips; test: fixed order, center crop")
     add("--pair", nargs=2, default=["blurry", "sharp"], help="names of the two folders of pairs")
@@ -74,7 +74,7 @@ def build_parser():
 
     # new #
     # where DALI decodes
-    add("--dali_device", choices=("gpu", "cpu"), default="gpu", help="cpu if there is no GPU")
+    add("--dali_device", choices=("gpu", "cpu"), default="gpu", help="what decodes; no GPU: cpu")
 
     # work
     add("--batch_size", type=at_least(1), default=64, help="samples per batch")

@@ -62,7 +62,7 @@ def build_parser():
     add = parser.add_argument
 
     # data
-    add("--data_source", type=Path, default=photos, help="folder that holds train/ and test/")
+    add("--data_source", type=Path, default=photos, help="folder with train/ and val/ or test/")
     # new #
     # train_LMDB.py makes and reads the same files
     add("--lmdb", type=Path, help="the LMDB file; None: DATA_SOURCE_<split>.lmdb")

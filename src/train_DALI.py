@@ -54,8 +54,8 @@ def fail(message):
 
 def count(text):
     """Return an option's whole number, which is 1 or more. Raises ArgumentTypeError."""
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 up")
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
     return int(text)
 
 
@@ -75,7 +75,7 @@ def build_parser():
     add("--workers", type=int, default=min(16, cores), help="loading processes for training")
     # new #
     # without a GPU the CPU decodes; --workers is the number of threads
-    add("--dali_device", choices=["gpu", "cpu"], default="gpu", help="what decodes images")
+    add("--dali_device", choices=["gpu", "cpu"], default="gpu", help="what decodes; no GPU: cpu")
 
     add("--width", type=count, default=16, help="channels of conv11's first layer")
     add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
@@ -318,7 +318,7 @@ def main():
                 parts[name].load_state_dict(states[name])
             epochs = checkpoint["epochs"]
         except Exception as error:
-            fail(f"--resume {resume}: no checkpoint of this model: {error!r:.150}")
+            fail(f"--resume {resume}: damaged, or of another model: {error!r:.150}")
         changed = [f"--{name} {vars(args)[name]}, which was {old}" for name, old in
                    checkpoint["options"].items() if str(vars(args).get(name, old)) != old]
         print(f"{script}: {len(epochs)} of {args.epochs} epochs are done", *changed, sep="; ")

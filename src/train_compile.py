@@ -42,8 +42,8 @@ def fail(message):
 
 def count(text):
     """Return an option's whole number, which is 1 or more. Raises ArgumentTypeError."""
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 up")
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
     return int(text)
 
 
@@ -227,7 +227,7 @@ def main():
                 parts[name].load_state_dict(states[name])
             epochs = checkpoint["epochs"]
         except Exception as error:
-            fail(f"--resume {resume}: no checkpoint of this model: {error!r:.150}")
+            fail(f"--resume {resume}: damaged, or of another model: {error!r:.150}")
         changed = [f"--{name} {vars(args)[name]}, which was {old}" for name, old in
                    checkpoint["options"].items() if str(vars(args).get(name, old)) != old]
         print(f"{script}: {len(epochs)} of {args.epochs} epochs are done", *changed, sep="; ")

@@ -42,8 +42,8 @@ def fail(message):
 
 def count(text):
     """Return an option's whole number, which is 1 or more. Raises ArgumentTypeError."""
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 up")
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
     return int(text)
 
 
@@ -234,7 +234,7 @@ def main():
                 parts[name].load_state_dict(states[name])
             epochs = checkpoint["epochs"]
         except Exception as error:
-            fail(f"--resume {resume}: no checkpoint of this model: {error!r:.150}")
+            fail(f"--resume {resume}: damaged, or of another model: {error!r:.150}")
         changed = [f"--{name} {vars(args)[name]}, which was {old}" for name, old in
                    checkpoint["options"].items() if str(vars(args).get(name, old)) != old]
         print(f"{script}: {len(epochs)} of {args.epochs} epochs are done", *changed, sep="; ")
@@ -266,7 +266,7 @@ def main():
                                            steps, leave=False, disable=None if rank == 0 else True):
             data_wait += time.perf_counter() - tick
             # new #
-            # each size has one of the first three steps, to compile or run out of memory at once
+            # the first three steps try all sizes, to compile, or run out of memory, at the start
             stage = (epoch + 1 > 0.5 * args.epochs) + (epoch + 1 > 0.8 * args.epochs)
             train_size = train_sizes[step if epoch == 0 and step < 3 else stage]
             if train_size < args.image_size:

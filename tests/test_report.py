@@ -57,7 +57,7 @@ def root(tmp_path, monkeypatch):
     (tmp_path / "src" / "train_amp.py").write_text(
         'add("--epochs")\n\n# new #\n# why\nadd("--amp_dtype")\nstep()\n')
     (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "a.md").write_text("<!-- variants -->\n<!-- /variants -->\n")
+    (tmp_path / "docs" / "a.md").write_text("<!-- variants train -->\n<!-- /variants -->\n")
     (tmp_path / "docs" / "techniques.md").write_text("".join(
         f"### train_{name}.py: what it is\n" for name in ("amp", "fused", "DALI")))
     (tmp_path / "README.md").write_text("".join(

@@ -276,7 +276,7 @@ def test_a_bit_flipped_anywhere(checkpoint, digits, tmp_path):
 def test_checkpoint_of_another_model(checkpoint, digits, tmp_path):
     done = run_forked(SRC / "train.py", "--dataset", digits, *TINY, "--width", 8, "--result_dir",
                       tmp_path, "--resume", checkpoint)
-    assert_one_line(done, 2, str(checkpoint), "no checkpoint of this model")
+    assert_one_line(done, 2, str(checkpoint), "damaged, or of another model")
 
 
 @pytest.mark.fault(58)

@@ -315,7 +315,7 @@ def test_a_run_is_given_up_when_it_takes_far_longer_not_when_it_stalls(monkeypat
     judged(40, "given up after 41 s")  # three times 10 s, and twice the start
     # a minute less those 10 s, and 15 s for the baseline's last run
     session, _ = session_of(lambda *_: 100, monkeypatch, minutes=1)
-    judged(35, r"time: cut off after 36 s, because the whole may take 1 minutes \(--minutes\)")
+    judged(35, r"time: cut off after 36 s, so that all fits into 1 minutes \(--minutes\)")
 
 
 def test_short_epochs_become_more(monkeypatch, capsys):

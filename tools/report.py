@@ -242,7 +242,7 @@ def staircase(rows):
     if any(row.get("verdict") in ("ran once", "not clear") for row in rows):
         lines += ["Ran once, not clear: more --minutes or --runs give a verdict."]
     if any(verdict(row).startswith("kept, ") for row in rows):
-        lines += ["Kept, with another verdict: it gained in its first run, but is not sure by all."]
+        lines += ["Kept, with another verdict: it gained in its first run, but not clearly in all."]
     sets = [row for row in rows if row["status"] == "ok" and (
         row is rows[0] or row.get("kept") or row.get("verdict") == "faster")]
     if sets and rows[0]["status"] == "ok":
@@ -486,9 +486,9 @@ def own_options(base, variant):
     return [name for name in own if name not in theirs]
 
 
-def variants_part(words, up, base="train"):
-    """Return a table of the variants of src/<base>.py."""
-    base, cells = ROOT / "src" / f"{base}.py", []
+def variants_part(words, up):
+    """Return a table of the variants of the script words[0]."""
+    base, cells = ROOT / "src" / f"{words[0]}.py", []
     for path in sorted(base.parent.glob(f"{base.stem}_*.py")):
         added = [line[1:].strip() for line in diff(base, path) if line[0] == "+"]
         cells.append([f"[{path.name}]({up}src/{path.name})", str(added.count("# new #")),
@@ -539,7 +539,7 @@ def pays_part(words, up):
 
 
 PARTS = {"variants": variants_part, "diff": diff_part, "chart": chart_part, "table": table_part,
-         "loaders": lambda words, up: variants_part(words, up, "loader"), "pays": pays_part}
+         "pays": pays_part}
 
 
 def renewed(text, up=""):

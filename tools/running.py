@@ -234,7 +234,7 @@ class Session:
 
         def check(progress, seconds):
             if seconds > limit:
-                raise GiveUp(f"time: cut off after {seconds:.0f} s, because the whole may take "
+                raise GiveUp(f"time: cut off after {seconds:.0f} s, so that all fits into "
                              f"{self.minutes:g} minutes (--minutes)")
             if not first:
                 self.shorten(progress)

@@ -230,19 +230,14 @@ def failure(code, log):
 
 
 # ------------------------------------------------------------------------------ a driver
-def stop_on_signals():
-    """Have Ctrl-C and the signals to end raise Stopped from now on."""
-    def stopped(number, frame):
-        raise Stopped(signal.Signals(number).name)
-    for number in SIGNALS:
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
-            signal.signal(number, stopped)
-
-
 def guarded(main, driver):
     """Run `main`; end with one line on a signal or an error of the system, such as a full disk."""
+    def stopped(number, frame):
+        raise Stopped(signal.Signals(number).name)
     try:
-        stop_on_signals()
+        for number in SIGNALS:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                signal.signal(number, stopped)
         main()
     except Stopped as reason:
         print(f"{driver}: stopped by {reason}", file=sys.stderr)
