@@ -861,8 +861,8 @@ class Writer:
 ]
 
 RENAMINGS = [
-    Edit("images renamed", "renaming", [rename("images", "x")],
-         refused="amp channels_last"),
+    Edit("images renamed", "renaming", [rename("images", "x")], refused="amp channels_last",
+         differs="progressive"),
     Edit("labels renamed", "renaming", [rename("labels", "y")],
          refused="amp channels_last progressive"),
     Edit("output renamed", "renaming", [rename("output", "logits")], refused="amp"),

@@ -72,6 +72,45 @@ def test_times_are_no_figures_but_metrics_are(line, count):
     assert sum(map(len, sum(numbers_of(line).values(), []))) == count
 
 
+def test_names_that_are_new_in_each_run_are_no_difference(digits, tmp_path):
+    """A folder named by the time, and a random number in a printed line and in a log."""
+    place = "    warmup_seconds, resumed = 0.0, len(epochs)\n"
+    mine = edited("train", tmp_path, (place, """\
+    import uuid
+    code = uuid.uuid4().hex[:8]
+    log = args.result_dir / f"exp_{time.time_ns()}_{code}" / "history.csv"
+    log.parent.mkdir()
+    print(f"tracking run {code}, {args.epochs} epochs")
+""" + place), ("        if rank == 0:\n            states", """\
+        with open(log, "a") as file:
+            file.write(f"{code},{epoch},{loss},{top1}\\n")
+        if rank == 0:
+            states"""))
+    done = verify(mine, "fused", options=["--", "--dataset", digits, *SMALL])
+    assert done.returncode == 0 and "not compared, since" not in done.stdout, (
+        done.stdout + done.stderr)
+    row = re.search(r"^exact +files +(\d+)", done.stdout, re.MULTILINE)
+    assert row and int(row[1]) > 6
+
+
+def test_float64_starts_from_the_weights_of_float32(digits, tmp_path):
+    """So what is allowed for the losses is rounding, and not how far other weights are apart."""
+    mine = edited("train", tmp_path, (
+        "nn.CrossEntropyLoss()", "lambda x, y: nn.functional.mse_loss(x, torch.rand(x.shape))"))
+    done = verify(mine, "channels_last", options=["--", "--dataset", digits, *SMALL])
+    (row,) = re.findall(r"^as it is +loss +\d+ +\S+ +(\S+)", done.stdout, re.MULTILINE)
+    assert done.returncode == 0 and float(row) == 0.01, done.stdout + done.stderr
+
+
+def test_a_model_that_takes_one_size_fails_with_progressive(digits, tmp_path):
+    mine = edited("train", tmp_path, ("nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels",
+                                      "nn.Flatten(), nn.Linear(4 * channels"))
+    done = verify(mine, "progressive", options=["--", "--dataset", digits, *SMALL])
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "progressive makes your copy fail without --small 1:" in done.stdout
+    assert "mat1 and mat2 shapes cannot be multiplied" in done.stdout
+
+
 @pytest.mark.fault(76)
 def test_a_difference_is_named_with_its_technique(digits, tmp_path):
     """Each process divides its own hits by its own count, which no merge can see."""
@@ -132,10 +171,12 @@ def test_killed_at_random_moments_it_loses_nothing(digits, tmp_path, rng):
     ("DDP", "        total += len(labels)", "all_reduce"),
     ("DDP", "        scheduler.step(val_loss)", "all_reduce"),
     ("DDP", "        open('log.csv', 'a').write(line)", "rank == 0"),
-    ("DDP", "            if epoch == 1: weight.requires_grad_(True)", "net again"),
+    ("DDP", "            if epoch == 1: weight.requires_grad_(True)", "None instead"),
     ("DDP", "    loss_function = nn.CrossEntropyLoss(reduction='sum')", "world_size"),
     ("fused", "    o = torch.optim.SGD(weights, 0.1, 0.9, dampening=0.9)", "momentum"),
     ("compile", "    best = net.state_dict()", "use model"),
+    ("DDP", "        predictions = torch.cat(all_outputs)", "all_reduce"),
+    ("profile", "            if step == 3: continue", "at its end"),
     ("LMDB", "    train_set = datasets.ImageFolder(root, loader=mine)", "not call this loader"),
     ("DALI", "    def __getitem__(self, i):", "DALI does not call it"),
     ("cache", "        return {'image': image, 'label': label}", "no dicts"),

@@ -45,7 +45,8 @@ HAZARDS = [
     ("fused", r"^ *(?!optimizer\b)\w+ = (torch\.)?optim\.(?!lr_sch|swa)\w+\(",
      "only the optimizer that is called optimizer becomes fused", None),
     ("fused", "dampening", "the first step differs, since momentum starts from zeros", None),
-    ("DDP", r"\+= .*(len\(|\.size\(|\.shape|\.sum\(|\.item\(|\.numel|_loss|\.tolist\()|\bcat\("
+    ("DDP", r"\+= .*(len\(|\.size\(|\.shape|\.sum\(|\.item\(|\.numel|_loss|\.tolist\()"
+            r"|\bcat\(\[?\w*(out|logit|label|target|pred|score|hit|loss)"
             r"|\.(append|extend|update)\(.*(output|logits|label|target|pred|\.item\(|cpu\()",
      "each process has only its share of the images: add up with dist.all_reduce or all_gather",
      r"all_reduce|all_gather"),
@@ -72,6 +73,7 @@ HAZARDS = [
     ("DALI LMDB", r"\b(Subset|random_split|TensorDataset|ConcatDataset)\(",
      "the technique reads the `samples` of an ImageFolder", None),
     ("DALI", "def __getitem__", "DALI does not call it", None),
+    ("profile", r"^ {12,}(if .*: )?continue\b", "the profiler counts a step at its end", None),
     ("LMDB", "def __getitem__", "LMDB takes the place of `loader`, which this has to call",
      r"super\(\).__getitem__|\.loader\("),
     ("cache", "def __getitem__", "it is called once for each image", None),

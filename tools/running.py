@@ -435,7 +435,8 @@ def main():
     for name, why in left_out.items():
         say(f"Left out: {name}, because {why}. --with {name} tries it.")
     if args.part == "all" and args.EPOCHS == 1:
-        say("No staircase: it needs 2 EPOCHS or more, because the first one warms up.")
+        say("Only amp, cudnn, DP and DDP. No staircase: it needs 2 EPOCHS or more, because the "
+            "first one warms up.")
 
     # for how long, and with what
     minutes = args.minutes or (math.inf if args.DATASET else MINUTES)

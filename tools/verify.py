@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -23,8 +24,14 @@ from typing import NamedTuple
 import torch
 import verify_run
 
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+from whatif import progress
+
 NUMBER = re.compile(r"(?<![\w.-])-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?(?:e[-+]?\d+)?"
                     r"|\b(?:nan|inf)\b", re.I)
+# a random name: letters after digits, or hexadecimal digits
+CODE = re.compile(r"(?<![a-z\d.])(?=[a-z\d]{6})(?:[a-z]*\d+[a-z][a-z\d]*|[a-f]+\d+)(?![a-z\d])",
+                  re.I)
 DATE = re.compile(r"\d+[-:/]\d+[-:/]\d+\S*|\d+:\d\d\b|0x[0-9a-f]+")
 # numbers that are not compared: those that follow or precede such words
 CLOCK = re.compile(r"(time|wait|(?<![a-z])(sec(ond)?s?(_\w+)?|eta)|took|speed|elapsed|memory|"
@@ -62,7 +69,7 @@ def numbers_of(text):
     """
     found = defaultdict(list)
     for line in re.split(r"[\r\n]+", text):
-        line, numbers = DATE.sub("*", line), []
+        line, numbers = CODE.sub("*", DATE.sub("*", line)), []
 
         def take(match):
             if CLOCK.search(line[:match.start()]) or UNIT.match(line, match.end()):
@@ -72,10 +79,15 @@ def numbers_of(text):
             numbers.append((float(match[0].replace(",", "")),
                             10.0 ** (int(exponent or 0) - len(digits)) if decimals else 0.0))
             return "#"
-        line = NUMBER.sub(take, line)
+        line = re.sub(r"\d{6,}", "*", NUMBER.sub(take, line))
         if numbers and not re.search(r"%\|", line):  # a progress bar
             found[line].append(numbers)
     return found
+
+
+def without_codes(name):
+    """Return a file's name with * for what is new in each run: a time, a random number."""
+    return re.sub(r"\d{6,}", "*", CODE.sub("*", str(name)))
 
 
 def tensors_of(state, name=""):
@@ -113,9 +125,11 @@ class Bench:
             processes, started = self.start(run), time.monotonic()
             try:
                 while (error := self.error(run, processes, time.monotonic() - started)) is None:
+                    progress(f"run {len(self.done) + 1}: {time.monotonic() - started:.0f} s")
                     wait([each.sentinel for each in processes if each.is_alive()], 0.5)
             finally:
                 kill(processes)
+                progress("")
             self.done[run] = Result(error) if error else self.collect(run)
             self.longest = max(self.longest, time.monotonic() - started)
         return [self.done[run] for run in runs]
@@ -182,11 +196,13 @@ class Bench:
         texts = {"the output": printed}
         for path in sorted((place / "files").rglob("*.*")):
             if path.suffix in TEXTS:
-                texts[str(path.relative_to(place / "files"))] = self.read(path)
+                name = without_codes(path.relative_to(place / "files"))
+                texts[name] = texts.get(name, "") + self.read(path)
             elif path.suffix in verify_run.CHECKPOINTS:
                 with contextlib.suppress(Exception):  # it holds more than tensors
                     state = torch.load(path, map_location="cpu", weights_only=True)
-                    states |= {f"{path.name}: {name}": each for name, each in tensors_of(state)}
+                    states |= {f"{without_codes(path.name)}: {name}": each
+                               for name, each in tensors_of(state)}
         for name, text in texts.items():
             numbers |= {(name, line): rows for line, rows in numbers_of(text).items()}
         return Result("", [torch.load(place / f"seen{rank}") for rank in range(max(1, run.ranks))],
@@ -418,6 +434,10 @@ class Verifier:
                 it = row.first
                 return (f"different: {row.quantity} ({row.view}), {it.where}{it.time}: {it.before} "
                         f"before, {it.after} after. {self.culprit(row.view)} brings it.", table)
+        if self.bench.options.pop("--small", None):  # can the model take smaller images, too?
+            [small] = self.bench.results(pairs[table[0].view][1]._replace(number=2))
+            if small.error:
+                return f"progressive makes your copy fail without --small 1:\n{small.error}", table
         return "", table
 
     def comparable(self, pairs, before, again):
@@ -462,8 +482,8 @@ class Verifier:
         gap = distance(losses, torch.tensor(unbroken.seen[0]["losses"])[-len(losses):])
         if not gap <= max(ALLOWED, 3 * spread):
             self.notes.append("your own copy, resumed, does not continue as its unbroken run: the "
-                              f"losses differ by {gap:.1e}. Random crops of loading workers do "
-                              "that; --augment none turns them off")
+                              f"losses differ by {gap:.1e}. Its checkpoint may lack a scheduler, "
+                              "or workers draw random crops, which --augment none turns off")
         return views
 
 

@@ -183,6 +183,20 @@ def be_exact():
         dtype = torch.float64 if weight is None else weight.dtype
         return tuple(each.to(dtype) if torch.is_tensor(each) and each.dtype in (
             torch.float32, torch.float64) else each for each in inputs)
+
+    def as_single(draw):  # float64 would draw other numbers, so other weights
+        def draw_single(tensor, *rest, **others):
+            if tensor.dtype != torch.float64:
+                return draw(tensor, *rest, **others)
+            with torch.no_grad():
+                single = torch.empty_like(tensor, dtype=torch.float32)
+                return tensor.copy_(draw(single, *rest, **others))
+        return draw_single
+    for name in ("uniform_", "normal_"):
+        wrap(torch.Tensor, name, as_single)
+    for name in ("rand", "randn"):
+        wrap(torch, name, lambda make: lambda *size, dtype=None, **others: make(
+            *size, dtype=dtype or torch.float32, **others).to(dtype or torch.float64))
     torch.set_default_dtype(torch.float64)
     torch.backends.cudnn.deterministic = True
     torch.compiler.set_stance("force_eager")  # torch.compile only changes names
@@ -261,7 +275,7 @@ def run_script(path, text, words, folder, rank, threads, variables, options, sam
     os.environ.update(variables, OMP_NUM_THREADS=str(threads), WANDB_MODE="disabled")
     torch.set_num_threads(threads)
     multiprocessing.set_start_method("fork", force=True)  # others would read `path` again
-    for name in ("compose", "verify"):  # the script may have modules of these names
+    for name in ("compose", "verify", "whatif"):  # the script may have modules of these names
         sys.modules.pop(name, None)
     recorder = Recorder()
     defaults = {"--epochs": 2, "--steps": 4, "--workers": 2}
