@@ -953,6 +953,7 @@ TEXTS = [
          refused="DALI cache"),
     Edit("Windows line ends", "text", [lambda text: text.replace("\n", "\r\n")], refused="all"),
     Edit("an import of my own", "text", [after(IMPORTS, "\nimport wave as my_code\n")]),
+    Edit("a class above main", "text", [before("def main():\n", "class Mine:\n    pass\n\n\n")]),
 ]
 
 EDITS = {edit.name: edit for edit in [*MODELS, *DATA, *LOSSES, *OPTIMIZERS, *SCHEDULES, *LOOPS,
