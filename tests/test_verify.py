@@ -77,7 +77,7 @@ def test_names_that_are_new_in_each_run_are_no_difference(digits, tmp_path):
     place = "    warmup_seconds, resumed = 0.0, len(epochs)\n"
     mine = edited("train", tmp_path, (place, """\
     import uuid
-    code = uuid.uuid4().hex[:8]
+    code = "a1" + uuid.uuid4().hex[:8]  # digits alone would be a number
     log = args.result_dir / f"exp_{time.time_ns()}_{code}" / "history.csv"
     log.parent.mkdir()
     print(f"tracking run {code}, {args.epochs} epochs")

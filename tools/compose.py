@@ -53,7 +53,8 @@ HAZARDS = [
     ("DDP", r"sched\w*\.step\((?!\)|loss\b|top\d|epoch)|\bpatience\b(?! ?=[^=])",
      "the processes must decide by the same value: dist.all_reduce it first", "all_reduce"),
     ("DDP", r"^ {12,}.*requires_grad(_\((True)?\)| = (?!False))",
-     "DDP averages only what needs gradients when net is made: set .grad to None instead", None),
+     "DDP averages only what needs gradients when net is made: leave requires_grad on, and set "
+     ".grad to None instead", None),
     ("DDP", r"reduction=.sum", "each process sums its share: multiply by world_size", "world_size"),
     ("DDP", r"AveragedModel|\bema\b|deepcopy\(model",
      "only the buffers of model become equal in all processes: broadcast those of the copy too",
