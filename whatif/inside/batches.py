@@ -1,0 +1,326 @@
+"""The script's DataLoaders: waits are timed, samples counted, the first batches kept and repeated."""
+
+import collections
+import contextlib
+import copy
+import inspect
+import threading
+import time
+
+import torch
+import torch.utils.data.distributed
+from torch.utils._pytree import tree_leaves, tree_map
+
+from whatif.techniques import batch as larger
+
+KEPT = 8  # batches that are repeated
+KEPT_BYTES = 2e9  # of them, at most, but two batches
+FLOOD = 64  # batches without a step, after which a repeated loader ends: a script may collect them
+
+
+def samples_in(batch):
+    """Return the number of samples in a batch.
+
+    It is the size that all tensors share in their first dimension, else the length of the list
+    (detection has images of several sizes), or of the first list in it.
+    """
+    batch = dict(batch) if isinstance(batch, collections.abc.Mapping) else batch
+    tensors = [each for each in tree_leaves(batch) if isinstance(each, torch.Tensor)]
+    sizes = {each.shape[0] for each in tensors if each.dim()}
+    is_list = isinstance(batch, (list, tuple)) and batch
+    if is_list and larger.is_samples(batch):
+        return len(batch)
+    if len(sizes) == 1:
+        return sizes.pop()
+    if is_list and isinstance(batch[0], (list, tuple)):
+        return len(batch[0])
+    if is_list and len({type(each) for each in batch}) == 1 and len(sizes) > 1 and (
+            not isinstance(batch[0], torch.Tensor) or batch[0].dim() > 2):
+        return len(batch)
+    return next((each.shape[0] for each in tensors if each.dim()), len(tensors[:1]))
+
+
+def rebuilt(batch):
+    """Return a batch in containers of its own, because a script may change those."""
+    if type(batch) in (list, tuple, dict, collections.OrderedDict, collections.defaultdict):
+        return tree_map(lambda each: each, batch)
+    return batch if isinstance(batch, torch.Tensor) else copy.copy(batch)
+
+
+def tensors_of(batch):
+    """Return the tensors of a batch, of one in an object of its own, too."""
+    with contextlib.suppress(Exception):
+        if not isinstance(batch, (torch.Tensor, list, tuple, dict)) and hasattr(batch, "__dict__"):
+            batch = [dict(batch) if isinstance(batch, collections.abc.Mapping) else vars(batch)]
+    return [each for each in tree_leaves(batch) if isinstance(each, torch.Tensor)]
+
+
+def repeats_in_workers(dataset):
+    """Return whether each worker of a DataLoader may give the same data."""
+    if isinstance(dataset, torch.utils.data.ChainDataset):
+        return any(map(repeats_in_workers, dataset.datasets))
+    classes = type(dataset).__mro__
+    if torch.utils.data.IterableDataset not in classes:
+        return False
+    with contextlib.suppress(Exception):  # there may be no source
+        return not any("get_worker_info" in inspect.getsource(each) for each in
+                       classes[:classes.index(torch.utils.data.IterableDataset)])
+    return True
+
+
+def length_of(data):
+    """Return the length of a dataset or loader, or None: an IterableDataset may have none."""
+    with contextlib.suppress(Exception):
+        return len(data)
+    return None
+
+
+class Kept:
+    """The batches of one loader that are repeated, as the loader gave them."""
+
+    def __init__(self):
+        self.batches, self.clones, self.versions = [], [], []
+        self.turn, self.joins, self.bytes, self.is_changed = 0, {}, 0, False
+
+    def keep(self, batch):
+        """Keep a batch before the script gets it; return what the script gets."""
+        tensors = tensors_of(batch)
+        size = sum(each.numel() * each.element_size() for each in tensors)
+        if len(self.batches) >= KEPT or (
+                len(self.batches) > 1 and self.bytes + size > KEPT_BYTES):
+            return batch
+        self.bytes += size
+        with torch.no_grad():
+            self.clones.append([each.detach().clone() for each in tensors])
+        self.versions.append([self.version(each) for each in tensors])
+        self.batches.append(batch)
+        return rebuilt(batch)
+
+    @staticmethod
+    def version(tensor):
+        with contextlib.suppress(RuntimeError):  # an inference tensor has none
+            return tensor._version
+        return 0
+
+    def settle(self):
+        """Find out whether steps change batches in place; free the clones if they do not."""
+        self.is_changed = any(
+            self.version(tensor) != before for batch, versions in zip(self.batches, self.versions)
+            for tensor, before in zip(tensors_of(batch), versions))
+        full = max(map(samples_in, self.batches), default=0)
+        whole = [number for number, batch in enumerate(self.batches) if samples_in(batch) == full]
+        if 2 <= len(whole) < len(self.batches) and self.is_alike([self.batches[at]
+                                                                  for at in whole]):
+            self.batches = [self.batches[at] for at in whole]  # without an epoch's last batch
+            self.clones = [self.clones[at] for at in whole]
+        if not self.is_changed:
+            self.clones = []
+
+    @staticmethod
+    def is_alike(batches):
+        """Return whether batches have the same shapes."""
+        return len({tuple(each.shape for each in tensors_of(batch)) for batch in batches}) <= 1
+
+    def cycle(self):
+        """Return after how many batches the shapes repeat."""
+        return 1 if self.is_alike(self.batches) else len(self.batches)
+
+    def next(self, times):
+        """Return the next batch, or as many joined."""
+        if times > 1:
+            if times not in self.joins:
+                order = [self.batches[number % len(self.batches)] for number in range(times)]
+                self.joins = {times: larger.joined(order)}  # of one size, because of memory
+            batch = self.joins[times]
+            return tree_map(lambda each: each.clone() if self.is_changed and isinstance(
+                each, torch.Tensor) else each, batch)
+        number, self.turn = self.turn % len(self.batches), self.turn + 1
+        batch = self.batches[number]
+        if self.is_changed:
+            with torch.no_grad():
+                for tensor, clone in zip(tensors_of(batch), self.clones[number]):
+                    tensor.copy_(clone)
+        return rebuilt(batch)
+
+
+class Batches:
+    """The iterator of a DataLoader. It times each wait and counts samples."""
+
+    def __init__(self, loaders, batches, number, length):
+        self.loaders, self.batches, self.number, self.length = loaders, batches, number, length
+        self.about, self.given = loaders.about[number], 0
+
+    def __iter__(self):
+        return self
+
+    def __len__(self):
+        return self.about["length"]
+
+    def __next__(self):
+        loaders, run, number = self.loaders, self.loaders.run, self.number
+        if loaders.is_repeated(number):
+            self.batches = None  # ends its workers
+            return loaders.repeat(number)
+        start = time.perf_counter()
+        try:
+            if self.batches is None:
+                raise StopIteration
+            batch = next(self.batches)
+        except StopIteration:
+            run.clock.pause()
+            raise
+        wait = time.perf_counter() - start
+        self.given += 1
+        size = self.about["batch"]
+        if not size or self.given == self.length:  # the last one may be smaller
+            size = samples_in(batch)
+        loaders.fetched(number, size, wait)
+        if loaders.keeps and torch.is_grad_enabled():
+            return loaders.kept[number].keep(batch)
+        return batch
+
+    def __getattr__(self, name):  # a script may ask the iterator of a DataLoader for more
+        return getattr(self.__dict__["batches"], name)
+
+
+class Loaders:
+    """All DataLoaders of the script, by number; one that is made anew each epoch keeps its own."""
+
+    def __init__(self, run):
+        self.run, self.about, self.live = run, {}, {}
+        self.numbers, self.made = {}, collections.Counter()
+        self.kept, self.keeps, self.repeats = collections.defaultdict(Kept), True, False
+        self.fetched_from, self.recent = {}, []  # since the last step, and for it
+        self.steps_of = collections.Counter()  # to how many steps each loader gave a batch
+        self.threaded = set()  # those that a thread of the script's own reads
+        self.flood = self.fed = 0  # batches since the last step; steps that had one
+
+    def make(self, original, loader, *args, **kwargs):
+        """Take the place of DataLoader.__init__."""
+        run = self.run
+        call = inspect.signature(original).bind(loader, *args, **kwargs)
+        given = call.arguments
+        key = length_of(given["dataset"]), *(
+            (frame.f_code.co_filename, line) for frame, line in run.places.frames())
+        self.made[key] += 1  # a comprehension makes several in one line
+        key = self.made[key], key
+        number = self.numbers.get(key, len(self.about))
+        if "workers" in run.spec["techniques"] and number in run.spec.get("training", ()):
+            given |= dict(num_workers=run.spec["workers"], persistent_workers=True)
+            if torch.cuda.is_available():
+                given["pin_memory"] = True
+        original(*call.args, **call.kwargs)
+        self.numbers[key] = number
+        self.note(loader, number, given)
+
+    def note(self, loader, number, given=()):
+        """Note what is known of a loader."""
+        run, data = self.run, torch.utils.data
+        loader._whatif = number
+        self.live[number] = loader
+        self.about[number] = dict(
+            **run.places.place(), library=run.places.library(loader),
+            workers=loader.num_workers, pin=loader.pin_memory, given=sorted(
+                name for name in given if name not in ("self", "dataset")),
+            **run.describe("loader", loader, given),
+            length=length_of(loader), persistent=loader.persistent_workers,
+            repeats=repeats_in_workers(loader.dataset),
+            batch=loader.batch_size or getattr(loader.batch_sampler, "batch_size", None),
+            can_grow=hasattr(loader.batch_sampler, "batch_size"), threaded=False,
+            method=(loader.multiprocessing_context or torch.multiprocessing).get_start_method(
+                allow_none=True) or torch.multiprocessing.get_all_start_methods()[0],
+            shuffles=isinstance(loader.sampler, data.distributed.DistributedSampler)
+            and loader.sampler.shuffle)
+
+    def training(self):
+        """Return the numbers of the loaders that give a batch to most steps, or to the last."""
+        return [number for number, count in self.steps_of.items()
+                if 2 * count >= self.run.steps] or (
+            self.recent if 2 * self.fed >= self.run.steps else [])
+
+    def is_training(self, number):
+        return torch.is_grad_enabled() and number in (*self.training(), *self.recent)
+
+    def iterate(self, original, loader):
+        """Take the place of DataLoader.__iter__."""
+        start = time.perf_counter()
+        if getattr(loader, "_whatif", None) not in self.about:  # made in another process
+            self.note(loader, len(self.about))
+        number = loader._whatif
+        self.live[number] = loader
+        about = self.about[number]
+        self.run.see("no set_epoch", about["shuffles"] and "set_epoch" not in self.run.seen)
+        if self.is_training(number):
+            self.run.clock.resume()
+        else:
+            self.run.clock.pause()  # validation
+        # a loader with an __iter__ of its own may take all its epochs from this one iterator
+        is_plain = type(loader).__iter__ is torch.utils.data.DataLoader.__iter__
+        batches = None if self.is_repeated(number) else original(loader)
+        if batches is not None and threading.get_ident() == self.run.thread:
+            self.run.clock.fetched(0, time.perf_counter() - start)  # workers have started
+        return Batches(self, batches, number, about["length"] if is_plain else None)
+
+    def fetched(self, number, samples, wait):
+        """Note a batch: how many samples, and for how many seconds it was waited for."""
+        run = self.run
+        if threading.get_ident() != run.thread and run.steps:  # a thread waits, but no step
+            self.threaded.add(number)
+            self.about[number]["threaded"], wait = True, 0
+        trains = torch.is_grad_enabled()
+        if trains:
+            self.fetched_from[number] = True
+        if not trains or not self.is_training(number):
+            run.clock.pause()  # validation, or other data from now on
+        training = self.training()
+        counted = training[:1] if number in training else self.recent[:1]
+        run.clock.fetched(samples if number in counted else 0, wait)
+
+    def step(self):
+        """Note a step of the leading optimizer."""
+        self.made.clear()
+        self.steps_of.update([*self.fetched_from])
+        self.fed += bool(self.fetched_from)
+        self.recent, self.fetched_from = [*self.fetched_from] or self.recent, {}
+        self.flood = 0
+
+    def is_repeated(self, number):
+        return self.repeats and torch.is_grad_enabled() and number in self.chosen
+
+    def begin_repeats(self):
+        """From now on the training loaders give their kept batches, and their workers end."""
+        self.keeps = False
+        self.chosen = [number for number in self.training() if self.kept[number].batches]
+        for number in [*self.kept]:
+            if number not in self.chosen:
+                del self.kept[number]
+        for number in self.chosen:
+            self.kept[number].settle()
+            if loader := self.live.get(number):
+                with contextlib.suppress(Exception):
+                    if workers := getattr(loader, "_iterator", None):
+                        loader._iterator = None
+                        workers._shutdown_workers()
+        self.repeats = bool(self.chosen)
+
+    def repeat(self, number):
+        """Return the next kept batch."""
+        self.flood += 1
+        if self.flood > FLOOD * max(1, self.run.cycle):
+            self.flood = 0
+            raise StopIteration
+        run = self.run
+        self.fetched_from[number] = True
+        run.clock.resume()
+        try:
+            batch = self.kept[number].next(larger.times(run.names))
+        except ValueError as error:  # they cannot be joined
+            run.fail(error)
+            batch = self.kept[number].next(1)
+        run.clock.fetched(samples_in(batch) if number == self.chosen[0] else 0, 0)
+        return batch
+
+    def rewind(self):
+        """Begin with the first kept batch, so that each window has the same ones."""
+        for kept in self.kept.values():
+            kept.turn = 0

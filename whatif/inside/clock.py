@@ -1,0 +1,61 @@
+"""The clock of a training: work and seconds of windows, without validation."""
+
+import time
+
+
+class Clock:
+    """Times training from begin() to end(); the device is synchronised where it starts and stops.
+
+    pause() is called where the script begins to do something else (another loader gives a batch, an
+    epoch ends), resume() where it fetches a batch to train on. The first step after a pause whose
+    beginning is not known is not counted.
+    """
+
+    def __init__(self, synchronize):
+        self.synchronize, self.since, self.is_on = synchronize, None, False
+        self.reset()
+
+    def reset(self):
+        self.counts = dict(seconds=0.0, steps=0, samples=0, wait=0.0)
+
+    def begin(self):
+        """Begin a window."""
+        self.reset()
+        self.is_on, self.since = True, None
+        self.resume()
+        self.began = self.since
+
+    def resume(self):
+        if self.is_on and self.since is None:
+            self.synchronize()
+            self.since = time.perf_counter()
+
+    def pause(self):
+        if self.since is not None:
+            self.synchronize()
+            self.counts["seconds"] += time.perf_counter() - self.since
+            self.since = None
+
+    def fetched(self, samples, wait):
+        """Count samples, and the seconds for which a step waited for them."""
+        if self.since is not None:
+            self.counts["samples"] += samples
+            self.counts["wait"] += wait
+
+    def step(self):
+        """Count a step."""
+        if self.since is not None:
+            self.counts["steps"] += 1
+        else:
+            self.resume()
+
+    def seconds(self):
+        """Return the seconds of the window until now."""
+        now = time.perf_counter() - self.since if self.since is not None else 0
+        return self.counts["seconds"] + now
+
+    def end(self):
+        """End a window; return its seconds, steps, samples, seconds of wait, and all seconds."""
+        self.pause()
+        self.is_on = False
+        return self.counts | dict(whole=time.perf_counter() - self.began)

@@ -1,0 +1,233 @@
+"""The models that a script calls in its steps: found, named, and changed from set to set."""
+
+import contextlib
+import functools
+import gc
+import warnings
+
+import torch
+from torch import nn
+
+from whatif import techniques
+from whatif.inside import places
+
+WRAPPERS = nn.DataParallel, nn.parallel.DistributedDataParallel
+
+
+class Forward(functools.partial):
+    """A function of a plain forward. Copies and pickles of the model get the plain one."""
+
+    def __reduce__(self):
+        return functools.partial, self.args
+
+
+def inside(module):
+    """Return the module within DataParallel or DistributedDataParallel."""
+    while isinstance(module, WRAPPERS):
+        module = module.module
+    return module
+
+
+def is_sharded(module):
+    """Return the name of a library that shards a model, which turns cannot change, or ""."""
+    for part in module.modules():
+        name = type(part).__name__
+        if "FullyShardedDataParallel" in name or name.startswith("FSDP"):
+            return "FSDP"
+    if type(module).__module__.startswith("deepspeed"):
+        return "DeepSpeed"
+    if any(type(each).__name__ == "DTensor" for each in module.parameters()):
+        return "DTensor"
+    return ""
+
+
+class Models:
+    """The outermost modules with weights that are called between steps."""
+
+    def __init__(self, run):
+        self.run, self.known, self.called = run, {}, {}
+        self.chosen, self.forwards, self.plain = [], {}, {}
+        self.calls = None
+
+    def watch(self):
+        """Look at each call of a module, until stop()."""
+        original = nn.Module.__call__
+
+        @functools.wraps(original)
+        def watched(module, *args, **kwargs):
+            return self.call(original, module, *args, **kwargs)
+        self.calls = original, watched
+        nn.Module.__call__ = watched
+
+    def stop(self):
+        """Look no more."""
+        if nn.Module.__call__ is self.calls[1]:
+            nn.Module.__call__ = self.calls[0]
+        self.calls = self.calls[0], self.calls[0]
+
+    def call(self, original, module, *args, **kwargs):
+        in_backward = torch._C._current_graph_task_id() != -1  # a checkpointed part runs again
+        if in_backward or torch.compiler.is_compiling() or not self.has_weights(module):
+            return original(module, *args, **kwargs)
+        nn.Module.__call__ = self.calls[0]  # the modules inside are not watched
+        try:
+            if module not in self.known:
+                self.prepare(module)
+            about = self.known[module]
+            about["steps"].add(self.run.steps)
+            trains = torch.is_grad_enabled() and any(
+                weight.requires_grad for weight in module.parameters())
+            about["trains"] |= trains
+            if torch.is_grad_enabled() and not about["calls"]:
+                about |= self.run.places.place() | self.run.places.assigned(about["local"])
+            output = original(module, *args, **kwargs)
+            about["is_tensor"] = isinstance(output, torch.Tensor)
+            about["in_eval"] |= trains and not module.training
+            if trains or not about["trains"]:
+                about["calls"] = [*dict.fromkeys([*about["calls"],
+                                                  self.run.places.place()["at"]])]
+            return output
+        finally:
+            nn.Module.__call__ = self.calls[1]
+
+    @staticmethod
+    def has_weights(module):
+        return next(module.parameters(), None) is not None
+
+    def prepare(self, module):
+        """Note what a model is."""
+        run, inner = self.run, inside(module)
+        local = run.places.name_of(module) or "model"
+        called, above = self.called.get(id(module)) or self.called.get(id(inner)) or (local, None)
+        if inner is not module and id(module) not in self.called and id(inner) in self.called:
+            called += ".module"
+        self.known[module] = dict(
+            name=called, local=local, kind=type(inner).__name__, **run.places.place(),
+            library=run.places.library(), **run.places.assigned(local), above=above, calls=[],
+            is_tensor=False, is_wrapped=inner is not module, steps=set(), trains=False,
+            in_eval=False, **run.describe("model", inner))
+        weight = next(module.parameters())
+        run.see("amp", weight.dtype in (torch.float16, torch.bfloat16))
+        run.see("compile", hasattr(inner, "_orig_mod") or getattr(
+            inner, "_compiled_call_impl", None))
+
+    def look_into(self, module):
+        """Note which layers a model has, and its wrapper."""
+        see, last = self.run.see, torch.channels_last
+        for part in module.modules():
+            if isinstance(part, (nn.Conv2d, nn.ConvTranspose2d)):
+                see("image")
+                see("channels_last", part.weight.is_contiguous(memory_format=last)
+                    and not part.weight.is_contiguous())
+            see("convolution", isinstance(part, nn.modules.conv._ConvNd))
+            see("SyncBatchNorm", isinstance(part, nn.SyncBatchNorm))
+            if isinstance(part, nn.DataParallel):
+                see("DataParallel")
+                see("several GPUs", len(part.device_ids) > 1)
+
+    def name_by(self, optimizer):
+        """Name models as the function can that makes their optimizer."""
+        weights = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        run = self.run
+        for depth, _ in enumerate(run.places.frames()):  # the innermost may not know the model
+            names = {id(model): name for name, model in reversed(run.places.names(depth).items())
+                     if not weights.isdisjoint(map(id, model.parameters()))}
+            if names:
+                above = run.places.place(depth, above=True)
+                self.called |= {key: (name, above) for key, name in names.items()}
+                break
+        for module, about in self.known.items():  # some were called before
+            if not about["above"] and id(module) in self.called:
+                about["name"], about["above"] = self.called[id(module)]
+                about["name"] += ".module" * (about["kind"] != type(module).__name__)
+
+    def choose(self, watched):
+        """Choose the models that most of the watched steps call; the others stay as they are."""
+        self.stop()
+        left = places.outermost({module: about["steps"] for module, about in self.known.items()})
+        often = [module for module in left
+                 if 2 * len(self.known[module]["steps"] - {0}) >= watched - 1]
+        self.chosen = often or [module for module in left if self.known[module]["trains"]]
+        for module in self.chosen:
+            self.look_into(module)
+            inner = inside(module)
+            self.plain[inner] = inner.forward
+            inner.forward = Forward(functools.partial(self.forward, inner), inner.forward)
+
+    def inner(self):
+        """Return the chosen models, without their wrappers."""
+        return [*dict.fromkeys(map(inside, self.chosen))]
+
+    def sharded(self):
+        return next(filter(None, map(is_sharded, self.chosen)), "")
+
+    def was_compiled(self):
+        return any(name.startswith("compile") for _, names in self.forwards for name in names)
+
+    def forward(self, module, plain, *args, **kwargs):
+        """Call a model's forward as the set says that is on."""
+        run = self.run
+        names = techniques.changes_forward(run.names)
+        if not names or run.failed:
+            return plain(*args, **kwargs)
+        key = module, names
+        try:
+            if key not in self.forwards:
+                self.forwards[key] = techniques.forward_of(names, plain, run)
+            return self.forwards[key](*args, **kwargs)
+        except Exception as error:
+            if not run.can_fail():
+                raise
+            run.fail(error)
+            return plain(*args, **kwargs)
+
+    def forget(self, names):
+        """Free what was compiled for a set."""
+        names = techniques.changes_forward(names)
+        for key in [key for key in self.forwards if key[1] == names]:
+            del self.forwards[key]
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def switch(self, before, after):
+        """Make new wrappers of DistributedDataParallel where the layout or the function changes.
+
+        Below a live one, gradients of another layout arrive permuted.
+        """
+        def below(names):
+            return [name for name in names if techniques.kind(name) in ("channels_last", "compile")]
+        if below(before) != below(after):
+            for module in self.chosen:
+                if isinstance(module, nn.parallel.DistributedDataParallel):
+                    wrap_anew(module)
+
+    def facts(self):
+        """Return what is known of the chosen models; before choose(), of those that train."""
+        chosen = self.chosen or [each for each, about in self.known.items() if about["trains"]]
+        found = [about | dict(steps=len(about["steps"])) for each, about in self.known.items()
+                 if each in chosen]
+        return [*{(each["name"], each["at"]): each for each in found}.values()]
+
+
+def wrap_anew(module):
+    """Give a DistributedDataParallel object the inside of a new one round the same module."""
+    ddp = nn.parallel.DistributedDataParallel
+    options = dict(
+        device_ids=module.device_ids, output_device=module.output_device, dim=module.dim,
+        broadcast_buffers=module.broadcast_buffers, process_group=module.process_group,
+        bucket_cap_mb=module.bucket_bytes_cap / 2**20,
+        find_unused_parameters=module.find_unused_parameters,
+        gradient_as_bucket_view=module.gradient_as_bucket_view, static_graph=module.static_graph)
+    hooks = {name: value for name, value in vars(module).items()
+             if name.endswith("_hooks") or name == "forward"}
+    for weight in module.module.parameters():
+        weight.grad = None if options["gradient_as_bucket_view"] else weight.grad
+    for name in ("reducer", "logger"):  # the old hooks of the gradients go with the reducer
+        with contextlib.suppress(AttributeError):
+            delattr(module, name)
+    gc.collect()
+    with warnings.catch_warnings():  # an option may be deprecated
+        warnings.simplefilter("ignore")
+        new = ddp(module.module, **options)
+    vars(module).update({name: value for name, value in vars(new).items() if name not in hooks})

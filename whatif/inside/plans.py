@@ -1,0 +1,329 @@
+"""What a run does from step to step: generators that go on with each step of the script."""
+
+import random
+import statistics
+import time
+
+import torch
+
+from whatif import search, stats, techniques
+from whatif.inside import files, gpu, state
+from whatif.techniques import amp
+
+WATCHED = 10  # steps, at least, that are watched
+WATCH_SECONDS = 2.0, 20.0  # the least, and the most
+WINDOW = {"cuda": 0.5, "cpu": 0.7}  # seconds
+LEAST = 3  # steps of a window
+WARM = 2  # steps before a window, after a switch
+FIRST_WARM = 6, 80, 240.0  # the first time: at least and at most so many steps, or seconds
+LONG = 4  # a gap of so many median steps is work between steps, as a rollout
+SHARE = 0.1  # of the watched time, from which such gaps count
+WARMUP = 3.0  # seconds of a whole process before its clock begins
+WAITS, KERNELS = 3, 10  # steps in which waiting lines and kernels are looked for
+
+
+def watch(run):
+    """Watch some steps as the script does them; then choose the models."""
+    begin, worked = time.perf_counter(), 0.0
+    run.times = [0.0]  # when each step ended, without validation and waits for data
+    run.clock.begin()
+    least, most = WATCH_SECONDS
+    while True:
+        yield
+        took = time.perf_counter() - begin
+        run.times.append(worked + run.clock.seconds() - run.clock.counts["wait"])
+        if len(run.times) == 4:  # without the first steps, which set up
+            worked = run.times[-1]
+            run.clock.begin()
+        if took >= most or len(run.times) > WATCHED and took >= least and not awaits(run.times):
+            break
+    run.watched = run.clock.end()
+    run.cycle = cycle_of(run.times)
+    run.models.choose(run.steps)
+    run.send(facts=run.facts(), watched=run.watched)
+
+
+def gaps_of(times):
+    """Return (seconds between steps, without the first two; numbers of the long ones)."""
+    gaps = [after - before for before, after in zip(times, times[1:])][2:]
+    if not gaps:
+        return [], []
+    middle = statistics.median(gaps)
+    return gaps, [number for number, gap in enumerate(gaps) if gap > max(LONG * middle, 0.05)]
+
+
+def awaits(times):
+    """Return whether there is work between steps whose period is not known yet."""
+    gaps, long = gaps_of(times)
+    return bool(long) and len(long) < 3 and sum(gaps[number] for number in long) > (
+        SHARE * sum(gaps))
+
+
+def cycle_of(times):
+    """Return after how many steps the script does other work (a rollout), or 1."""
+    gaps, long = gaps_of(times)
+    if len(long) < 2 or sum(gaps[number] for number in long) < SHARE * sum(gaps):
+        return 1
+    return max(1, round(statistics.median(after - before for before, after in
+                                          zip(long, long[1:]))))
+
+
+def watch_only(run):
+    """Count the steps of a process that trains beside the first one, and leave it as it is."""
+    run.models.stop()
+    while True:
+        run.clock.begin()
+        begin = time.perf_counter()
+        while time.perf_counter() - begin < 2:
+            yield
+        run.send(beside=run.clock.end())
+
+
+def calm_down(run, least=FIRST_WARM[0]):
+    """Take steps until nothing compiles any more, and the scaler leaves out no step."""
+    begin, calm, steps = time.perf_counter(), 0, 0
+    wanted = amp.CALM if run.scaler else 2
+    if run.ranks()[1] > 1:  # each rank has to take as many
+        for _ in range(max(12, wanted)):
+            yield
+        return
+    while not run.failed and steps < FIRST_WARM[1] and (
+            time.perf_counter() - begin < FIRST_WARM[2]) and (
+            steps < least or calm < wanted):
+        before = run.compiled()
+        run.skipped = False
+        yield
+        steps += 1
+        calm = calm + 1 if run.compiled() == before and not run.skipped else 0
+
+
+class Turns:
+    """Windows of sets by turns, from one state and on kept batches."""
+
+    def __init__(self, run):
+        spec = run.spec
+        self.run, self.deadline = run, spec["deadline"]
+        self.windows = [stats.Window(**each) for each in spec.get("windows", ())]
+        self.failed = {tuple(names): why for names, why in spec.get("failed", ())}
+        self.known = {}  # seconds a step takes under a set
+        self.round = max((window.round for window in self.windows), default=-1) + 1
+        self.length = spec.get("window") or WINDOW.get(run.device, 0.7)
+        self.order, self.group, self.base = random.Random(self.round), None, {}
+
+    def prepare(self):
+        """Hold back what the script writes, repeat its batches, and copy its state."""
+        run = self.run
+        run.send(phase="turns")
+        files.hold_everything(run.spec)
+        run.loaders.begin_repeats()
+        run.cycle = max([run.cycle, *(kept.cycle() for kept in run.loaders.kept.values())])
+        modules = [*run.models.inner(), *(each for each in run.models.known)]
+        schedulers = run.live("schedulers")
+        self.state = state.State(dict.fromkeys(modules), run.optimizers, schedulers,
+                                 run.live("scalers"))
+        state.stand_still(schedulers)
+        run.settings = dict(cudnn=torch.backends.cudnn.benchmark,
+                            tf32=torch.get_float32_matmul_precision())
+        if run.ranks()[1] > 1:
+            self.group = torch.distributed.new_group(backend="gloo")
+        if run.device == "cuda":
+            torch.cuda.synchronize()
+            self.base["memory"] = torch.cuda.memory_allocated()
+        why = {} if run.ranks()[0] else self.reasons()
+        self.search = search.Search(
+            [name for name in techniques.NAMES if name not in techniques.LOADING
+             and techniques.kind(name) in run.spec["only"] and name not in why],
+            techniques.kind, self.margin(), never_kept=techniques.NEVER_KEPT)
+
+    def reasons(self):
+        """Return {technique: why it is not tried}, and tell it."""
+        facts = self.run.facts()
+        why = {name: found for name in techniques.NAMES
+               if (found := techniques.call("why_not", name, name, facts))}
+        self.run.send(facts=facts, why_not=why)
+        return why
+
+    def margin(self):
+        return stats.MARGIN["cuda" if self.run.device == "cuda" else "cpu"]
+
+    def agree(self, value):
+        """Return what rank 0 has, in each rank."""
+        if self.group is None:
+            return value
+        box = [value]
+        torch.distributed.broadcast_object_list(box, 0, group=self.group)
+        return box[0]
+
+    def wanted(self):
+        """Return the sets of the next round, in a new order; none if there is no time left."""
+        sets = []
+        if self.run.ranks()[0] == 0 and time.time() < self.deadline:
+            sets = [names for names in self.search.wanted(stats.estimates(self.windows))
+                    if names not in self.failed]
+            self.order.shuffle(sets)
+        return self.agree(sets)
+
+    def measure(self):
+        """Take turns until no set is open, or time is over."""
+        run = self.run
+        yield from self.window(())
+        while sets := self.wanted():
+            self.state.put_back()
+            yield from self.window(())
+            for names in sets:
+                if self.agree(time.time() > self.deadline):
+                    return
+                yield from self.window(names)
+                yield from self.window(())
+            self.round += 1
+        self.state.put_back()
+
+    def steps_of(self, names):
+        """Return how many steps a window of a set takes: whole cycles."""
+        step = self.known.get(names) or self.known.get(()) or statistics.median(
+            gaps_of(self.run.times)[0] or [self.length])
+        cycle = self.run.cycle
+        least = max(LEAST, -(-self.length // max(step, 1e-6)))
+        return int(-(-least // cycle) * cycle)
+
+    def window(self, names):
+        """Switch to a set, let it warm up, and time a window of it."""
+        run = self.run
+        is_new = self.agree(names not in self.known)
+        run.send(now=names)
+        run.failed = ""
+        try:
+            run.switch(names)
+        except Exception as error:  # an optimizer or a model may refuse it
+            run.fail(error)
+        if is_new and not run.failed:
+            yield from calm_down(run, FIRST_WARM[0] if names else LEAST)
+        for attempt in range(3):
+            run.loaders.rewind()
+            if self.gives_up(names):
+                return
+            found = yield from self.timed(names)
+            if found and not self.gives_up(names):
+                self.known[names] = found["seconds"] / max(1, found["steps"])
+                self.add(names, found)
+                return
+
+    def timed(self, names):
+        """Time a window; return its counts, or None if something compiled or a step was skipped."""
+        run = self.run
+        for _ in range(WARM):
+            yield
+        steps, compiled, run.skipped = self.agree(self.steps_of(names)), run.compiled(), False
+        scale = run.scaler.get_scale() if run.scaler else None
+        run.loaders.rewind()
+        if run.device == "cuda":
+            torch.cuda.synchronize()
+            held = torch.cuda.memory_allocated() - self.base["memory"]
+            torch.cuda.reset_peak_memory_stats()
+        run.clock.begin()
+        for _ in range(steps):
+            yield
+        found = run.clock.end()
+        if run.device == "cuda":
+            found["memory"] = torch.cuda.max_memory_allocated() - max(0, held)
+        lost = run.compiled() != compiled or run.skipped or (
+            scale is not None and run.scaler.get_scale() < scale)
+        if self.agree(lost):
+            run.send(thrown_away=names)
+            return None
+        return found
+
+    def gives_up(self, names):
+        """Return whether a set has failed; if so, put the state back and do not try it again."""
+        run = self.run
+        if not self.agree(bool(run.failed)):
+            return False
+        why = run.failed or "it failed in another process"
+        run.failed = ""
+        with torch.no_grad():
+            run.switch(())
+        run.models.forget(names)
+        run.scaler = None
+        self.state.put_back()
+        self.failed[names] = why
+        self.search.fail(names)
+        run.send(failed=[names, why])
+        return True
+
+    def add(self, names, found):
+        """Add a window and tell it."""
+        run = self.run
+        work = found["samples"] or found["steps"]
+        loss = float(run.last_loss) if run.last_loss is not None else None
+        window = stats.Window(
+            names=names, rate=work * run.ranks()[1] / found["seconds"], at=time.time(),
+            round=self.round, steps=found["steps"], seconds=found["seconds"],
+            unit="samples" if found["samples"] else "steps", memory=found.get("memory"),
+            finite=loss is None or abs(loss) < float("inf"))
+        self.windows.append(window)
+        if run.ranks()[0] == 0:
+            run.send(window=vars(window))
+
+
+def by_turns(run):
+    """Watch, measure the sets by turns, then look at waits, kernels and the loader."""
+    yield from watch(run)
+    if sharded := run.models.sharded():
+        run.send(no_turns=f"turns cannot change a model that {sharded} shards")
+        run.finish()
+    if run.spec["only"] or run.loaders.training():
+        turns = Turns(run)
+        turns.prepare()
+        yield from turns.measure()
+        run.switch(())
+        run.send(turns_over=time.time())
+    if run.device == "cuda" and run.ranks()[1] == 1:
+        yield from gpu.find_waits(run, WAITS)
+        yield from gpu.time_kernels(run, KERNELS)
+    if run.ranks()[0] == 0:
+        measure_loading(run)
+    run.send(facts=run.facts())
+
+
+def measure_loading(run):
+    """Measure the first training loader by itself."""
+    numbers = run.loaders.training()
+    loader = run.loaders.live.get(numbers[0]) if numbers else None
+    if loader is None or not run.spec.get("loader_seconds"):
+        return
+    from whatif.inside import loading
+    run.loaders.repeats = run.loaders.keeps = False
+    run.send(phase="loader")
+    run.send(loading=loading.measure_loader(
+        loader, run.spec["loader_seconds"], run.spec["cores"], run.send, run.places))
+
+
+def whole(run):
+    """Measure the script with a set and real loading, from its first steps on."""
+    spec = run.spec
+    files.hold_everything(spec)
+    run.loaders.keeps = False
+    run.settings = dict(cudnn=torch.backends.cudnn.benchmark,
+                        tf32=torch.get_float32_matmul_precision())
+    names = tuple(tuple(spec["techniques"]))
+    yield from watch(run)
+    run.switch(tuple(name for name in names if name not in techniques.LOADING))
+    yield from calm_down(run)
+    began, steps = time.perf_counter(), run.steps
+    ahead = 2 * max((run.loaders.about[number]["workers"] for number in run.loaders.training()),
+                    default=0)
+    while spec["seconds"] and (time.perf_counter() - began < WARMUP or (
+            run.steps - steps < ahead and time.perf_counter() - began < 3 * WARMUP)):
+        yield
+    if run.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    run.clock.begin()
+    windows = []
+    while run.clock.seconds() < spec["seconds"] or run.steps < spec["least_steps"]:
+        yield
+        if run.clock.seconds() > (len(windows) + 1) * max(1, spec["seconds"] / 10):
+            windows.append(run.clock.seconds())
+            run.send(progress=len(windows) / 10)
+    found = run.clock.end()
+    run.send(whole=found, losses=run.losses_now(), facts=run.facts(), names=names,
+             memory=torch.cuda.max_memory_allocated() if run.device == "cuda" else None)

@@ -1,0 +1,58 @@
+"""The techniques, one file each: when one applies, how it is switched on and off, what to write.
+
+A module names its techniques in NAMES; "amp bfloat16" and "amp float16" are two of one kind, and a
+set holds one of a kind at most. Each function is optional:
+
+    on(run, name), off(run, name)   change the script's process, where no step is under way
+    forward(plain, name, run)       return a forward that does what `plain` does, with the technique
+    why_not(name, facts)            return why it cannot be tried, or ""
+    write(name, facts, extra)       return what to write in the script
+"""
+
+import importlib
+
+# forward() of the first is the innermost: autocast stands around what is compiled
+MODULES = [importlib.import_module(f"{__name__}.{each}") for each in (
+    "compile", "amp", "channels_last", "fused", "cudnn", "tf32", "batch", "workers")]
+# the order in which they are tried and written
+NAMES = [name for kind in ("amp", "channels_last", "fused", "cudnn", "tf32", "compile", "batch",
+                           "workers")
+         for module in MODULES for name in module.NAMES if name.split()[0] == kind]
+LOADING = ("workers",)  # measured with the loader by itself, not by turns
+NEVER_KEPT = ("batch",)  # another training
+
+
+def kind(name):
+    """Return "amp" for "amp bfloat16"."""
+    return name.split()[0]
+
+
+def module_of(name):
+    """Return the module of a technique."""
+    return next(module for module in MODULES if name in module.NAMES)
+
+
+def ordered(names):
+    """Return a set of techniques as a tuple in the order of NAMES."""
+    return tuple(name for name in NAMES if name in names)
+
+
+def call(function, name, *args):
+    """Call a technique's function, if its module has it."""
+    if found := getattr(module_of(name), function, None):
+        return found(*args)
+    return None
+
+
+def forward_of(names, plain, run):
+    """Return a forward for a set of techniques, made of a plain one."""
+    for module in MODULES:
+        for name in names:
+            if name in module.NAMES and hasattr(module, "forward"):
+                plain = module.forward(plain, name, run)
+    return plain
+
+
+def changes_forward(names):
+    """Return those techniques of a set for which a forward of its own is made."""
+    return tuple(name for name in names if hasattr(module_of(name), "forward"))
