@@ -1,0 +1,96 @@
+"""The command line: whatif's own options, and the user's command behind them."""
+
+import argparse
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from whatif import run
+
+KINDS = ("workers", "amp", "channels_last", "fused", "cudnn", "tf32", "compile", "batch")
+ABOUT = "Measure what each technique would buy in your own PyTorch training script."
+USAGE = """python whatif [OPTIONS] my_train.py ITS OWN ARGUMENTS
+       python whatif [OPTIONS] -m package.train ITS OWN ARGUMENTS
+       python whatif [OPTIONS] -- COMMAND ITS ARGUMENTS"""
+WITH_VALUE = ("--seconds", "--minutes", "--only", "--json")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message):
+        self.exit(2, f"whatif: error: {message}\n")
+
+
+def own_parser():
+    """Return the parser of whatif's own options."""
+    parser = Parser("whatif", allow_abbrev=False, description=ABOUT, usage=USAGE)
+    add = parser.add_argument
+    add("--seconds", type=float, default=20, help="to measure in each run (default: 20)")
+    add("--minutes", type=float, default=10, help="for all runs together (default: 10)")
+    add("--only", default=",".join(KINDS), help=f"of {', '.join(KINDS)}; plain: none of them")
+    add("--json", type=Path, metavar="FILE", help="write the results to this file, too")
+    add("--copy", action="store_true", help="run in a copy of the folder, and remove it at the end")
+    return parser
+
+
+def split(words):
+    """Return (whatif's own words, the words of the user's command)."""
+    number = 0
+    while words[number:] and words[number].startswith("-") and words[number] not in ("-m", "--"):
+        number += 1 + (words[number] in WITH_VALUE)
+    return words[:number], words[number:]
+
+
+def read_command(args, words):
+    """Add the command to `args`: kind, command, script, name and what is wrong with it, or ""."""
+    args.kind, args.script, wrong = "script", None, ""
+    first, rest = words[0] if words else "", words[1:]
+    if first == "-m":
+        args.kind, args.command = "module", [sys.executable, *words]
+        args.name = rest[0] if rest else ""
+        wrong = "" if rest else "-m: name a module"
+    elif first == "--":
+        args.kind, args.command = "command", rest
+        args.name = shlex.join(rest)[:60]
+        if not rest:
+            wrong = "--: name a command"
+        elif not shutil.which(rest[0]):
+            wrong = f"{rest[0]}: there is no such command"
+    else:
+        args.script, args.command, args.name = Path(first), [sys.executable, *words], first
+        if not words:
+            wrong = "name a training script, -m MODULE or -- COMMAND"
+        elif not (args.script.is_file() or (args.script / "__main__.py").is_file()):
+            wrong = f"{first}: there is no such script"
+    return wrong
+
+
+def parse(words):
+    """Return the options and the command; end with one line and status 2 if one is wrong.
+
+    kind is "script", "module" or "command"; command is the command line that starts a run; name
+    is what the report calls it; script is the script's path or None; only is a list of kinds.
+    """
+    own, words = split(words)
+    parser = own_parser()
+    args = parser.parse_args(own)
+    wrong_command = read_command(args, words)
+    args.only = args.only.split(",")
+    odd = ", ".join(sorted({*args.only} - {*KINDS, "plain"}))
+    outside = args.script and Path.cwd() not in args.script.resolve().parents
+    for is_wrong, why in (
+            (odd, f"--only {odd}: choose from {', '.join(KINDS)}, plain"),
+            (min(args.seconds, args.minutes) <= 0, "--seconds and --minutes have to be above 0"),
+            (args.json and (args.json.is_dir() or not args.json.resolve().parent.is_dir()),
+             f"--json {args.json}: name a file, in a folder that is there"),
+            (wrong_command, wrong_command),
+            (args.copy and outside,
+             f"--copy: {args.script and args.script.resolve()} is not below {Path.cwd()}, which "
+             "is copied"),
+            (run.RANKS != run.LOCAL_RANKS,
+             "it measures on one machine, but torchrun runs on several")):
+        if is_wrong:
+            parser.error(why)
+    return args
