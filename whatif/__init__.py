@@ -1,0 +1,1 @@
+"""Measure what each technique would buy in a PyTorch training script, before it is changed."""
