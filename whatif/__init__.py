@@ -1,4 +1,1 @@
-"""Measure what each technique would buy in your own PyTorch training script, before you change it.
-
-`python whatif my_train.py ITS OWN ARGUMENTS` starts __main__.py. docs/whatif.md describes it.
-"""
+"""Measure what each technique would buy in a PyTorch training script, before it is changed."""

@@ -1,0 +1,656 @@
+"""Measure the user's own training DataLoader by itself, in the process of the script.
+
+A copy of the loader with the same arguments and another number of workers is read as fast as it
+goes. Its order of indices has no end, so the rate is one of full workers, and what the end of an
+epoch costs is a figure of its own. An IterableDataset is read over its own epochs.
+"""
+
+import contextlib
+import inspect
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+
+import torch
+from torch.utils import data
+
+from whatif.inside import worker_threads
+from whatif.inside.stacks import Stacks
+
+WINDOWS = 12  # one lasts this part of the seconds for all
+STEADY = 0.05  # both halves of a window agree: a third of the window is enough
+GAINS = 1.1  # a number of workers that is not this much faster gains nothing
+KEEPS_UP = 1.05  # times the rate that the step needs
+INNER = ("base_dataloader", "loader", "dataloader", "_loader", "_dataloader", "iterables")
+
+
+class TooLong(BaseException):
+    """The dataset did not give a batch in time. No `except Exception` of the user's stops it."""
+
+
+@contextlib.contextmanager
+def alarm(seconds):
+    """Raise TooLong in the main thread after some seconds."""
+    usable = (hasattr(signal, "setitimer") and signal.getitimer(signal.ITIMER_REAL)[0] == 0
+              and threading.current_thread() is threading.main_thread())
+    if not usable:
+        yield
+        return
+    is_on = True
+
+    def ring(*_):
+        if is_on:
+            raise TooLong(f"no batch within {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01), 1)  # again, if the first is caught
+    try:
+        yield
+    finally:
+        is_on = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
+
+
+def begin(loader):
+    """Do what DataLoader.__iter__ does, past any hook."""
+    if not (loader.persistent_workers and loader.num_workers):
+        return loader._get_iterator()
+    if loader._iterator is None:
+        loader._iterator = loader._get_iterator()
+    else:
+        loader._iterator._reset(loader)
+    return loader._iterator
+
+
+@contextlib.contextmanager
+def without_hooks():
+    """Let DataLoaders, also those with an __iter__ of their own, be read past any hook."""
+    hooked = data.DataLoader.__iter__
+    data.DataLoader.__iter__ = begin
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        data.DataLoader.__iter__ = hooked
+
+
+class Endless:
+    """An order of indices that goes on over the ends of epochs until it is told to stop.
+
+    All copies of a loader share it: none reads again what another has read just before.
+    """
+
+    def __init__(self, order):
+        self.order, self.current, self.stopped = order, None, False
+
+    def __getattr__(self, name):
+        if name == "order":
+            raise AttributeError(name)
+        return getattr(self.order, name)
+
+    def __len__(self):
+        return len(self.order)
+
+    def __iter__(self):
+        self.stopped = False
+        while not self.stopped:
+            is_new = self.current is None
+            if is_new:
+                self.current = iter(self.order)
+            try:
+                indices = next(self.current)
+            except StopIteration:
+                self.current = None
+                if is_new:
+                    return  # an epoch without a batch
+                continue
+            yield indices
+
+
+def unwrapped(loader):
+    """Return the torch DataLoader within a wrapper, as accelerate, Lightning and timm have one."""
+    for _ in range(4):
+        if data.DataLoader in type(loader).__mro__:
+            return loader
+        if isinstance(loader, (list, tuple)) and len(loader) == 1:
+            loader = loader[0]
+            continue
+        inner = next((vars(loader)[name] for name in INNER
+                      if name in getattr(loader, "__dict__", {})), None)
+        if inner is None:
+            return None
+        loader = inner
+    return None
+
+
+def keeps_an_iterator(loader):
+    """Return whether a loader takes all its epochs from one iterator that it has made already."""
+    return any(name != "_iterator" and hasattr(type(value), "__next__")
+               for name, value in vars(loader).items())
+
+
+def copy_of(loader, workers, order=None, pinned=None, timeout=0):
+    """Return a DataLoader with the same arguments, `workers` and persistent workers.
+
+    No __init__ runs: a subclass keeps its attributes, and nothing that it has done is done twice.
+    """
+    kind = data.DataLoader if keeps_an_iterator(loader) else type(loader)
+    copy = object.__new__(kind)
+    values = dict(
+        vars(loader), num_workers=workers, persistent_workers=workers > 0, _iterator=None,
+        prefetch_factor=(loader.prefetch_factor or 2) if workers else None,
+        timeout=(loader.timeout or timeout) if workers else 0)
+    if pinned is not None:
+        values["pin_memory"] = pinned
+    if order is not None:
+        values["sampler" if loader.batch_sampler is None else "batch_sampler"] = order
+    copy.__dict__.update(values)
+    return copy
+
+
+def length_of(loader):
+    try:
+        return len(loader)
+    except Exception:  # an IterableDataset may have none, or one of the user's fails
+        return None
+
+
+def start_method(loader):
+    context = loader.multiprocessing_context or multiprocessing
+    return context.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+
+
+def said(error):
+    """Return one line about an error: of one in a worker, the last line of its traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[-1] if lines else ""
+    if isinstance(error, TooLong) or "Traceback" in str(error):
+        return text
+    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+
+
+def shut(iterator, children):
+    """End the workers of an iterator, and all processes that are not among `children`."""
+    utils = data._utils
+    interval = utils.MP_STATUS_CHECK_INTERVAL
+    utils.MP_STATUS_CHECK_INTERVAL = 0.2  # how long it waits for a worker that is busy
+    try:
+        if hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
+    except Exception:
+        pass  # what is left is ended below
+    finally:
+        utils.MP_STATUS_CHECK_INTERVAL = interval
+    left = [child for child in multiprocessing.active_children() if child.pid not in children]
+    for child in left:
+        child.kill()
+    for child in left:
+        child.join(2)
+
+
+class Reading:
+    """One copy of a loader while it is read."""
+
+    def __init__(self, loader, order):
+        self.loader, self.order = loader, order
+        self.workers = loader.num_workers
+        self.prefetch = loader.prefetch_factor or 0
+        self.epochs, self.reason, self.iterator = [], None, None
+        self.children = {child.pid for child in multiprocessing.active_children()}
+        self.before, self.use, self.pids = {}, {}, []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        iterator = self.loader._iterator or self.iterator
+        self.iterator = None
+        shut(iterator, self.children)
+        self.loader.__dict__["_iterator"] = None
+
+    def read(self, window, limit):
+        """Read until the rate is steady for `window` seconds, for `limit` seconds at most."""
+        until = time.perf_counter() + limit
+        try:
+            with alarm(limit):
+                while self.epoch(window, until):
+                    pass
+        except (Exception, SystemExit, TooLong) as error:
+            self.reason = said(error)
+        if self.before:
+            self.use = worker_threads.in_use(
+                self.before, worker_threads.cpu_times(self.pids), time.perf_counter() - self.marked)
+
+    def epoch(self, window, until):
+        """Read an epoch, or the rest of what is needed. Return whether to go on."""
+        times, began = [], time.perf_counter()
+        self.epochs.append((began, times))
+        look = window / 10
+        self.iterator = iter(self.loader)
+        for _ in self.iterator:
+            times.append(time.perf_counter())
+            if not self.before and self.workers:
+                self.mark()
+            if times[-1] > until:
+                return False
+            if times[-1] - began > look:
+                look = times[-1] - began + window / 10
+                if self.is_enough(window):
+                    return False
+        if not times:
+            self.reason = "the loader gives no batch" if len(self.epochs) == 1 else (
+                "the loader gives its data once only")
+        return bool(times) and time.perf_counter() < until and not self.is_enough(window)
+
+    def mark(self):
+        self.pids = [child.pid for child in multiprocessing.active_children()
+                     if child.pid not in self.children]
+        self.before, self.marked = worker_threads.cpu_times(self.pids), time.perf_counter()
+
+    def steady(self, window=0):
+        """Return [(batches, seconds)] of the epochs' parts in which all workers are at work.
+
+        The first batch of each worker and what was loaded in advance meanwhile are left out, and
+        the part holds as many batches of each worker.
+        """
+        step, parts = max(self.workers, 1), []
+        full = step * self.prefetch + step - 1
+        for _, times in self.epochs:
+            first = next((number for number in range(min(full, 2 * step - 1), len(times))
+                          if number >= full or window and times[number] - times[0] > window), None)
+            if first is None and not self.workers:
+                first = 0
+            if first is not None and (count := (len(times) - 1 - first) // step * step):
+                parts.append((count, times[first + count] - times[first]))
+        return parts
+
+    def is_enough(self, window):
+        parts = self.steady(window)
+        batches, seconds = (sum(column) for column in zip(*parts)) if parts else (0, 0)
+        if seconds >= window:
+            return True
+        if not parts:  # short epochs are counted whole
+            whole = [times[-1] - began for began, times in self.epochs[1:] if times]
+            return sum(whole) >= 2 * window
+        if seconds < window / 3 or batches < 16 * max(self.workers, 1) or len(parts) > 1:
+            return False
+        step, times = max(self.workers, 1), self.epochs[-1][1]
+        half = batches // 2 // step * step
+        second = times[-1] - times[-1 - half]
+        return abs(2 * second / seconds * batches / (2 * half) - 1) < STEADY
+
+    def figures(self, window):
+        """Return the rate and what it rests on. `rough` ones rest on few batches or starts."""
+        batches = sum(len(times) for _, times in self.epochs)
+        row = dict(workers=self.workers, rate=None, batches=batches, rough=False, start=None,
+                   between=None, closing=None)
+        if self.reason:
+            row["reason"] = self.reason
+        if not batches:
+            return row
+        parts = self.steady(window)
+        count, seconds = (sum(column) for column in zip(*parts)) if parts else (0, 0)
+        row["start"] = next(times[0] - began for began, times in self.epochs if times)
+        later = [times[0] - began for began, times in self.epochs[1:] if times]
+        if later:
+            row["between"] = sum(later) / len(later)
+        if count < 2 or seconds <= 0 or seconds < window / 3:
+            whole = [(len(times), times[-1] - began) for began, times in self.epochs[1:] if times]
+            if not whole:
+                began, times = self.epochs[0]
+                whole = [(len(times), times[-1] - began)]
+            if count < 2 or sum(part[1] for part in whole) > 2 * seconds:
+                count, seconds = (sum(column) for column in zip(*whole))
+                row["rough"] = True
+        row["rate"] = count / max(seconds, 1e-9)
+        row["seconds"] = round(seconds, 3)
+        return row
+
+    def between(self, row, limit):
+        """Add what the end of an epoch costs, with workers that stay and that start again."""
+        if self.reason or row["between"] is not None or not isinstance(self.order, Endless):
+            return
+        try:
+            with alarm(limit):
+                self.order.stopped = True
+                last = time.perf_counter()
+                for _ in self.iterator:  # what the workers were told to load already
+                    last = time.perf_counter()
+                ended, began = time.perf_counter() - last, time.perf_counter()
+                self.iterator = iter(self.loader)
+                next(self.iterator)
+                row["between"] = ended + time.perf_counter() - began
+        except (Exception, SystemExit, TooLong) as error:
+            row["reason"] = f"the second epoch: {said(error) or 'no batch'}"
+            return
+        if self.workers:
+            began = time.perf_counter()
+            shut(self.loader._iterator, self.children)
+            row["closing"] = time.perf_counter() - began
+
+
+def asks_for_worker(loader):
+    """Return whether an IterableDataset asks which worker it is in, as its first batch shows."""
+    if loader.worker_init_fn is not None or isinstance(loader.dataset, data.IterDataPipe):
+        return True
+    code, found = data.get_worker_info.__code__, []
+
+    def called(frame, event, _):
+        if event == "call" and frame.f_code is code:
+            found.append(frame)
+
+    before = sys.getprofile()
+    sys.setprofile(called)
+    try:
+        with alarm(5):
+            next(iter(copy_of(loader, 0)), None)
+    except (Exception, SystemExit, TooLong):
+        pass  # the measurement tells it
+    finally:
+        sys.setprofile(before)
+    if found:
+        return True
+    with contextlib.suppress(Exception):
+        return "get_worker_info" in inspect.getsource(type(loader.dataset))
+    return False
+
+
+class Measurement:
+    """The rows of one loader, within a number of seconds."""
+
+    def __init__(self, loader, seconds, cores, send, is_users, needed):
+        self.loader, self.seconds, self.send, self.is_users = loader, seconds, send, is_users
+        self.cores, self.needed = max(1, cores), needed
+        self.window, self.end = seconds / WINDOWS, time.perf_counter() + seconds
+        self.began, self.numbers = time.perf_counter(), None
+        order = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        self.order = Endless(order)
+        self.is_iterable = isinstance(loader.dataset, data.IterableDataset)
+        own = type(loader).__iter__ is not data.DataLoader.__iter__
+        self.kept = keeps_an_iterator(loader)
+        self.result = dict(
+            loader=type(loader).__name__, dataset=type(loader.dataset).__name__,
+            as_is=dict(workers=loader.num_workers, pinned=bool(loader.pin_memory),
+                       persistent=bool(loader.persistent_workers) or self.kept,
+                       prefetch=loader.prefetch_factor, batch=loader.batch_size,
+                       length=length_of(loader), method=start_method(loader)),
+            rate=None, needed=needed, rows=[], shares=[], lines=[], looks=0, between={},
+            threads={}, best=None, enough=None, notes=[], summary="")
+        if self.kept:
+            self.note(f"{type(loader).__name__} keeps its workers between epochs")
+        elif own:
+            self.note(f"{type(loader).__name__} has an __iter__ of its own, which is measured too")
+
+    def note(self, text):
+        if text not in self.result["notes"]:
+            self.result["notes"].append(text)
+
+    def left(self):
+        return self.end - time.perf_counter()
+
+    def tell(self):
+        self.result["seconds"] = round(time.perf_counter() - self.began, 2)
+        if self.send:
+            self.send({"loader": self.result})
+
+    def row(self, workers, window, limit, pinned=None, between=False, stacks=None):
+        """Measure one number of workers. Return its row, which may hold a reason only."""
+        copy = copy_of(self.loader, workers, self.order, pinned, timeout=limit + 1)
+        if workers and start_method(self.loader) == "fork" and "cv2" in sys.modules:
+            self.numbers = torch.full((workers,), -1, dtype=torch.int32).share_memory_()
+            copy.__dict__["worker_init_fn"] = worker_threads.CountThreads(
+                copy.worker_init_fn, self.numbers)
+        with Reading(copy, self.order) as reading:
+            with stacks or contextlib.nullcontext():
+                reading.read(window, limit)
+            row = reading.figures(window)
+            drained = workers * reading.prefetch / (row["rate"] or 1e-9)
+            if between and drained < max(self.left() / 3, window):
+                reading.between(row, max(self.left() / 2, window))
+            if reading.use and "threads" not in self.result["threads"]:
+                self.see_threads(reading)
+        row["pinned"] = bool(self.loader.pin_memory if pinned is None else pinned)
+        self.result["rows"].append(row)
+        self.tell()
+        return row
+
+    def see_threads(self, reading):
+        numbers = [] if self.numbers is None else [each for each in self.numbers.tolist() if each > 0]
+        found = worker_threads.libraries(reading.pids[0]) if reading.use.get("busy", 1) > 1 else ()
+        use = dict(reading.use, cv2=max(numbers, default=None))
+        text = worker_threads.note(use, {*found, *(["cv2"] if numbers else [])}, use["cv2"])
+        if text or not self.result["threads"]:
+            self.result["threads"] = dict(use, note=text)
+        if text:
+            self.result["threads"]["threads"] = use["threads"]
+
+    def run(self):
+        workers = self.loader.num_workers
+        repeats = self.is_iterable and not asks_for_worker(self.loader)
+        stacks = Stacks(self.is_users, self.loader.collate_fn)
+        alone = self.row(0, 1.5 * self.window, 0.4 * self.seconds, stacks=stacks,
+                         between=not workers)
+        self.result.update(shares=stacks.shares(), lines=stacks.users_lines(), looks=stacks.looks)
+        as_is = alone if not workers else self.row(
+            workers, 1.5 * self.window, 0.6 * self.left(), between=True)
+        self.result["rate"] = as_is["rate"]
+        if as_is["rate"] is None and alone["rate"] is None:
+            return
+        if repeats:
+            self.note("each worker gives the same data again: the IterableDataset does not ask "
+                      "get_worker_info, so more workers are not tried")
+            return
+        self.try_numbers(as_is, alone)
+        self.try_pinned()
+
+    def try_numbers(self, as_is, alone):
+        """Measure 1, 2, 4 ... workers; with little time, only the larger numbers."""
+        workers = self.loader.num_workers
+        numbers = sorted({min(2 ** power, self.cores) for power in range(self.cores.bit_length() + 1)}
+                         - {workers})
+        if as_is.get("reason"):  # it failed, and more workers fail as well
+            numbers = [number for number in numbers if number < max(workers, 2)][:1]
+        cost = 1.5 * self.window + (as_is["start"] if workers and as_is["start"] else 0.3)
+        fitting = int(max(self.left(), 0) // cost)
+        if fitting < len(numbers):
+            tried = numbers[-fitting:] if fitting else []
+            self.note(f"no time was left for {', '.join(map(str, sorted({*numbers} - {*tried})))} "
+                      "workers")
+            numbers = tried
+        best, without_gain = alone["rate"] or 0, 0
+        for place, number in enumerate(numbers):
+            if self.left() < self.window:
+                rest = ", ".join(map(str, numbers[place:]))
+                self.note(f"no time was left for {rest} workers")
+                break
+            limit = max(self.window, self.left() / (len(numbers) - place) * 1.5)
+            row = self.row(number, self.window, min(limit, self.left()), between=not workers)
+            if row.get("reason"):
+                break
+            without_gain = without_gain + 1 if row["rate"] < GAINS * best else 0
+            best = max(best, row["rate"])
+            if without_gain == 2 or self.needed and row["rate"] > 3 * self.needed:
+                break
+
+    def try_pinned(self):
+        best = best_of(self.result["rows"])
+        if (best and best["workers"] and torch.cuda.is_available() and not self.loader.pin_memory
+                and self.left() > self.window):
+            self.row(best["workers"], self.window, self.left(), pinned=True)
+
+    def conclude(self):
+        """Add the best number of workers, one that is enough, and a sentence."""
+        result, rows = self.result, self.result["rows"]
+        result["between"] = between_epochs(rows, result["as_is"])
+        best = best_of(rows)
+        if best is None:
+            reasons = [row["reason"] for row in rows if row.get("reason")]
+            result["summary"] = f"the loader cannot be measured: {reasons[0] if reasons else ''}"
+            return
+        target = KEEPS_UP * self.needed if self.needed else best["rate"] / GAINS
+        if best["rate"] < target:
+            target = best["rate"] / GAINS  # none is enough: the fewest that are as fast
+        fitting = [row for row in rows if (row["rate"] or 0) >= target and row["workers"] > 0]
+        enough = min(fitting, key=lambda row: row["workers"], default=best)
+        result["best"] = dict(workers=best["workers"], rate=best["rate"])
+        result["enough"] = dict(
+            workers=enough["workers"], rate=enough["rate"],
+            keeps_up=enough["rate"] >= KEEPS_UP * self.needed if self.needed else None)
+        result["summary"] = summary(result)
+
+
+def best_of(rows):
+    return max((row for row in rows if row["rate"]), key=lambda row: row["rate"], default=None)
+
+
+def between_epochs(rows, as_is):
+    """Return the seconds between epochs as it is, and with workers that start or stay."""
+    row = next((row for row in rows if row["workers"] == as_is["workers"]), None)
+    if not as_is["workers"] or row is None or row["between"] is None:
+        known = [row for row in rows if row["workers"] and row["between"] is not None]
+        other = known[-1] if known else {}
+    else:
+        other = row
+    fresh = None
+    if other.get("start") is not None:
+        fresh = other["start"] + (other["closing"] or 0)
+    kept = other.get("between")
+    if not as_is["workers"]:
+        own = row and row["between"]
+    elif as_is["persistent"]:
+        own = kept if other is row else None
+    else:
+        own = fresh if other is row else row and row["start"]
+    return dict(as_is=own, workers=other.get("workers"), fresh=fresh, persistent=kept)
+
+
+def named(workers):
+    return "no workers give" if not workers else (
+        "1 worker gives" if workers == 1 else f"{workers} workers give")
+
+
+def summary(result):
+    """Return a sentence about the number of workers."""
+    enough, best, needed = result["enough"], result["best"], result["needed"]
+    text = f"{named(enough['workers'])} {enough['rate']:.3g} batches/s"
+    if needed:
+        text += (f" and keep{'s' * (enough['workers'] == 1)} up with the step ({needed:.3g})"
+                 if enough["keeps_up"] else f"; the step could take {needed:.3g}")
+    elif enough["workers"] != best["workers"]:
+        text += f", the best is {best['rate']:.3g} with {best['workers']}"
+    as_is = result["as_is"]["workers"]
+    if enough["workers"] != as_is and result["rate"]:
+        text += f"; as it is, {named(as_is)} {result['rate']:.3g}"
+    return text
+
+
+def measure_loader(loader, seconds=20.0, cores=None, send=None, is_users=None, needed=None):
+    """Return batches a second of a DataLoader by itself, and where its time goes.
+
+    `cores`: workers that are tried at most. `send`: takes {"loader": the result so far} after each
+    row. `is_users`: tells whether a frame runs the user's code. `needed`: batches/s that the step
+    computes. The copies start after the loader's place in its order; no process is left behind.
+    """
+    cores = cores or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
+                      else os.cpu_count() or 1)
+    inner = unwrapped(loader)
+    if inner is None:
+        reason = f"{type(loader).__name__} is no torch DataLoader and cannot be read by itself"
+        return dict(loader=type(loader).__name__, rate=None, rows=[], reason=reason, summary=reason)
+    if isinstance(inner.dataset, data.IterDataPipe) and torch.distributed.is_available() and (
+            torch.distributed.is_initialized()):
+        reason = "a DataPipe of several processes cannot be read by one of them"
+        return dict(loader=type(inner).__name__, rate=None, rows=[], reason=reason, summary=reason)
+    measurement = Measurement(inner, seconds, cores, send, is_users or (lambda frame: False), needed)
+    with without_hooks():
+        measurement.run()
+    measurement.conclude()
+    if inner is not loader:
+        measurement.note(f"measured without its wrapper {type(loader).__name__}")
+    measurement.tell()
+    return measurement.result
+
+
+class Beside:
+    """Read a loader in a thread while the main thread computes.
+
+        with load_beside(loader, workers=4) as beside:
+            ...                    # compute
+            beside.mark()          # from here on
+            ...                    # compute
+            rate = beside.rate()   # batches/s since the mark
+    """
+
+    def __init__(self, loader, workers, most=None, limit=30.0):
+        inner = unwrapped(loader)
+        if inner is None or workers < 1:
+            raise ValueError("only a torch DataLoader with workers loads beside the step")
+        order = inner.sampler if inner.batch_sampler is None else inner.batch_sampler
+        self.reading = Reading(copy_of(inner, workers, Endless(order), timeout=limit),
+                               None)
+        self.most, self.limit = most, limit  # batches/s that are taken at most
+        self.count, self.times, self.reason, self.is_on = 0, [], None, True
+
+    def __enter__(self):
+        reading = self.reading
+        full = reading.workers * (reading.prefetch + 1)
+        try:
+            with without_hooks(), alarm(self.limit):  # workers are forked by the main thread
+                reading.iterator = iter(reading.loader)
+                for _ in range(full):
+                    next(reading.iterator)
+        except (Exception, StopIteration, SystemExit, TooLong) as error:
+            self.reason = said(error) or "the epoch ended before all workers had started"
+        self.thread = threading.Thread(target=self.read, name="whatif loading", daemon=True)
+        self.mark()
+        if self.reason is None:
+            self.thread.start()
+        return self
+
+    def read(self):
+        began = time.perf_counter()
+        try:
+            while self.is_on:
+                for _ in self.reading.iterator:
+                    self.count += 1
+                    if not self.is_on:
+                        return
+                    if self.most and (ahead := self.count / self.most
+                                      - (time.perf_counter() - began)) > 0:
+                        time.sleep(ahead)
+                self.reading.iterator = begin(self.reading.loader)
+        except Exception as error:
+            if self.is_on:
+                self.reason = said(error)
+
+    def mark(self):
+        """Count from here on."""
+        self.marked = self.count, time.perf_counter()
+
+    def rate(self):
+        """Return batches/s since the mark, or None if the loader failed; see `reason`."""
+        count, moment = self.marked
+        seconds = time.perf_counter() - moment
+        return None if self.reason or not seconds else (self.count - count) / seconds
+
+    def __exit__(self, *_):
+        self.is_on = False
+        if self.thread.ident:
+            self.thread.join(0.5)
+        self.reading.__exit__()
+        if self.thread.ident:
+            self.thread.join(2)
+
+
+def load_beside(loader, workers, most=None):
+    """Return a context that reads a copy of the loader while the main thread computes.
+
+    `most`: batches/s that are taken at most, as a step would take them; None reads at full speed.
+    """
+    return Beside(loader, workers, most)
