@@ -1,0 +1,1 @@
+"""Measure what each technique gains in an unmodified PyTorch training script."""
