@@ -10,11 +10,11 @@ import re
 from .libraries import LIBRARIES
 from .scriptoptions import options_for
 
-HALF = "bfloat16", "float16"
 INDENT = f"\n{12 * ' '}"
 NAMES = ("amp bfloat16", "amp float16", "channels_last", "fused", "cudnn", "tf32", "compile",
          "compile reduce-overhead", "workers", "batch")
-__all__ = ["NAMES", "kind", "module_of", "options_for", "reasons", "write"]
+__all__ = ["NAMES", "kind", "module_of", "options_for", "options_of",
+           "reasons", "write"]
 
 
 def kind(name):
@@ -79,10 +79,14 @@ def line(of):
 
 
 # ------------------------------------------------------------------- options instead of lines
+def options_of(name, facts, extra):
+    """Return the words of the script's own option for a technique, or []."""
+    return options_for(name, facts.get("options", ()), drivers_of(facts), extra)
+
+
 def by_option(name, facts, extra):
     """Return the advice to use the script's own option, or ""."""
-    words = options_for(name, facts.get("options", ()), drivers_of(facts), dict(extra) | dict(
-        device=facts.get("device"), optimizers=[each["kind"] for each in facts["optimizers"]]))
+    words = options_of(name, facts, extra)
     if not words:
         return ""
     if not words[0].startswith("-"):

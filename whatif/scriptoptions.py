@@ -53,7 +53,6 @@ BATCH = {"batch_size", "batch", "batchsize", "bs", "train_batch_size", "train_ba
          "batch_size_per_device", "device_batch_size", "per_gpu_train_batch_size"}
 MODES = {"compile_mode", "torchcompile_mode", "torch_compile_mode", "compile_model_mode"}
 PERSISTENT = {"persistent_workers", "dataloader_persistent_workers"}
-FUSED_KINDS = {"adamw": "adamw_torch_fused"}  # values of transformers' --optim
 
 
 def name_of(option):
