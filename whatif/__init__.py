@@ -1,1 +1,1 @@
-"""Measure what each technique would buy in a PyTorch training script, before it is changed."""
+"""Measure what each technique gains in an unmodified PyTorch training script."""

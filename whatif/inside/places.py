@@ -1,7 +1,7 @@
 """The user's own lines: where something is called or made, and what a line calls it.
 
 A file is the user's unless it belongs to site-packages, the standard library, an environment's
-scripts, or whatif. So a package in another folder (`pip install -e`, PYTHONPATH) is the user's, too.
+scripts, or whatif. So a package in another folder (`pip install -e`, PYTHONPATH) is the user's.
 """
 
 import ast
@@ -185,16 +185,41 @@ class Places:
         return os.path.relpath(file, self.cwd) if file.startswith(
             os.path.join(self.cwd, "")) else file
 
+    def line_of(self, frame, line):
+        """Return {at: "file:line", text: its text}."""
+        file = frame.f_code.co_filename
+        return dict(at=f"{self.shown(file)}:{line}", text=linecache.getline(file, line).strip())
+
     def place(self, depth=0, above=False):
         """Return {at: "file:line", text: its text} of a line of the user's own code.
 
         `above` gives the first line of its statement.
         """
         frame, line = self.frames()[depth]
-        file = frame.f_code.co_filename
         if above:
-            line = getattr(statement_at(file, line), "lineno", line)
+            line = getattr(statement_at(frame.f_code.co_filename, line), "lineno", line)
+        return self.line_of(frame, line)
+
+    def made(self, name):
+        """Return {at, text} of the only line in the user's innermost file that sets `name`, or {}.
+
+        The name is an attribute; a variable may have many meanings.
+        """
+        file = self.frames()[0][0].f_code.co_filename
+        found = [node for node in statements(file) if isinstance(node, ast.Assign)
+                 and name in map(ast.unparse, node.targets)] if "." in name else []
+        if len(found) != 1:
+            return {}
+        line = found[0].lineno
         return dict(at=f"{self.shown(file)}:{line}", text=linecache.getline(file, line).strip())
+
+    def target(self):
+        """Return what the user's statement assigns to, or ""."""
+        frame, line = self.frames()[0]
+        match statement_at(frame.f_code.co_filename, line):
+            case ast.Assign([target]) | ast.AnnAssign(target):
+                return ast.unparse(target)
+        return ""
 
     def library(self, made=None):
         """Return the package that the user's innermost line calls, if it is not torch, or "".

@@ -1,0 +1,225 @@
+"""What to write for a technique: the script's option, its library's, or the lines themselves.
+
+Nothing here needs torch. `facts` are what inside/facts.py has found, and `extra` has `workers`,
+`times` (of a batch), and perhaps `device`.
+"""
+
+import importlib
+import re
+
+from .libraries import LIBRARIES
+from .scriptoptions import options_for
+
+INDENT = f"\n{12 * ' '}"
+NAMES = ("amp bfloat16", "amp float16", "channels_last", "fused", "cudnn", "tf32", "compile",
+         "compile reduce-overhead", "workers", "batch")
+__all__ = ["NAMES", "kind", "module_of", "options_for", "options_of",
+           "reasons", "write"]
+
+
+def kind(name):
+    """Return "amp" for "amp bfloat16". Only one technique of a kind can be used."""
+    return name.split()[0]
+
+
+def module_of(name):
+    """Return the module of a technique."""
+    return importlib.import_module(f"{__package__}.techniques.{kind(name)}")
+
+
+def write(name, facts, extra=None):
+    """Return what to write for a technique: lines of text, the first without an indent."""
+    return module_of(name).write(name, facts, extra or {})
+
+
+def reasons(facts, names=NAMES):
+    """Return {technique: why it cannot be tried}."""
+    found = {name: module_of(name).why_not(name, facts) for name in names}
+    return {name: why for name, why in found.items() if why}
+
+
+# ------------------------------------------------------------------------------ from the facts
+def is_seen(name, facts):
+    """Return "already there" if the script has the technique."""
+    return "already there" if {name, kind(name)} & {*facts["seen"]} else ""
+
+
+def needs_gpu(facts):
+    return "" if facts["device"] == "cuda" else "it needs an NVIDIA GPU"
+
+
+def main_loader(facts):
+    """Return the first loader that trains, or {}."""
+    return facts["loaders"][facts["training"][0]] if facts["training"] else {}
+
+
+def training_loaders(facts):
+    """Return the loaders that train, each line once."""
+    found = {facts["loaders"][number]["at"]: facts["loaders"][number]
+             for number in facts["training"]}
+    return [*found.values()]
+
+
+def models_of(facts):
+    """Return the models: first those that train, then those that only take time."""
+    return sorted(facts["models"], key=lambda each: each.get("role") == "frozen")
+
+
+def drivers_of(facts):
+    """Return the libraries that run the loop or make the optimizer, the loop's first."""
+    things = [*facts["models"][:1], *facts["optimizers"], *facts["loaders"]]
+    found = [each.get("driver") for each in facts["models"]]
+    found += [each.get(key) for key in ("driver", "library") for each in things]
+    return [*dict.fromkeys(filter(None, found))]
+
+
+def line(of):
+    """Return "file:line  its text"."""
+    return f"{of['at']}  {of['text']}" if of else ""
+
+
+# ------------------------------------------------------------------- options instead of lines
+def options_of(name, facts, extra):
+    """Return the words of the script's own option for a technique, or []."""
+    return options_for(name, facts.get("options", ()), drivers_of(facts), extra)
+
+
+def by_option(name, facts, extra):
+    """Return the advice to use the script's own option, or ""."""
+    words = options_of(name, facts, extra)
+    if not words:
+        return ""
+    if not words[0].startswith("-"):
+        return f"your script has a setting for it: {' '.join(words)}"
+    return f"your script has an option: {' '.join(words)}"
+
+
+def by_library(name, libraries, extra, entry=None):
+    """Return the advice to use the option of the first of `libraries` that has one, or ""."""
+    for library in libraries:
+        if text := LIBRARIES.get(library, {}).get(name):
+            first = f"{line(entry)}\n            " if entry else ""
+            return first + text.format(**{"workers": "N", "size": "a larger one", **extra})
+    return ""
+
+
+def inside(library, text):
+    """Return the advice for lines that are a library's."""
+    return f"inside {library}, which has to be told to do this:\n        {text}"
+
+
+def example(name):
+    """Return the line that names the template of a technique."""
+    return (f"example: diff src/train.py src/train_{kind(name)}.py in pytorch-speedup")
+
+
+def paragraphs(*lines):
+    """Join lines of advice, of which empty ones are left out."""
+    return "\n        ".join(filter(None, lines))
+
+
+# ----------------------------------------------------------------------- arguments of a call
+def named_in(spread):
+    """Return "options (train.py:12)"."""
+    return spread["text"] + (f" ({spread['at']})" if spread["at"] else "")
+
+
+def in_dict(spread, new):
+    """Return the line that sets items of a dict that can be named."""
+    items = [f'"{name}": {value}' if spread["how"] == "{}" else f"{name}={value}"
+             for name, value in new.items()]
+    return f"in {named_in(spread)}: {', '.join(items)}"
+
+
+def written(arguments, new):
+    """Return lines that give the arguments `new`, {name: text}, in a user's call.
+
+    An argument that the call has already is replaced where it is: as a keyword, by its position,
+    or in a dict that the call unpacks.
+    """
+    keywords, spreads = arguments.get("keywords", {}), arguments.get("spreads", [])
+    new = {name: value for name, value in new.items() if keywords.get(name) != value}
+    plain, replaced, lines, call = [], [], [], {}
+    for spread in spreads:
+        if not set(spread["names"]) & set(new):
+            continue
+        mine = {name: value for name, value in new.items() if name not in keywords}
+        if spread["at"]:
+            lines.append(in_dict(spread, mine))
+        else:
+            call |= dict(spread=spread, new=mine)
+        new = {name: value for name, value in new.items() if name not in mine}
+    for name, value in new.items():
+        if name in keywords:
+            replaced.append(f"{name}={value} in place of {name}={keywords[name]}")
+        elif name in arguments.get("positional", ()):
+            place = arguments["positional"].index(name) + 1
+            replaced.append(f"{value} as argument {place} ({name})")
+        else:
+            plain.append(f"{name}={value}")
+    if call:
+        items = ", ".join(f'"{name}": {value}' for name, value in call["new"].items())
+        old = f"**{call['spread']['text']}"
+        text = arguments["call"].replace(old, f"**{{{old}, {items}}}")
+        lines.append(text if old in arguments["call"] else items)
+    return [*([", ".join(plain)] if plain else []), *replaced, *lines]
+
+
+def at_line(of, lines):
+    """Return a user's line, and below it what to write there."""
+    return f"{line(of)}{INDENT}{INDENT.join(lines)}"
+
+
+# ------------------------------------------------------------------------- places for a model
+def shown_model(about):
+    """Return a model's name, and whether it only takes time."""
+    return about["name"] + (" (frozen)" if about.get("role") == "frozen" else "")
+
+
+def before_use(about, facts):
+    """Return (where a model is to be changed, its name there).
+
+    That is before DistributedDataParallel gets it: neither layout nor function may change below
+    a live one. Else it is above the line that makes the optimizer.
+    """
+    name = about["name"]
+    if not facts["optimizers"]:  # a pickled model loses what compile() did
+        return "in the process that trains, before its first step", name
+    if about.get("before"):
+        return f"above {line(about['before'])}", about["bare"] or "model"
+    if about.get("is_wrapped"):
+        inner = name.removesuffix(".module") if name.endswith(".module") else name
+        return ("before DistributedDataParallel or DataParallel gets the model",
+                "model" if inner != name else name)
+    if about.get("above"):
+        return f"above {line(about['above'])}", name
+    made = about.get("made")
+    return f"below {line(made)}" if made else f"below the line that makes {name}", name
+
+
+def likewise(pairs):
+    """Return the line that names further (name, place) where the same has to be done."""
+    found = ", ".join(dict.fromkeys(f"{name} ({at})" for name, at in pairs))
+    return f"likewise: {found}" if found else ""
+
+
+def other_models(facts):
+    """Return (name, place) of all models but the first, for what is done once for each."""
+    return [(shown_model(each), (each["before"] or each["above"] or each["made"] or each)["at"]
+             if "before" in each else (each["above"] or each)["at"])
+            for each in models_of(facts)[1:]]
+
+
+def fitted(entry):
+    """Return the variable that a line like trainer.fit(model, ...) gives, or "model"."""
+    found = re.search(r"\.\w+\(\s*(?:\w*model\s*=\s*)?([A-Za-z_][\w.]*)\s*[,)]",
+                      (entry or {}).get("text", ""))
+    return found[1] if found else "model"
+
+
+def driven(facts):
+    """Return (the library that runs the loop or "", the user's line that calls it)."""
+    for each in models_of(facts):
+        if each.get("driver"):
+            return each["driver"], each.get("entry") or {}
+    return "", {}

@@ -1,0 +1,224 @@
+"""What the advice has to know of the models, optimizers and loaders of a script."""
+
+import contextlib
+import inspect
+import multiprocessing
+import sys
+import traceback
+
+import torch
+from torch import nn
+
+from .calls import arguments_of
+
+HALVES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+DRIVERS = frozenset(  # libraries that run the loop
+    "transformers trl lightning pytorch_lightning ultralytics fastai ignite "
+    "mmengine skorch composer catalyst".split())
+
+
+def length_of(data):
+    with contextlib.suppress(Exception):  # an IterableDataset may have none, or none as yet
+        return len(data)
+
+
+def repeats_in_workers(dataset):
+    """Return whether each worker of a DataLoader may give the same data."""
+    if isinstance(dataset, torch.utils.data.ChainDataset):
+        return any(map(repeats_in_workers, dataset.datasets))
+    classes = type(dataset).__mro__
+    if torch.utils.data.IterableDataset not in classes:
+        return False
+    with contextlib.suppress(Exception):  # there may be no source
+        return not any("get_worker_info" in inspect.getsource(each) for each in
+                       classes[:classes.index(torch.utils.data.IterableDataset)])
+    return True
+
+
+def half_of(context):
+    """Return "float16" or "bfloat16" if an autocast computes in it, or ""."""
+    return HALVES.get(context.fast_dtype, "") if context._enabled else ""
+
+
+def autocast_now(device):
+    """Return the half type in which autocast computes here, or ""."""
+    with contextlib.suppress(Exception):  # older than torch 2.4, or a device without autocast
+        if torch.is_autocast_enabled(device):
+            return HALVES.get(torch.get_autocast_dtype(device), "")
+    return ""
+
+
+def has_own_to(module):
+    """Return whether a `to` of the user's may not take memory_format=."""
+    owner = next((each for each in type(module).__mro__ if "to" in vars(each)), nn.Module)
+    return owner.__module__.split(".")[0] not in ("torch", "transformers")
+
+
+def unwrapped(module):
+    """Return the module within DataParallel and DistributedDataParallel."""
+    while isinstance(module, WRAPPERS):
+        module = module.module
+    return module
+
+
+def traits(module):
+    """Return what is known of a model's layers, as words of facts["seen"]."""
+    last, seen = torch.channels_last, set()
+    weight = next(module.parameters(), None)
+    if weight is not None and weight.dtype in HALVES:
+        seen.add("amp")
+    for part in module.modules():
+        if isinstance(part, nn.modules.conv._ConvNd):
+            seen.add("convolution")
+        if isinstance(part, (nn.Conv2d, nn.ConvTranspose2d)):
+            seen.add("image")
+            if part.weight.is_contiguous(memory_format=last) and not part.weight.is_contiguous():
+                seen.add("channels_last")
+        if isinstance(part, nn.SyncBatchNorm):
+            seen.add("SyncBatchNorm")
+        if isinstance(part, nn.DataParallel):
+            seen |= {"DataParallel", *["several GPUs"][:len(part.device_ids) > 1]}
+    return sorted(seen)
+
+
+def role_of(module):
+    """Return "trains", "eval" if it trains in eval mode, or "frozen" if it only takes time.
+
+    It has to be called where the module is.
+    """
+    if not torch.is_grad_enabled() or not any(each.requires_grad for each in module.parameters()):
+        return "frozen"
+    return "trains" if module.training else "eval"
+
+
+class Facts:
+    """Describes the things of a script where they are made or called, on the user's line."""
+
+    def __init__(self, places):
+        self.places = places
+        self.named = {}  # models in an optimizer, by id: (their name, the statement that makes it)
+        self.wrapped = {}  # models in DDP or DataParallel, by id: (their name, that statement)
+        self.loaders = {}  # what is known of loaders that the user's own lines made, by dataset
+
+    def driver(self):
+        """Return (the library that runs the loop or "", the user's line that calls it).
+
+        Accelerate does not run the loop; it is told if the script uses it.
+        """
+        name, entry, called = "", {}, set()
+        for frame, line in traceback.walk_stack(sys._getframe(1)):
+            if not self.places.is_users(frame):
+                package = self.places.package_of(frame)
+                called.add("fabric" if "fabric" in frame.f_code.co_filename else package)
+                continue
+            if drivers := sorted(called & DRIVERS):  # the outermost line that calls one
+                name, entry = drivers[0], self.places.line_of(frame, line)
+            elif "fabric" in called and not name:
+                name, entry = "fabric", {}
+            called = set()
+        if not name:
+            state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+            name = "accelerate" if getattr(state, "_shared_state", None) else ""
+        return name, entry
+
+    def describe_model(self, module):
+        """Return what is known of a model, where it is called. `calls` has its first line only."""
+        inner, places = unwrapped(module), self.places
+        local = places.name_of(module) or "model"
+        name, above = self.named.get(id(module), (local, None))
+        if inner is not module:
+            known = self.named.get(id(inner), self.wrapped.get(id(inner), (None, None)))
+            name, above = (f"{name}.module" if known[0] is None else known[0]), known[1]
+        driver, entry = self.driver()
+        device = next((each.device.type for each in module.parameters()), "cpu")
+        before = self.wrapped.get(id(inner), self.wrapped_part(module))
+        place = places.place()
+        return dict(
+            name=name, local=local, kind=type(inner).__name__, **place, library=places.library(),
+            **places.assigned(local), above=above, calls=[place["at"]], is_tensor=False,
+            is_wrapped=inner is not module or before != (None, None), role=role_of(module),
+            bare=before[0] or "", before=before[1], own_to=has_own_to(inner), device=device,
+            autocast=autocast_now(device), driver=driver, entry=entry, made=places.made(local))
+
+    def wrapped_part(self, module):
+        """Return (the name of a part of a model that is in DDP, the line), or (None, None)."""
+        for path, part in module.named_modules():
+            if isinstance(part, WRAPPERS):
+                return self.wrapped.get(id(unwrapped(part)), (path, None))
+        return None, None
+
+    def describe_autocast(self, context):
+        """Return what is known of an autocast that the script enters: {at, text, half}."""
+        return dict(**self.places.place(), half=half_of(context))
+
+    def note_call(self, about, output):
+        """Add a later call of a model, after it: its line, and what it gave."""
+        about["is_tensor"] = isinstance(output, torch.Tensor)
+        about["calls"] = [*dict.fromkeys([*about["calls"], self.places.place()["at"]])]
+
+    def note_wrapper(self, module):
+        """Note where DistributedDataParallel or DataParallel gets a module, before it does."""
+        name = self.places.name_of(module)
+        self.wrapped[id(module)] = name, self.places.place(above=True)
+
+    def describe_optimizer(self, optimizer, defaults):
+        """Return what is known of an optimizer, where it is made; note how its models are named.
+
+        To be called at the end of torch.optim.Optimizer.__init__. `defaults` are those that it was
+        given, before a technique has changed them.
+        """
+        places, cls = self.places, type(optimizer)
+        about = dict(
+            kind=cls.__name__, **places.place(), library=places.library(optimizer),
+            fused=defaults.get("fused"), foreach=defaults.get("foreach"),
+            can_fuse="fused" in defaults, name=places.target(),
+            arguments=arguments_of(places, cls, kwargs=defaults))
+        about["driver"], about["entry"] = self.driver()
+        self.name_models({id(each) for group in optimizer.param_groups for each in group["params"]})
+        return about
+
+    def name_models(self, weights):
+        """Note how the user's lines name the models of an optimizer, and where it is made."""
+        for depth, _ in enumerate(self.places.frames()):  # a function may not know the model
+            names = {}
+            for name, model in self.places.names(depth).items():
+                if not weights.isdisjoint(map(id, model.parameters())):
+                    names.setdefault(id(model), name)
+            if names:
+                above = self.places.place(depth, above=True)
+                self.named |= {key: (name, above) for key, name in names.items()}
+                return
+
+    def name_again(self, models):
+        """Name models that were called before their optimizer was made: {module: what is known}."""
+        for module, about in models.items():
+            inner = unwrapped(module)
+            if not about["above"] and id(inner) in self.named:
+                about["name"], about["above"] = self.named[id(inner)]
+
+    def describe_loader(self, loader, args=(), kwargs=()):
+        """Return what is known of a DataLoader, where it is made, after that.
+
+        A library makes the user's loader anew (a sampler for several processes); then the user's
+        own line counts.
+        """
+        places, data = self.places, torch.utils.data
+        library, cls = places.library(loader), type(loader)
+        sampler = loader.sampler
+        about = dict(
+            **places.place(), library=library, workers=loader.num_workers, pin=loader.pin_memory,
+            length=length_of(loader), persistent=loader.persistent_workers,
+            repeats=repeats_in_workers(loader.dataset), batch=loader.batch_size,
+            can_grow=hasattr(loader.batch_sampler, "batch_size"), name=places.target(),
+            method=(loader.multiprocessing_context or multiprocessing).get_start_method(
+                allow_none=True) or multiprocessing.get_all_start_methods()[0],  # the default
+            shuffles=isinstance(sampler, data.distributed.DistributedSampler) and sampler.shuffle,
+            arguments=arguments_of(places, cls, args, kwargs))
+        about["driver"], about["entry"] = self.driver()
+        own = self.loaders.get(id(loader.dataset))
+        if library and own:
+            about |= {key: own[key] for key in ("at", "text", "name", "arguments", "library")}
+        elif not library:
+            self.loaders[id(loader.dataset)] = about | dict(dataset=loader.dataset)  # keeps its id
+        return about

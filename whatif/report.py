@@ -1,0 +1,420 @@
+"""The printed report, and the record for --json, of what was measured: a Result.
+
+All speedups are compared with the baseline, the script as it is. Each has the ends of its interval
+of 95 %, `low` and `high`. Nothing here needs torch.
+"""
+
+import dataclasses
+import math
+import shlex
+import sys
+import textwrap
+import time
+
+from . import advice
+
+VERSION = 1  # of the record
+WAITS = 0.2  # from this data time on, loading is what holds a script back
+WIDTH = 100
+NAME = 24  # columns of a set's name, at least
+FASTER, SLOWER, SAME, OPEN = "faster", "slower", "not significant", "open"
+KERNELS = {  # what holds a busy GPU back, by what most of its time goes into
+    "products": ("The device", "convolutions and products"),
+    "memory": ("The device's memory", "kernels that read and write more than they compute (norms, "
+               "activations, copies, the optimizer)"),
+    "communication": ("Communication between GPUs", "NCCL")}
+BRAKES = {  # what slows a script down wherever it is
+    "no set_epoch": "DistributedSampler without set_epoch(epoch): each epoch has the same order",
+    "DataParallel": "DataParallel copies the model in each step; use DistributedDataParallel "
+                    "(src/train_DDP.py)",
+    "SyncBatchNorm": "SyncBatchNorm makes all processes wait in each of its layers"}
+
+
+@dataclasses.dataclass
+class Row:
+    """A set of techniques and its speedup over the baseline, by turns in one process."""
+
+    techniques: tuple
+    speedup: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+    verdict: str = OPEN  # FASTER, SLOWER, SAME or OPEN
+    needs: float | None = None  # seconds that an open row would need, if that is known
+    memory: int | None = None  # bytes of the GPU at most
+    note: str = ""
+
+
+def empty(factory):
+    return dataclasses.field(default_factory=factory)
+
+
+@dataclasses.dataclass
+class Result:
+    """What a session has found. All but the first five may be left as they are.
+
+    baseline: rate, n, memory (bytes), step_seconds, data_time (a share of the time), and kept, the
+        speedup without loading; what is not known may be missing or None
+    extra: workers (for each loader), times (of a batch), for the advice
+    failed, excluded, not_tried: {a technique's name or a set: why}; excluded is what is there
+        already or is not possible
+    loader: rates [{workers, rate, low, high, current: as it is}], spent [{what, share}] of a
+        worker's time, between (seconds between epochs), notes, unit; low and high may be None
+    forecast: [{techniques, speedup, low, high, how}]; how is "longer", "sum" or "range"
+    confirmation: techniques, speedup, low, high, n, confirmed, why (if it is not), off (which part
+        of the forecast was, and by how much)
+    losses: [what loss_line takes]
+    notes: sentences, as of windows that were thrown away
+    seconds: {what was done: how long it took}
+    """
+
+    script: str
+    arguments: list
+    unit: str  # "samples" or "steps"
+    facts: dict  # of inside/facts.py and inside/watch.py
+    baseline: dict
+    rows: list = empty(list)  # of Row, as they were measured
+    best: tuple = ()  # the techniques that are advised
+    extra: dict = empty(dict)
+    failed: dict = empty(dict)
+    excluded: dict = empty(dict)
+    not_tried: dict = empty(dict)
+    loader: dict | None = None
+    forecast: list = empty(list)
+    confirmation: dict | None = None
+    losses: list = empty(list)
+    notes: list = empty(list)
+    seconds: dict = empty(dict)
+    by_turns: bool = True  # or a process a trial; then a note says why
+    stopped: bool = False  # by Ctrl-C
+
+
+# ------------------------------------------------------------------------------------ small texts
+def name_of(techniques):
+    """Return "amp bfloat16 + compile"; the empty set is the baseline."""
+    return techniques if isinstance(techniques, str) else " + ".join(techniques) or "baseline"
+
+
+def speed(rate):
+    """Return a speed as a short text, without its unit."""
+    return "-" if rate is None else f"{rate:,.{0 if rate > 99 else 1 if rate > 1 else 3}f}"
+
+
+def duration(seconds):
+    """Return a short text of a time: "3.2 ms", "40 s", "6 min"."""
+    if seconds < 0.9995:
+        return f"{1000 * seconds:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 99.5 else f"{seconds / 60:.0f} min"
+
+
+def times(speedup, low=None, high=None):
+    """Return "1.52x ±0.01" with the larger half of the interval."""
+    if speedup is None or not math.isfinite(speedup):
+        return "-"
+    text = f"{speedup:.2f}x"
+    if low is None or high is None:
+        return text
+    half = max(high - speedup, speedup - low)
+    return f"{text} ±{half:.2f}" if math.isfinite(half) else f"{text} ±?"
+
+
+def paragraph(text, indent=2):
+    """Return `text` in lines of 100 columns."""
+    space = indent * " "
+    return textwrap.fill(text, WIDTH, initial_indent=space, subsequent_indent=space,
+                         break_on_hyphens=False, break_long_words=False)
+
+
+def grouped(reasons):
+    """Return a line for each reason, with all names that it holds for."""
+    return [paragraph(f"{', '.join(name_of(name) for name in reasons if reasons[name] == why)}: "
+                      f"{why}") for why in dict.fromkeys(reasons.values())]
+
+
+# -------------------------------------------------------------------------------------- the table
+def width_of(rows):
+    return max([NAME, *(len(name_of(row.techniques)) for row in rows if row.techniques)])
+
+
+def heading(width=NAME):
+    return f"{'set':<{width}}  {'speedup (95 %)':<15} {'n':>3}  {'GPU GB':>6}  verdict"
+
+
+def verdict_of(row):
+    """Return a row's verdict; of an open one also the time that it would need."""
+    text = row.verdict
+    if text == OPEN and row.needs is not None and math.isfinite(row.needs):
+        text += f": about {duration(max(1, row.needs))} more"
+    return f"{text} ({row.note})" if row.note else text
+
+
+def line_of(row, width=NAME):
+    """Return a row's line of the table."""
+    memory = f"{row.memory / 1e9:.2f}" if row.memory else "-"
+    return (f"{name_of(row.techniques):<{width}}  {times(row.speedup, row.low, row.high):<15} "
+            f"{row.n:>3}  {memory:>6}  {verdict_of(row)}")
+
+
+def baseline_line(result, width=NAME):
+    """Return the table's line of the script as it is."""
+    plain, memory = result.baseline, result.baseline.get("memory")
+    told = f"{speed(plain.get('rate'))} {result.unit}/s"
+    if plain.get("data_time") is not None:
+        told += f", data time {plain['data_time']:.0%}"
+    memory = f"{memory / 1e9:.2f}" if memory else "-"
+    return f"{'baseline':<{width}}  {'1':<15} {plain.get('n', 0):>3}  {memory:>6}  {told}"
+
+
+def table(result):
+    """Return the lines of the table."""
+    width = width_of(result.rows)
+    return [heading(width), baseline_line(result, width),
+            *(line_of(row, width) for row in result.rows)]
+
+
+# -------------------------------------------------------------------- loader, forecast and losses
+def loader_lines(loader):
+    """Return the lines about the loader by itself."""
+    if not loader:
+        return []
+    lines = ["", "The loader by itself"]
+    for rate in loader.get("rates", ()):
+        half = max(rate["high"] - rate["rate"], rate["rate"] - rate["low"]) if (
+            rate.get("low") is not None and rate.get("high") is not None) else None
+        told = f" ±{speed(half)}" if half is not None else ""
+        count = rate["workers"]
+        lines.append(f"  {count if count else 'no':>3} worker{'s' * (count != 1):<1} "
+                     f"{speed(rate['rate']):>10}{told} {loader.get('unit', 'samples')}/s"
+                     + "  (as it is)" * bool(rate.get("current")))
+    if loader.get("between") is not None:
+        lines.append(f"  {duration(loader['between'])} between epochs")
+    spent = loader.get("spent", ())
+    if spent:
+        lines.append("  A worker's time goes into:")
+        lines += [f"    {each['share']:>4.0%}  {each['what']}" for each in spent]
+    return lines + [paragraph(note) for note in loader.get("notes", ())]
+
+
+def forecast_line(one):
+    """Return the forecast of a set, a range where loading and steps share cores."""
+    is_range = one.get("low") is not None and one.get("how") == "range"
+    told = (f"{one['low']:.2f}x to {one['high']:.2f}x" if is_range
+            else times(one["speedup"], one.get("low"), one.get("high")))
+    how = {"longer": "the longer of compute and loading", "sum": "compute and loading, one after "
+           "the other", "range": "loading and steps share the cores"}.get(one.get("how"), "")
+    return f"  {name_of(one['techniques'])}: {told}" + f" ({how})" * bool(how)
+
+
+def confirmation_lines(confirmation):
+    """Return the lines of the set that ran in whole processes with real loading."""
+    if not confirmation:
+        return []
+    name = name_of(confirmation["techniques"])
+    told = times(confirmation.get("speedup"), confirmation.get("low"), confirmation.get("high"))
+    if confirmation.get("confirmed"):
+        text = f"{name}: {told} in whole runs with real loading (n={confirmation['n']})"
+    else:
+        text = f"{name}: not confirmed" + (
+            f": {told} (n={confirmation['n']})" if confirmation.get("n") else "")
+        if confirmation.get("why"):
+            text += f"; {confirmation['why']}"
+    if confirmation.get("off"):
+        text += f". The forecast was off: {confirmation['off']}"
+    return ["", "Confirmed" if confirmation.get("confirmed") else "Not confirmed", paragraph(text)]
+
+
+def loss_line(one):
+    """Return the sentence about a set's losses.
+
+    `one` is {techniques, status, mean, runs, baseline, margin, n, culprit}. Its status is "same",
+    "changed", "not finite", "not seen" or "not compared", the last two with a reason: why.
+    """
+    name, status = name_of(one["techniques"]), one["status"]
+    if status in ("not seen", "not compared"):
+        return f"{name}: losses were {status}" + (f": {one['why']}" if one.get("why") else "")
+    culprit = f"; {one['culprit']} does it" if one.get("culprit") else ""
+    if status == "not finite":
+        return f"{name}: a loss was not finite" + culprit
+    figures = f"mean loss {one['mean']:.4g} (n={one['runs']})"
+    if one.get("baseline") is not None:
+        figures += f", baseline {one['baseline']:.4g} ±{one['margin']:.2g} (n={one['n']})"
+    if status == "same":
+        return f"{name}: {figures}: no change seen"
+    return f"{name}: {figures}: this changes the training{culprit}"
+
+
+def loss_lines(losses):
+    """Return the lines about losses, with what such a comparison can find."""
+    if not losses:
+        return []
+    lines = ["", "Losses", *(paragraph(loss_line(one)) for one in losses)]
+    if any(one["status"] in ("same", "changed") for one in losses):
+        lines.append("  This finds a broken training, not a slightly worse one.")
+    return lines
+
+
+# ------------------------------------------------------------------------------ what holds it back
+def waits_for_data(baseline):
+    """Return whether loading is what holds the script back as it is."""
+    wait, kept = baseline.get("data_time") or 0, baseline.get("kept")
+    return wait > WAITS and (kept is None or kept > 1.1) or wait > 0.05 and (kept or 1) > 1.1
+
+
+def held_back_by(facts, baseline):
+    """Return a sentence: what holds the script back, with its evidence."""
+    wait, step = baseline.get("data_time"), baseline.get("step_seconds")
+    if not step:
+        return "Unknown: no step was timed."
+    told = f"a step takes {duration(step)}"
+    if wait is not None:
+        told += f" and its data time is {wait:.0%}"
+    if baseline.get("kept") is not None:
+        told += f"; without loading it is {baseline['kept']:.2f}x as fast"
+    if waits_for_data(baseline):
+        return f"Data: {told}."
+    if facts["device"] != "cuda":  # loading may take the cores from steps, though none waits
+        loads = (baseline.get("kept") or 1) > 1.1
+        return f"The CPU, which {'loads data and ' * loads}computes the steps: {told}."
+    if not facts.get("busy"):
+        return f"The host or the GPU; its kernels could not be timed: {told}."
+    busy, kinds = min(1, facts["busy"] / step), facts.get("kernels") or {}
+    told = f"the GPU works in {busy:.0%} of a step; {told}"
+    if busy < 0.8:
+        return f"The host, which runs Python and starts kernels: {told}."
+    most = max(kinds, key=kinds.get, default="products")
+    what, where = KERNELS[most]
+    share = f"; {kinds[most]:.0%} of the GPU's time goes into {where}" if kinds else ""
+    return f"{what}: {told}{share}."
+
+
+def also_seen(facts):
+    """Return a line for each known slowdown that is in the script."""
+    lines = []
+    for loader in (facts["loaders"][number] for number in facts["training"]):
+        if not loader["workers"]:
+            lines.append(f"{loader['at']}: a DataLoader without workers (num_workers) loads while "
+                         "no step runs")
+        elif loader["method"] != "fork" and not loader["persistent"]:
+            lines.append(f"{loader['at']}: without persistent_workers=True, {loader['method']} "
+                         "starts all workers again in each epoch")
+        if facts["device"] == "cuda" and not loader["pin"]:
+            lines.append(f"{loader['at']}: pin_memory=True lets .to(device, non_blocking=True) "
+                         "copy while the GPU works")
+    for model in facts["models"]:
+        if model.get("role") == "frozen":
+            lines.append(f"{model['at']}: {model['local']} ({model['kind']}) does not train, but "
+                         "each step computes it")
+    return [*dict.fromkeys(lines), *(line for what, line in BRAKES.items()
+                                     if what in facts["seen"])]
+
+
+def brake_lines(result):
+    """Return the lines about what holds the script back."""
+    facts = result.facts
+    lines = ["", "What holds it back", paragraph(held_back_by(facts, result.baseline))]
+    if facts.get("lines"):
+        lines.append("  In each step these lines make the host wait for the GPU:")
+        lines += [f"    {place}  {text}" for place, text in facts["lines"]]
+    return lines + [f"  {line}" for line in also_seen(facts)]
+
+
+# ------------------------------------------------------------------------------------- the report
+def advice_lines(result):
+    """Return the lines to write for the best set."""
+    if not result.best:
+        return []
+    lines = ["", "What to write"]
+    for name in result.best:
+        lines += [f"  {name}", f"        {advice.write(name, result.facts, result.extra)}"]
+    return lines
+
+
+def sum_line(result):
+    """Return the line of the set that is advised, or that nothing is."""
+    row = next((row for row in result.rows if tuple(row.techniques) == tuple(result.best)), None)
+    if not result.best:
+        is_open = any(row.verdict == OPEN for row in result.rows)
+        return ("Nothing is faster for certain as yet: give it more --minutes." if is_open
+                else "Nothing is faster.") if result.rows else ""
+    if row is None:
+        return f"Together: {name_of(result.best)}"
+    return (f"Together, {name_of(result.best)}: {times(row.speedup, row.low, row.high)}"
+            if len(result.best) > 1 else "")
+
+
+def reason_lines(title, reasons):
+    return [title, *grouped(reasons)] if reasons else []
+
+
+def lines_of(result, with_table=True):
+    """Return the report's lines."""
+    lines = ["", *table(result)] if with_table else []
+    lines += reason_lines("Failed", result.failed)
+    lines += reason_lines("Not possible, or there already", result.excluded)
+    if not result.by_turns:
+        lines.append("Each set ran in a process of its own.")
+    lines += [paragraph(note, 0) for note in result.notes]
+    lines += loader_lines(result.loader)
+    if result.forecast:
+        lines += ["", "Forecast with loading", *map(forecast_line, result.forecast)]
+    lines += confirmation_lines(result.confirmation)
+    lines += loss_lines(result.losses)
+    lines += brake_lines(result)
+    lines += advice_lines(result)
+    if text := sum_line(result):
+        lines += ["", text]
+    lines += ["", *reason_lines("Not tried", result.not_tried)] if result.not_tried else []
+    if result.stopped:
+        lines = ["", "Stopped: this table is not finished.", *lines]
+    if result.seconds:
+        told = ", ".join(f"{what} {duration(took)}" for what, took in result.seconds.items())
+        lines += ["", f"Time: {told}"]
+    return lines
+
+
+def text_of(result, with_table=True):
+    """Return the report as one text."""
+    return "\n".join(lines_of(result, with_table))
+
+
+# ------------------------------------------------------------------------------------- the record
+def clean(value):
+    """Return a value for JSON: NaN is null, tuples are lists, keys and other things are text."""
+    if isinstance(value, dict):
+        return {name_of(key) if isinstance(key, tuple) else str(key): clean(each)
+                for key, each in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [clean(each) for each in (sorted(value) if isinstance(
+            value, (set, frozenset)) else value)]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, (bool, int, str, type(None))):
+        return value
+    return str(value)
+
+
+def things(facts):
+    """Return the facts that are of use beyond a run, without options (their defaults are long)."""
+    return {key: value for key, value in facts.items() if key not in ("options", "lines")}
+
+
+def record(result):
+    """Return the record for --json: a dict of what JSON can hold."""
+    facts = result.facts
+    machine = {key: facts.get(key) for key in (
+        "device", "gpu", "cores", "processes", "torch", "python")}
+    return clean(dict(
+        version=VERSION, date=time.strftime("%Y-%m-%d"),
+        command=shlex.join(["python", *sys.argv]), script=result.script,
+        arguments=result.arguments, machine=machine, unit=result.unit, baseline=result.baseline,
+        rows=[dataclasses.asdict(row) | dict(name=name_of(row.techniques)) for row in result.rows],
+        best=result.best, by_turns=result.by_turns, stopped=result.stopped, failed=result.failed,
+        excluded=result.excluded, not_tried=result.not_tried, loader=result.loader,
+        forecast=result.forecast, confirmation=result.confirmation, losses=result.losses,
+        held_back_by=held_back_by(facts, result.baseline),
+        host_waits=[dict(at=at, text=text) for at, text in facts.get("lines", ())],
+        also_seen=also_seen(facts), notes=result.notes,
+        advice={name: advice.write(name, facts, result.extra) for name in result.best},
+        options={name: words for name in result.best if (words := advice.options_of(
+            name, facts, result.extra))},
+        seconds=result.seconds, facts=things(facts)))
