@@ -9,17 +9,9 @@ import re
 
 from .libraries import LIBRARIES
 from .scriptoptions import options_for
+from .search import kind
 
 INDENT = f"\n{12 * ' '}"
-NAMES = ("amp bfloat16", "amp float16", "channels_last", "fused", "cudnn", "tf32", "compile",
-         "compile reduce-overhead", "workers", "batch")
-__all__ = ["NAMES", "kind", "module_of", "options_for", "options_of",
-           "reasons", "write"]
-
-
-def kind(name):
-    """Return "amp" for "amp bfloat16". Only one technique of a kind can be used."""
-    return name.split()[0]
 
 
 def module_of(name):
@@ -30,12 +22,6 @@ def module_of(name):
 def write(name, facts, extra=None):
     """Return what to write for a technique: lines of text, the first without an indent."""
     return module_of(name).write(name, facts, extra or {})
-
-
-def reasons(facts, names=NAMES):
-    """Return {technique: why it cannot be tried}."""
-    found = {name: module_of(name).why_not(name, facts) for name in names}
-    return {name: why for name, why in found.items() if why}
 
 
 # ------------------------------------------------------------------------------ from the facts

@@ -8,9 +8,9 @@ import threading
 import time
 
 import torch
-import torch.utils.data.distributed
 from torch.utils._pytree import tree_leaves, tree_map
 
+from whatif.inside.facts import length_of
 from whatif.techniques import batch as larger
 
 KEPT = 8  # batches that are repeated
@@ -53,26 +53,6 @@ def tensors_of(batch):
         if not isinstance(batch, (torch.Tensor, list, tuple, dict)) and hasattr(batch, "__dict__"):
             batch = [dict(batch) if isinstance(batch, collections.abc.Mapping) else vars(batch)]
     return [each for each in tree_leaves(batch) if isinstance(each, torch.Tensor)]
-
-
-def repeats_in_workers(dataset):
-    """Return whether each worker of a DataLoader may give the same data."""
-    if isinstance(dataset, torch.utils.data.ChainDataset):
-        return any(map(repeats_in_workers, dataset.datasets))
-    classes = type(dataset).__mro__
-    if torch.utils.data.IterableDataset not in classes:
-        return False
-    with contextlib.suppress(Exception):  # there may be no source
-        return not any("get_worker_info" in inspect.getsource(each) for each in
-                       classes[:classes.index(torch.utils.data.IterableDataset)])
-    return True
-
-
-def length_of(data):
-    """Return the length of a dataset or loader, or None: an IterableDataset may have none."""
-    with contextlib.suppress(Exception):
-        return len(data)
-    return None
 
 
 class Kept:
@@ -211,26 +191,17 @@ class Loaders:
                 given["pin_memory"] = True
         original(*call.args, **call.kwargs)
         self.numbers[key] = number
-        self.note(loader, number, given)
+        self.note(loader, number, args, kwargs)
 
-    def note(self, loader, number, given=()):
+    def note(self, loader, number, args=(), kwargs={}):
         """Note what is known of a loader."""
-        run, data = self.run, torch.utils.data
+        run = self.run
         loader._whatif = number
         self.live[number] = loader
-        self.about[number] = dict(
-            **run.places.place(), library=run.places.library(loader),
-            workers=loader.num_workers, pin=loader.pin_memory, given=sorted(
-                name for name in given if name not in ("self", "dataset")),
-            **run.describe("loader", loader, given),
-            length=length_of(loader), persistent=loader.persistent_workers,
-            repeats=repeats_in_workers(loader.dataset),
-            batch=loader.batch_size or getattr(loader.batch_sampler, "batch_size", None),
-            can_grow=hasattr(loader.batch_sampler, "batch_size"), threaded=False,
-            method=(loader.multiprocessing_context or torch.multiprocessing).get_start_method(
-                allow_none=True) or torch.multiprocessing.get_all_start_methods()[0],
-            shuffles=isinstance(loader.sampler, data.distributed.DistributedSampler)
-            and loader.sampler.shuffle)
+        self.about[number] = run.about.describe_loader(loader, args, kwargs) | dict(
+            threaded=False)
+        if not self.about[number]["batch"]:
+            self.about[number]["batch"] = getattr(loader.batch_sampler, "batch_size", None)
 
     def training(self):
         """Return the numbers of the loaders that give a batch to most steps, or to the last."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from whatif import techniques
-from whatif.inside import places
+from whatif.inside import facts, places
 
 WRAPPERS = nn.DataParallel, nn.parallel.DistributedDataParallel
 
@@ -45,7 +45,7 @@ class Models:
     """The outermost modules with weights that are called between steps."""
 
     def __init__(self, run):
-        self.run, self.known, self.called = run, {}, {}
+        self.run, self.known = run, {}
         self.chosen, self.forwards, self.plain = [], {}, {}
         self.calls = None
 
@@ -71,21 +71,16 @@ class Models:
             return original(module, *args, **kwargs)
         nn.Module.__call__ = self.calls[0]  # the modules inside are not watched
         try:
-            if module not in self.known:
-                self.prepare(module)
-            about = self.known[module]
+            about = self.known.get(module) or self.note(module)
             about["steps"].add(self.run.steps)
-            trains = torch.is_grad_enabled() and any(
-                weight.requires_grad for weight in module.parameters())
-            about["trains"] |= trains
-            if torch.is_grad_enabled() and not about["calls"]:
-                about |= self.run.places.place() | self.run.places.assigned(about["local"])
+            role = facts.role_of(module)
+            if about["role"] == "frozen" and role != "frozen":  # it was called before training
+                place = self.run.places.place()
+                about |= dict(role=role, calls=[place["at"]], **place,
+                              **self.run.places.assigned(about["local"]))
             output = original(module, *args, **kwargs)
-            about["is_tensor"] = isinstance(output, torch.Tensor)
-            about["in_eval"] |= trains and not module.training
-            if trains or not about["trains"]:
-                about["calls"] = [*dict.fromkeys([*about["calls"],
-                                                  self.run.places.place()["at"]])]
+            if about["role"] == role:
+                self.run.about.note_call(about, output)
             return output
         finally:
             nn.Module.__call__ = self.calls[1]
@@ -94,52 +89,13 @@ class Models:
     def has_weights(module):
         return next(module.parameters(), None) is not None
 
-    def prepare(self, module):
+    def note(self, module):
         """Note what a model is."""
-        run, inner = self.run, inside(module)
-        local = run.places.name_of(module) or "model"
-        called, above = self.called.get(id(module)) or self.called.get(id(inner)) or (local, None)
-        if inner is not module and id(module) not in self.called and id(inner) in self.called:
-            called += ".module"
-        self.known[module] = dict(
-            name=called, local=local, kind=type(inner).__name__, **run.places.place(),
-            library=run.places.library(), **run.places.assigned(local), above=above, calls=[],
-            is_tensor=False, is_wrapped=inner is not module, steps=set(), trains=False,
-            in_eval=False, **run.describe("model", inner))
-        weight = next(module.parameters())
-        run.see("amp", weight.dtype in (torch.float16, torch.bfloat16))
-        run.see("compile", hasattr(inner, "_orig_mod") or getattr(
+        self.known[module] = self.run.about.describe_model(module) | dict(steps=set())
+        inner = inside(module)
+        self.run.see("compile", hasattr(inner, "_orig_mod") or getattr(
             inner, "_compiled_call_impl", None))
-
-    def look_into(self, module):
-        """Note which layers a model has, and its wrapper."""
-        see, last = self.run.see, torch.channels_last
-        for part in module.modules():
-            if isinstance(part, (nn.Conv2d, nn.ConvTranspose2d)):
-                see("image")
-                see("channels_last", part.weight.is_contiguous(memory_format=last)
-                    and not part.weight.is_contiguous())
-            see("convolution", isinstance(part, nn.modules.conv._ConvNd))
-            see("SyncBatchNorm", isinstance(part, nn.SyncBatchNorm))
-            if isinstance(part, nn.DataParallel):
-                see("DataParallel")
-                see("several GPUs", len(part.device_ids) > 1)
-
-    def name_by(self, optimizer):
-        """Name models as the function can that makes their optimizer."""
-        weights = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        run = self.run
-        for depth, _ in enumerate(run.places.frames()):  # the innermost may not know the model
-            names = {id(model): name for name, model in reversed(run.places.names(depth).items())
-                     if not weights.isdisjoint(map(id, model.parameters()))}
-            if names:
-                above = run.places.place(depth, above=True)
-                self.called |= {key: (name, above) for key, name in names.items()}
-                break
-        for module, about in self.known.items():  # some were called before
-            if not about["above"] and id(module) in self.called:
-                about["name"], about["above"] = self.called[id(module)]
-                about["name"] += ".module" * (about["kind"] != type(module).__name__)
+        return self.known[module]
 
     def choose(self, watched):
         """Choose the models that most of the watched steps call; the others stay as they are."""
@@ -147,9 +103,11 @@ class Models:
         left = places.outermost({module: about["steps"] for module, about in self.known.items()})
         often = [module for module in left
                  if 2 * len(self.known[module]["steps"] - {0}) >= watched - 1]
-        self.chosen = often or [module for module in left if self.known[module]["trains"]]
+        self.chosen = often or [module for module in left
+                                if self.known[module]["role"] != "frozen"]
         for module in self.chosen:
-            self.look_into(module)
+            for trait in facts.traits(module):
+                self.run.see(trait)
             inner = inside(module)
             self.plain[inner] = inner.forward
             inner.forward = Forward(functools.partial(self.forward, inner), inner.forward)
@@ -204,9 +162,9 @@ class Models:
 
     def facts(self):
         """Return what is known of the chosen models; before choose(), of those that train."""
-        chosen = self.chosen or [each for each, about in self.known.items() if about["trains"]]
-        found = [about | dict(steps=len(about["steps"])) for each, about in self.known.items()
-                 if each in chosen]
+        self.run.about.name_again(self.known)
+        found = [about | dict(steps=len(about["steps"])) for module, about in self.known.items()
+                 if (module in self.chosen if self.chosen else about["role"] != "frozen")]
         return [*{(each["name"], each["at"]): each for each in found}.values()]
 
 

@@ -103,10 +103,10 @@ class Turns:
     def __init__(self, run):
         spec = run.spec
         self.run, self.deadline = run, spec["deadline"]
-        self.windows = [stats.Window(**each) for each in spec.get("windows", ())]
+        self.windows = [dict(each) for each in spec.get("turns", ())]
         self.failed = {tuple(names): why for names, why in spec.get("failed", ())}
         self.known = {}  # seconds a step takes under a set
-        self.round = max((window.round for window in self.windows), default=-1) + 1
+        self.round = len(self.windows)
         self.length = spec.get("window") or WINDOW.get(run.device, 0.7)
         self.order, self.group, self.base = random.Random(self.round), None, {}
 
@@ -130,21 +130,22 @@ class Turns:
             torch.cuda.synchronize()
             self.base["memory"] = torch.cuda.memory_allocated()
         why = {} if run.ranks()[0] else self.reasons()
-        self.search = search.Search(
-            [name for name in techniques.NAMES if name not in techniques.LOADING
-             and techniques.kind(name) in run.spec["only"] and name not in why],
-            techniques.kind, self.margin(), never_kept=techniques.NEVER_KEPT)
+        names = [name for name in techniques.NAMES if name not in techniques.LOADING
+                 and techniques.kind(name) in run.spec["only"] and name not in why]
+        self.search = search.Search(names, margin=(
+            stats.MARGIN_GPU if run.device == "cuda" else stats.MARGIN_CPU))
 
     def reasons(self):
         """Return {technique: why it is not tried}, and tell it."""
-        facts = self.run.facts()
-        why = {name: found for name in techniques.NAMES
-               if (found := techniques.call("why_not", name, name, facts))}
-        self.run.send(facts=facts, why_not=why)
+        found = self.run.facts()
+        why = techniques.reasons(found, techniques.NAMES)
+        self.run.send(facts=found, why_not=why)
         return why
 
-    def margin(self):
-        return stats.MARGIN["cuda" if self.run.device == "cuda" else "cpu"]
+    def estimates(self):
+        """Return {set: Estimate} of the windows until now."""
+        return stats.estimates([stats.Window(tuple(each["names"]), each["rate"], each["at"])
+                                for each in self.windows])
 
     def agree(self, value):
         """Return what rank 0 has, in each rank."""
@@ -158,8 +159,7 @@ class Turns:
         """Return the sets of the next round, in a new order; none if there is no time left."""
         sets = []
         if self.run.ranks()[0] == 0 and time.time() < self.deadline:
-            sets = [names for names in self.search.wanted(stats.estimates(self.windows))
-                    if names not in self.failed]
+            sets = self.search.wanted(self.estimates(), self.failed)
             self.order.shuffle(sets)
         return self.agree(sets)
 
@@ -246,7 +246,6 @@ class Turns:
         run.scaler = None
         self.state.put_back()
         self.failed[names] = why
-        self.search.fail(names)
         run.send(failed=[names, why])
         return True
 
@@ -255,14 +254,13 @@ class Turns:
         run = self.run
         work = found["samples"] or found["steps"]
         loss = float(run.last_loss) if run.last_loss is not None else None
-        window = stats.Window(
+        self.windows.append(dict(
             names=names, rate=work * run.ranks()[1] / found["seconds"], at=time.time(),
-            round=self.round, steps=found["steps"], seconds=found["seconds"],
+            steps=found["steps"], seconds=found["seconds"],
             unit="samples" if found["samples"] else "steps", memory=found.get("memory"),
-            finite=loss is None or abs(loss) < float("inf"))
-        self.windows.append(window)
+            finite=loss is None or abs(loss) < float("inf")))
         if run.ranks()[0] == 0:
-            run.send(window=vars(window))
+            run.send(window=self.windows[-1])
 
 
 def by_turns(run):

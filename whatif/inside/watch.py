@@ -16,7 +16,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from whatif import techniques
-from whatif.inside import plans
+from whatif.inside import facts, parsers, plans
 from whatif.inside.batches import Loaders
 from whatif.inside.clock import Clock
 from whatif.inside.models import Models
@@ -60,7 +60,8 @@ class Run:
         self.clock = Clock(self.synchronize)
         self.loaders, self.models = Loaders(self), Models(self)
         self.made = {"optimizers": [], "schedulers": [], "scalers": []}  # weak references
-        self.optimizer_facts = []
+        self.about, self.parsers = facts.Facts(self.places), parsers.Parsers()
+        self.optimizer_facts, self.autocasts = [], []
         self.lead, self.others = None, collections.Counter()
         self.losses, self.last_loss, self.is_silent = [], None, False
         self.scaler, self.scalers, self.stepping, self.skipped = None, {}, False, False
@@ -97,11 +98,6 @@ class Run:
             return dist.get_rank(), dist.get_world_size()
         return 0, 1
 
-    def describe(self, what, *args):
-        """Return what advice needs to know of a "loader", an "optimizer" or a "model"."""
-        from whatif.inside import describe
-        return getattr(describe, what)(self.places, *args)
-
     def live(self, what):
         """Return the optimizers, schedulers or scalers that are still there."""
         return [each for each in (one() for one in self.made[what]) if each is not None]
@@ -131,6 +127,9 @@ class Run:
                lambda *_, **__: self.see("set_epoch"))
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             before(torch.nn.utils, name, lambda *_, **__: amp.unscale(self))
+        for each in (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel):
+            before(each, "__init__", self.note_wrapper)
+        self.parsers.install()
         self.models.watch()
         register_optimizer_step_post_hook(self.step)
         os.register_at_fork(after_in_child=self.forked)
@@ -145,24 +144,26 @@ class Run:
         if it not in self.live(what):
             self.made[what].append(weakref.ref(it))
 
+    def note_wrapper(self, wrapper, module=None, *_, **__):
+        if module is not None and not self.models.chosen:
+            self.about.note_wrapper(module)
+
     def make_optimizer(self, original, optimizer, params, defaults):
         original(optimizer, params, defaults)
         self.note("optimizers", optimizer)
-        facts = dict(kind=type(optimizer).__name__, **self.places.place(),
-                     library=self.places.library(optimizer), fused=defaults.get("fused"),
-                     foreach=defaults.get("foreach"), can_fuse="fused" in defaults,
-                     **self.describe("optimizer", optimizer))
-        self.models.name_by(optimizer)
-        if facts not in self.optimizer_facts:  # a script may make one in each epoch
-            self.optimizer_facts.append(facts)
+        about = self.about.describe_optimizer(optimizer, dict(defaults))
+        if about not in self.optimizer_facts:  # a script may make one in each epoch
+            self.optimizer_facts.append(about)
         if self.names:
             self.switch(self.names, again=True)
 
-    def enter_autocast(self, autocast):
+    def enter_autocast(self, context):
         """Note the script's own mixed precision; autocast of float32 is none."""
-        half = getattr(autocast, "fast_dtype", None) in (torch.float16, torch.bfloat16)
-        if not self.names and half and autocast._enabled and torch.is_grad_enabled():
-            self.see("amp")
+        if not self.names and not self.models.chosen and torch.is_grad_enabled():
+            self.see("amp", facts.half_of(context))
+            about = self.about.describe_autocast(context)
+            if about not in self.autocasts and len(self.autocasts) < 20:
+                self.autocasts.append(about)
 
     def backward(self, original, tensors, grad_tensors=None, *rest, **options):
         """Note a loss, and scale it if the set says so; a set that fails here is given up."""
@@ -267,17 +268,18 @@ class Run:
         self.see("cudnn", torch.backends.cudnn.benchmark and not self.names)
         with contextlib.suppress(RuntimeError):  # of scripts that mix the old setting and the new
             self.see("tf32", torch.get_float32_matmul_precision() != "highest" and not self.names)
-        from whatif.inside import parsers
-        facts = dict(
+        found = dict(
             seen=self.seen, device=self.device, torch=torch.__version__,
             python=sys.version.split()[0], models=self.models.facts(),
             optimizers=self.optimizer_facts, loaders=[*self.loaders.about.values()],
             training=self.loaders.training(), processes=self.ranks()[1],
-            options=parsers.options(), libraries=parsers.libraries(), cycle=self.cycle)
+            cores=self.spec["cores"], autocasts=self.autocasts, cycle=self.cycle,
+            options=parsers.options_of(self.parsers, sys._getframe(1)))
         if on_gpu:
             about = torch.cuda.get_device_properties(self.device)
-            facts |= dict(gpu=about.name, memory=about.total_memory, capability=about.major)
-        return facts
+            found |= dict(gpu=about.name, memory=about.total_memory, capability=about.major,
+                          peak=torch.cuda.max_memory_allocated())
+        return found
 
     def losses_now(self):
         """Return the losses until now, as numbers; what is not finite is a string."""

@@ -11,20 +11,17 @@ set holds one of a kind at most. Each function is optional:
 
 import importlib
 
+from whatif.search import kind
+
 # forward() of the first is the innermost: autocast stands around what is compiled
 MODULES = [importlib.import_module(f"{__name__}.{each}") for each in (
     "compile", "amp", "channels_last", "fused", "cudnn", "tf32", "batch", "workers")]
 # the order in which they are tried and written
-NAMES = [name for kind in ("amp", "channels_last", "fused", "cudnn", "tf32", "compile", "batch",
+NAMES = [name for each in ("amp", "channels_last", "fused", "cudnn", "tf32", "compile", "batch",
                            "workers")
-         for module in MODULES for name in module.NAMES if name.split()[0] == kind]
+         for module in MODULES for name in module.NAMES if kind(name) == each]
 LOADING = ("workers",)  # measured with the loader by itself, not by turns
 NEVER_KEPT = ("batch",)  # another training
-
-
-def kind(name):
-    """Return "amp" for "amp bfloat16"."""
-    return name.split()[0]
 
 
 def module_of(name):
@@ -35,6 +32,12 @@ def module_of(name):
 def ordered(names):
     """Return a set of techniques as a tuple in the order of NAMES."""
     return tuple(name for name in NAMES if name in names)
+
+
+def reasons(facts, names):
+    """Return {technique: why it cannot be tried}."""
+    found = {name: module_of(name).why_not(name, facts) for name in names}
+    return {name: why for name, why in found.items() if why}
 
 
 def call(function, name, *args):

@@ -1,10 +1,83 @@
-"""Automatic mixed precision: autocast round the model; float16 with a GradScaler."""
+"""Automatic mixed precision: torch.autocast, with a GradScaler for float16."""
 
 import contextlib
 from types import MethodType
 
-NAMES = ("amp bfloat16", "amp float16")
+from .. import advice
+
+NAMES = "amp bfloat16", "amp float16"
 CALM = 20  # steps without a skipped one, before a window counts
+SCALES = {"fabric", "accelerate", "lightning", "pytorch_lightning", "transformers", "trl"}
+
+
+def why_not(name, facts):
+    """Return why it cannot be tried, or ""."""
+    if not facts["models"]:
+        return "no torch.nn.Module is called in a step"
+    if advice.is_seen(name, facts) or any(
+            each.get("autocast") for each in facts["models"] if each.get("role") != "frozen"):
+        return "already there"
+    return advice.needs_gpu(facts) if name == "amp float16" else ""
+
+
+def write(name, facts, extra):
+    """Return what to write: an option, or the lines around the call of a model."""
+    libraries = advice.drivers_of(facts)
+    option = advice.by_option(name, facts, extra)
+    if option:
+        return advice.paragraphs(option, watch(name, SCALES.intersection(libraries)))
+    if option := advice.by_library(name, libraries, extra, advice.driven(facts)[1]):
+        return advice.paragraphs(option, watch(name, True))
+    models = advice.models_of(facts)
+    model = models[0]
+    text = advice.paragraphs(
+        advice.at_line(model, autocast_of(model, facts["device"], f"torch.{name.split()[-1]}")),
+        own_autocast(name, facts),
+        *(scaler_of(facts) if name == "amp float16" else ()),
+        advice.likewise([(advice.shown_model(each) if each["local"] == each["name"] else
+                          each["local"], at) for each in models for at in each["calls"]][1:]),
+        watch(name), advice.example(name))
+    library = model.get("library")
+    return advice.inside(library, text) if library else text
+
+
+def watch(name, is_library=False):
+    """Return what to watch; a library scales the loss and clips gradients by itself."""
+    if name == "amp float16" and not is_library:
+        return "watch: clip gradients after scaler.unscale_(optimizer); save the scaler's state"
+    return "watch: compare the accuracy of a whole training"
+
+
+def own_autocast(name, facts):
+    """Return the line of an autocast of the script's own that computes in float32, or ""."""
+    found = [each for each in facts.get("autocasts", ()) if not each["half"]]
+    return (f"or at {advice.line(found[0])}: enabled=True, dtype=torch.{name.split()[-1]}"
+            if found else "")
+
+
+def scaler_of(facts):
+    """Return the lines of a GradScaler for all optimizers."""
+    names = list(dict.fromkeys(each.get("name") or "optimizer" for each in facts["optimizers"]))
+    steps = "; ".join(f"scaler.step({name})" for name in names or ["optimizer"])
+    return ("before the training loop"
+            f'{advice.INDENT}scaler = torch.amp.GradScaler("{facts["device"]}")',
+            f"for loss.backward() and {' and '.join(f'{name}.step()' for name in names)}"
+            f"{advice.INDENT}scaler.scale(loss).backward(); {steps}; scaler.update()"
+            + f"{advice.INDENT}with one scaler.update() at the end of a step" * (len(names) > 1))
+
+
+def autocast_of(model, device, dtype):
+    """Return the lines that call a model under autocast, and its loss outside of it."""
+    autocast, is_tensor = f'torch.autocast("{device}", {dtype})', bool(model["is_tensor"])
+    name = model["local"]  # where it is called
+    lines = [f"instead of {name}(...): {autocast}({name})(...)" + ".float()" * is_tensor]
+    if model["statement"]:
+        lines = [f"with {autocast}:", f"    {model['statement']}"]
+        if is_tensor and ", " not in model["target"]:
+            lines.append(f"{model['target']} = {model['target']}.float()")
+    if not is_tensor:
+        lines.append("and a loss outside of the model takes the output's tensors as .float()")
+    return lines
 
 
 def forward(plain, name, run):

@@ -1,6 +1,51 @@
-"""The layout channels_last for the weights of convolutions, their momentum, and images."""
+"""The layout of images in which channels come last."""
+
+from .. import advice
 
 NAMES = ("channels_last",)
+LAYOUT = "memory_format=torch.channels_last"
+
+
+def why_not(name, facts):
+    """Return why it cannot be tried, or ""."""
+    if not facts["models"]:
+        return "no torch.nn.Module is called in a step"
+    if "image" not in facts["seen"]:
+        return "the model has no 2-D convolution"
+    return advice.is_seen(name, facts)
+
+
+def to_layout(model, name):
+    """Return the lines that change a model's weights; its own to() may take no memory_format."""
+    if not model.get("own_to"):
+        return [f"{name}.to({LAYOUT})"]
+    return [f"for weights in {name}.parameters():  # its own to() may not take memory_format",
+            "    if weights.dim() == 4:",
+            f"        weights.data = weights.data.contiguous({LAYOUT})"]
+
+
+def write(name, facts, extra):
+    """Return what to write: an option, or the lines that change the model and its images."""
+    if option := advice.by_option(name, facts, extra):
+        return option
+    driver, entry = advice.driven(facts)
+    if option := advice.by_library(name, [driver], extra, entry):
+        return option
+    models = advice.models_of(facts)
+    model = models[0]
+    note = "watch: it gains more with amp; .view() in a layer may have to be .reshape()"
+    if entry:  # the library gives the images; a convolution takes the layout of its weights
+        own = advice.fitted(entry)
+        return advice.paragraphs(f"above {advice.line(entry)}{advice.INDENT}"
+                                 + advice.INDENT.join(to_layout(model, own)), note)
+    place, called = advice.before_use(model, facts)
+    text = advice.paragraphs(
+        place + advice.INDENT + advice.INDENT.join(to_layout(model, called)),
+        advice.at_line(model, [f"its images as .to({LAYOUT})"]),
+        advice.likewise([*advice.other_models(facts), *(
+            (each["local"], at) for each in models for at in each["calls"][each is model:])]),
+        note, advice.example(name))
+    return advice.inside(model["library"], text) if model.get("library") else text
 
 
 def forward(plain, name, run):
