@@ -66,12 +66,12 @@ def after_import(name, action):
         sys.meta_path.insert(0, WAITING)
 
 
-def replace(new):
-    """Replace objects in all modules, and return nothing. `new` is {id of an object: another}.
+def replace(new, without=()):
+    """Replace objects in all modules but those named. `new` is {id of an object: another}.
 
     A module may have kept an object under a name of its own (from os import replace).
     """
-    for module in [*sys.modules.values()]:
+    for module in [each for name, each in [*sys.modules.items()] if name not in without]:
         for name, value in [*getattr(module, "__dict__", {}).items()]:
             if id(value) in new:
                 with suppress(AttributeError, TypeError):

@@ -9,6 +9,7 @@ import stat
 from contextlib import suppress
 
 LARGE = 2**30  # bytes of a file that is not copied
+FIXED = 0x10  # MAP_FIXED of mmap, on Linux
 
 
 def flags_of(number):
@@ -47,44 +48,48 @@ def flush(numbers):
 def copy_for(held, number, flags, path):
     """Make the copy of an open file, and return (its path, the flags to open it with).
 
-    Of a large file the copy is empty where it is only written; else it is only read.
+    Of a large file the copy is empty where it is only written; else the file is only read.
     """
     _, copy = held.where(path)
     size = os.fstat(number).st_size
-    held.new_copy(path, copy, size > LARGE)
-    if size > LARGE and flags & os.O_RDWR:
+    is_large = size > LARGE
+    if is_large and flags & os.O_RDWR:
         return path, flags & ~os.O_ACCMODE
-    if not os.path.lexists(copy):
-        with held_file(held, copy) as file:
-            file.truncate(size)
+    held.make_copy(path, copy, is_large)
+    if is_large:
+        new = held.open_file(copy, os.O_WRONLY | os.O_CREAT, 0o666)
+        os.truncate(new, size)
+        os.close(new)
     return copy, flags
-
-
-def held_file(held, copy):
-    return open(held.open_file(copy, os.O_WRONLY | os.O_CREAT, 0o666), "wb")
 
 
 def hold_open_files(held):
     """Let each descriptor that is open for writing on a user's file lead to a copy of it.
 
     It keeps its number, flags and position, so files of Python and of native libraries go on.
+    Returned is {path: that of its copy}.
     """
-    found = written(held)
+    found, copies = written(held), {}
     flush({number for number, _, _ in found})
     for number, flags, path in found:
         with suppress(OSError):
             at = os.lseek(number, 0, os.SEEK_CUR)
-            path, flags = copy_for(held, number, flags, path)
-            flags &= ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC)
-            new = held.open_file(path, flags)
+            copy, flags = copy_for(held, number, flags, path)
+            new = held.open_file(copy, flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC))
             os.lseek(new, at, os.SEEK_SET)
             os.dup(number)  # it keeps a lock of the file
             os.dup2(new, number, inheritable=os.get_inheritable(number))
             os.close(new)
+            if copy != path:
+                copies[path] = copy
+    return copies
 
 
-def hold_mappings(held):
-    """Make shared mappings of the user's files private: what is written there stays in memory."""
+def hold_mappings(held, copies):
+    """Let mappings of the user's files that are shared and written be private, or of the copies.
+
+    `copies` is {path: that of its copy}, of files that are open, too.
+    """
     if not os.path.exists("/proc/self/maps"):
         return
     with open("/proc/self/maps") as file:
@@ -93,15 +98,14 @@ def hold_mappings(held):
     call.restype = ctypes.c_void_p
     call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_long)
     for place, rights, offset, _, _, *path in lines:
-        if rights[1] + rights[3] != "ws" or not path or not os.path.isfile(path[0]) or (
-                held.is_free(path[0])):
+        if rights[3] != "s" or not path or not (rights[1] == "w" or path[0] in copies) or (
+                held.is_free(path[0]) or not os.path.isfile(path[0])):
             continue
         start, end = (int(each, 16) for each in place.split("-"))
-        protection = mmap.PROT_READ * (rights[0] == "r") | mmap.PROT_WRITE
+        protection = mmap.PROT_READ * (rights[0] == "r") | mmap.PROT_WRITE * (rights[1] == "w")
+        copy = copies.get(path[0])
+        kind = FIXED | (mmap.MAP_SHARED if copy else mmap.MAP_PRIVATE)
         with suppress(OSError):
-            number = held.open_file(path[0], os.O_RDONLY)
-            call(start, end - start, protection, mmap.MAP_PRIVATE | 0x10,  # MAP_FIXED
-                 number, int(offset, 16))
+            number = held.open_file(copy or path[0], os.O_RDWR if copy else os.O_RDONLY)
+            call(start, end - start, protection, kind, number, int(offset, 16))
             os.close(number)
-
-

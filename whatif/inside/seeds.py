@@ -105,4 +105,4 @@ def put(owners, k):
     """Replace functions, (module, name, name of the seed, how to shift it), in all modules."""
     kept = [getattr(owner, name) for owner, name, _, _ in owners]  # so that no id is used again
     replace({id(real): shifted(real, seed, shift, k)
-             for real, (_, _, seed, shift) in zip(kept, owners)})
+             for real, (_, _, seed, shift) in zip(kept, owners, strict=True)})

@@ -5,6 +5,7 @@ import re
 import socket
 import sys
 from contextlib import suppress
+from urllib.parse import urlsplit
 
 from whatif.imports import after_import, replace
 
@@ -36,16 +37,21 @@ def silence(module, names):
     """Replace what `module` logs with: its functions, and the methods of its classes."""
     is_logger, found = re.compile(names).fullmatch, {}
     root = module.__name__.split(".")[0]
+    root = "torch.utils.tensorboard" if root == "torch" else root
+
+    def is_own(value):
+        return f"{getattr(value, '__module__', '')}.".startswith(f"{root}.")
+
     for name, value in [*vars(module).items()]:
-        if isinstance(value, type) and value.__module__.split(".")[0] in (root, "torch"):
-            for owner in value.__mro__[:-1]:
+        if isinstance(value, type):
+            for owner in filter(is_own, value.__mro__):
                 for method in filter(is_logger, [*vars(owner)]):
-                    if callable(vars(owner)[method]):
+                    if callable(getattr(owner, method)):
                         with suppress(AttributeError, TypeError):
                             setattr(owner, method, nothing)
-        elif is_logger(name) and callable(value) and not isinstance(value, type):
+        elif is_logger(name) and callable(value) and is_own(value):
             found[id(value)] = nothing
-            with suppress(AttributeError, TypeError):  # a bound method is made anew for each
+            with suppress(AttributeError, TypeError):
                 setattr(module, name, nothing)
     replace(found)
 
@@ -88,7 +94,8 @@ def hold_uploads():
     """
     after_import("http.client", lambda: before(
         sys.modules["http.client"].HTTPConnection, "putrequest",
-        lambda self, method, *_, **__: refuse(method, self.host)))
+        lambda self, method, url, *_, **__: refuse(
+            method, urlsplit(url).hostname or self._tunnel_host or self.host)))  # of a proxy
     for name in ("Client", "AsyncClient"):
         after_import("httpx", lambda name=name: before(
             getattr(sys.modules["httpx"], name), "send",
