@@ -187,11 +187,12 @@ def shut(iterator, children):
         pass  # what is left is ended below
     finally:
         utils.MP_STATUS_CHECK_INTERVAL = interval
-    left = [child for child in multiprocessing.active_children() if child.pid not in children]
-    for child in left:
-        child.kill()
-    for child in left:
-        child.join(2)
+    for child in multiprocessing.active_children():
+        if child.pid not in children:
+            with contextlib.suppress(Exception):  # torch's handler tells that a worker was killed
+                child.kill()
+            with contextlib.suppress(Exception):
+                child.join(2)
 
 
 class Reading:
@@ -201,7 +202,7 @@ class Reading:
         self.loader, self.order = loader, order
         self.workers = loader.num_workers
         self.prefetch = loader.prefetch_factor or 0
-        self.epochs, self.reason, self.iterator = [], None, None
+        self.epochs, self.reason, self.iterator, self.is_cut = [], None, None, False
         self.children = {child.pid for child in multiprocessing.active_children()}
         self.before, self.use, self.pids = {}, {}, []
 
@@ -209,7 +210,7 @@ class Reading:
         return self
 
     def __exit__(self, *_):
-        iterator = self.loader._iterator or self.iterator
+        iterator = self.iterator if self.loader._iterator is None else self.loader._iterator
         self.iterator = None
         shut(iterator, self.children)
         self.loader.__dict__["_iterator"] = None
@@ -218,10 +219,14 @@ class Reading:
         """Read until the rate is steady for `window` seconds, for `limit` seconds at most."""
         until = time.perf_counter() + limit
         try:
-            with alarm(limit):
+            with alarm(limit + window):
                 while self.epoch(window, until):
                     pass
-        except (Exception, SystemExit, TooLong) as error:
+        except TooLong as error:
+            self.is_cut = True  # the iterator may have lost a batch
+            if not self.epochs[0][1]:
+                self.reason = said(error)
+        except (Exception, SystemExit) as error:
             self.reason = said(error)
         if self.before:
             self.use = worker_threads.in_use(
@@ -266,8 +271,10 @@ class Reading:
                           if number >= full or window and times[number] - times[0] > window), None)
             if first is None and not self.workers:
                 first = 0
-            if first is not None and (count := (len(times) - 1 - first) // step * step):
-                parts.append((count, times[first + count] - times[first]))
+            if first is None or len(times) - 1 - first < step:
+                continue
+            count = (len(times) - 1 - first) // step * step
+            parts.append((count, times[first + count] - times[first]))
         return parts
 
     def is_enough(self, window):
@@ -288,7 +295,7 @@ class Reading:
     def figures(self, window):
         """Return the rate and what it rests on. `rough` ones rest on few batches or starts."""
         batches = sum(len(times) for _, times in self.epochs)
-        row = dict(workers=self.workers, rate=None, batches=batches, rough=False, start=None,
+        row = dict(workers=self.workers, rate=None, seconds=None, batches=batches, rough=False, start=None,
                    between=None, closing=None)
         if self.reason:
             row["reason"] = self.reason
@@ -314,7 +321,7 @@ class Reading:
 
     def between(self, row, limit):
         """Add what the end of an epoch costs, with workers that stay and that start again."""
-        if self.reason or row["between"] is not None or not isinstance(self.order, Endless):
+        if self.reason or self.is_cut or row["between"] is not None or not isinstance(self.order, Endless):
             return
         try:
             with alarm(limit):
@@ -401,7 +408,7 @@ class Measurement:
 
     def row(self, workers, window, limit, pinned=None, between=False, stacks=None):
         """Measure one number of workers. Return its row, which may hold a reason only."""
-        copy = copy_of(self.loader, workers, self.order, pinned, timeout=limit + 1)
+        copy = copy_of(self.loader, workers, self.order, pinned, timeout=limit + 2 * window + 1)
         if workers and start_method(self.loader) == "fork" and "cv2" in sys.modules:
             self.numbers = torch.full((workers,), -1, dtype=torch.int32).share_memory_()
             copy.__dict__["worker_init_fn"] = worker_threads.CountThreads(
@@ -433,10 +440,7 @@ class Measurement:
     def run(self):
         workers = self.loader.num_workers
         repeats = self.is_iterable and not asks_for_worker(self.loader)
-        stacks = Stacks(self.is_users, self.loader.collate_fn)
-        alone = self.row(0, 1.5 * self.window, 0.4 * self.seconds, stacks=stacks,
-                         between=not workers)
-        self.result.update(shares=stacks.shares(), lines=stacks.users_lines(), looks=stacks.looks)
+        alone = self.look_inside()
         as_is = alone if not workers else self.row(
             workers, 1.5 * self.window, 0.6 * self.left(), between=True)
         self.result["rate"] = as_is["rate"]
@@ -448,6 +452,23 @@ class Measurement:
             return
         self.try_numbers(as_is, alone)
         self.try_pinned()
+
+    def look_inside(self):
+        """See where the time of a worker goes, in this process. Return the row of no workers."""
+        workers, threads = self.loader.num_workers, torch.get_num_threads()
+        stacks = Stacks(self.is_users, self.loader.collate_fn)
+        if workers:
+            torch.set_num_threads(1)  # as a worker has it
+        try:
+            row = self.row(0, 1.5 * self.window, 0.4 * self.seconds, stacks=stacks,
+                           between=not workers)
+        finally:
+            torch.set_num_threads(threads)
+        self.result.update(shares=stacks.shares(), lines=stacks.users_lines(), looks=stacks.looks)
+        if workers and threads > 1 and row["rate"] and row["rate"] * self.window > 2:
+            self.result["rows"].remove(row)  # without workers, torch computes with all its threads
+            row = self.row(0, self.window, 2 * self.window)
+        return row
 
     def try_numbers(self, as_is, alone):
         """Measure 1, 2, 4 ... workers; with little time, only the larger numbers."""

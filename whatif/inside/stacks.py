@@ -83,7 +83,7 @@ def transform_name(frame, caller):
     thing = owner(frame)
     if thing is not None and TRANSFORMS.match(type(thing).__module__ or ""):
         return "" if type(thing).__name__ in CONTAINERS else type(thing).__name__
-    if caller is not None and is_container(caller):
+    if caller is not None and is_container(caller) and type(thing).__name__ not in CONTAINERS:
         code = frame.f_code
         if thing is not None and code.co_name in ("__call__", "forward"):
             return type(thing).__name__
@@ -130,16 +130,17 @@ def kind_of(chain, collate=None):
             return "reading"
         if DECODING.match(module):
             return "decoding"
-    # a Compose calls modules through frames of torch.nn
-    frames = [frame for frame in chain if module_of(frame) != "torch.nn.modules.module"]
-    for frame, caller in itertools.zip_longest(frames, frames[1:]):
+    for place, frame in enumerate(chain):
+        # a Compose calls modules through frames of torch.nn
+        caller = next((each for each in chain[place + 1:]
+                       if module_of(each) != "torch.nn.modules.module"), None)
         if found := transform_name(frame, caller):
             return found
         if module_of(frame) == "torch.utils.data._utils.collate" or frame.f_code is collate:
             return "collating"
     if is_container(chain[0]):  # the transform itself is written in C
         item = chain[0].f_locals.get("t") or chain[0].f_locals.get("transform")
-        return name_of(item) if item is not None else "other"
+        return "other" if item is None or type(item).__name__ in CONTAINERS else name_of(item)
     if found := outermost(chain, "PIL."):
         return "decoding" if found in PIL_DECODES else f"PIL {found}"
     if name:
@@ -157,7 +158,7 @@ class Stacks:
         self.is_users, self.collate = is_users, getattr(collate, "__code__", None) or getattr(
             getattr(type(collate), "__call__", None), "__code__", None)
         self.kinds, self.lines = collections.Counter(), collections.Counter()
-        self.looks, self.is_on, self.error = 0, False, None
+        self.looks, self.last, self.is_on, self.error = 0, (), False, None
 
     def __enter__(self):
         self.loading, self.outside = threading.get_ident(), sys._getframe(1)
@@ -193,11 +194,17 @@ class Stacks:
         if frame is None or not chain:  # outside of the context, or between two batches
             return
         self.looks += 1
-        self.kinds[kind_of(chain, self.collate)] += seconds
         line = next(((each.f_code.co_filename, each.f_lineno) for each in chain
                      if self.is_users(each)), None)
-        if line:
-            self.lines[line] += seconds
+        found = kind_of(chain, self.collate), line
+        # C code that holds the GIL is seen at its end. It began between two looks: half of the
+        # time between them belongs to what was seen before.
+        before = INTERVAL / 2 if self.last and seconds > 2 * INTERVAL else 0
+        for (kind, line), part in ((self.last or found, before), (found, seconds - before)):
+            if part:
+                self.kinds[kind] += part
+                self.lines[line] += part
+        self.last = found
 
     def shares(self, least=0.005):
         """Return [{"what": kind of work, "share": of the time}], the largest first."""
@@ -210,5 +217,6 @@ class Stacks:
         total = sum(self.kinds.values()) or 1
         return [dict(at=f"{file}:{line}", text=linecache.getline(file, line).strip(),
                      share=round(seconds / total, 3))
-                for (file, line), seconds in self.lines.most_common(most)
-                if seconds / total >= least]
+                for (file, line), seconds in (
+                    (place, seconds) for place, seconds in self.lines.most_common(most + 1)
+                    if place and seconds / total >= least)][:most]

@@ -1,0 +1,371 @@
+"""The loader by itself: rates of datasets that sleep, where the time goes, and what fails."""
+
+import concurrent.futures
+import itertools
+import json
+import multiprocessing
+import os
+import time
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils import data
+from torchvision import datasets, transforms
+from torchvision.transforms import v2
+
+from whatif.inside import loading, stacks, worker_threads
+
+SLEEP = 0.02  # a sample
+
+
+def is_users(frame):
+    return frame.f_code.co_filename == __file__
+
+
+def measured(loader, seconds=3, cores=1, **options):
+    before = {child.pid for child in multiprocessing.active_children()}
+    result = loading.measure_loader(loader, seconds, cores, None, is_users, **options)
+    assert {child.pid for child in multiprocessing.active_children()} <= before
+    json.dumps(result)
+    return result
+
+
+def rates(result):
+    return {row["workers"]: row["rate"] for row in result["rows"]}
+
+
+def line_of(text):
+    lines = open(__file__).read().splitlines()
+    number = next(number for number, line in enumerate(lines, 1) if line.strip() == text)
+    return f"{__file__}:{number}"
+
+
+class Sleeping(data.Dataset):
+    def __init__(self, length=1000, fails_at=None):
+        self.length, self.fails_at = length, fails_at
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        time.sleep(SLEEP)
+        if self.fails_at in (index, "all"):
+            raise ValueError("a broken picture")
+        return torch.tensor(index)
+
+
+class Stream(data.IterableDataset):
+    def __init__(self, length=40, asks=True):
+        self.length, self.asks = length, asks
+
+    def __iter__(self):
+        info = data.get_worker_info() if self.asks else None
+        for index in range(info.id if info else 0, self.length, info.num_workers if info else 1):
+            time.sleep(SLEEP / 4)
+            yield index
+
+
+class NoWorkerInfo(data.IterableDataset):
+    def __iter__(self):
+        for index in range(40):
+            time.sleep(SLEEP / 4)
+            yield index
+
+
+def slow_start(worker):
+    time.sleep(0.5)
+
+
+def test_rates_and_summary():
+    sent = []
+    loader = data.DataLoader(Sleeping(), batch_size=4, num_workers=2, shuffle=True)
+    result = loading.measure_loader(loader, 3, 2, sent.append, is_users, needed=16)
+    assert rates(result) == {0: pytest.approx(12.5, rel=0.3), 1: pytest.approx(12.5, rel=0.3),
+                             2: pytest.approx(25, rel=0.3)}
+    assert result["rate"] == rates(result)[2]
+    assert result["best"]["workers"] == result["enough"]["workers"] == 2
+    assert result["enough"]["keeps_up"]
+    assert "2 workers give" in result["summary"] and "keep up with the step" in result["summary"]
+    assert len(sent) > 3 and sent[-1]["loader"] is result
+    assert result["lines"][0]["at"] == line_of("time.sleep(SLEEP)")
+    assert result["lines"][0]["text"] == "time.sleep(SLEEP)"
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_start_of_workers_is_not_in_the_rate(persistent):
+    """Workers take 0.5 s to start: with short epochs, loading would seem half as fast."""
+    loader = data.DataLoader(
+        Sleeping(20), batch_size=4, num_workers=2, worker_init_fn=slow_start,
+        persistent_workers=persistent)
+    result = measured(loader, 3)
+    assert 25 / 1.4 < result["rate"] < 25 * 1.4
+    row = next(row for row in result["rows"] if row["workers"] == 2)
+    assert row["start"] > 0.5
+    between = result["between"]
+    assert between["persistent"] < 0.4 and between["fresh"] > 0.5
+    assert between["as_is"] == between["persistent" if persistent else "fresh"]
+
+
+def test_epoch_of_one_batch():
+    result = measured(data.DataLoader(Sleeping(4), batch_size=4, num_workers=1), 2)
+    assert 12.5 / 2 < result["rate"] < 12.5 * 2
+    assert result["as_is"]["length"] == 1
+
+
+def test_slow_batches_end():
+    began = time.perf_counter()
+    result = measured(data.DataLoader(Sleeping(), batch_size=60, num_workers=1), 2, cores=2)
+    assert time.perf_counter() - began < 6
+    assert result["rate"] is None or result["rate"] < 2
+    assert result["summary"]
+
+
+def test_iterable_datasets():
+    result = measured(data.DataLoader(Stream(100), batch_size=4, num_workers=2), 2)
+    assert 50 / 2 < rates(result)[0] < 50 * 1.5 and 100 / 2 < rates(result)[2] < 150
+    assert not any("same data" in note for note in result["notes"])
+    result = measured(data.DataLoader(NoWorkerInfo(), batch_size=4), 2, cores=2)
+    assert {*rates(result)} == {0} and any("same data" in note for note in result["notes"])
+
+
+def test_iterable_dataset_of_one_pass():
+    class Once(data.IterableDataset):
+        def __init__(self):
+            self.source = iter(range(8))
+
+        def __iter__(self):
+            return self.source
+
+    result = measured(data.DataLoader(Once(), batch_size=4), 2)
+    assert "once only" in result["rows"][0]["reason"] and result["summary"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_dataset_that_fails(workers):
+    result = measured(
+        data.DataLoader(Sleeping(40, fails_at="all"), batch_size=2, num_workers=workers), 2)
+    assert result["rate"] is None
+    assert all(row["reason"] == "ValueError: a broken picture" for row in result["rows"])
+    assert "a broken picture" in result["summary"]
+
+
+def test_failure_after_some_batches():
+    result = measured(data.DataLoader(Sleeping(16, fails_at=14), batch_size=2), 3)
+    assert result["rows"][0]["reason"] == "ValueError: a broken picture"
+    assert 25 / 2 < result["rows"][0]["rate"] < 50
+
+
+def test_worker_that_dies():
+    class Dying(Sleeping):
+        def __getitem__(self, index):
+            if data.get_worker_info():
+                os._exit(3)
+            return index
+
+    result = measured(data.DataLoader(Dying(), batch_size=4, num_workers=1), 2)
+    reasons = [row["reason"] for row in result["rows"] if row["workers"]]
+    assert reasons and all("exited unexpectedly" in reason for reason in reasons)
+    assert result["best"]["workers"] == 0
+
+
+def test_empty_loader():
+    result = measured(data.DataLoader(Sleeping(3), batch_size=4, drop_last=True), 2)
+    assert result["rate"] is None and "gives no batch" in result["summary"]
+
+
+def test_spawn():
+    """A dataset made in a function cannot be sent to a spawned worker; the one above can."""
+    class Local(Sleeping):
+        pass
+
+    result = measured(data.DataLoader(
+        Local(), batch_size=4, num_workers=1, multiprocessing_context="spawn"), 2)
+    assert result["as_is"]["method"] == "spawn" and rates(result)[0]
+    assert "ickle" in next(row["reason"] for row in result["rows"] if row["workers"])
+
+
+def test_loaders_of_their_own():
+    class Wrapped:
+        def __init__(self, loader):
+            self.base_dataloader = loader
+
+    class Doubling(data.DataLoader):
+        def __iter__(self):
+            for batch in super().__iter__():
+                yield batch
+                yield batch
+
+    class Forever(data.DataLoader):  # as timm's and YOLO's
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.iterator = super().__iter__()
+
+        def __iter__(self):
+            for _ in range(len(self)):
+                yield next(self.iterator)
+
+    dataset = Sleeping()
+    sampler = data.BatchSampler(data.SequentialSampler(dataset), 4, False)
+    plain = data.DataLoader(dataset, batch_sampler=sampler)
+    assert 12.5 / 1.5 < measured(plain, 1)["rate"] < 12.5 * 1.5
+    wrapped = measured(Wrapped(plain), 1)
+    assert wrapped["rate"] and "Wrapped" in wrapped["notes"][-1]
+    assert 25 / 1.5 < measured(Doubling(dataset, batch_size=4), 1)["rate"] < 25 * 1.5
+    forever = Forever(dataset, batch_size=4, num_workers=1)
+    result = measured(forever, 1.5)
+    assert result["as_is"]["persistent"] and result["rate"]
+    loading.shut(forever.iterator, set())
+    assert "no torch DataLoader" in measured(iter([1]), 1)["reason"]
+
+
+def test_hooks_are_passed_by(monkeypatch):
+    def hooked(loader):
+        raise AssertionError
+
+    monkeypatch.setattr(data.DataLoader, "__iter__", hooked)
+    assert measured(data.DataLoader(Sleeping(), batch_size=4), 1)["rate"]
+    assert data.DataLoader.__iter__ is hooked
+
+
+def halve(image):
+    return image.resize((image.width // 2, image.height // 2))
+
+
+class Turn:
+    def __call__(self, image):
+        return image.rotate(20, expand=True)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Two classes of eight JPEGs."""
+    folder = tmp_path_factory.mktemp("pictures")
+    noise = np.random.default_rng(0).integers(0, 255, (30, 40, 3), dtype=np.uint8)
+    for label, number in itertools.product(("cat", "dog"), range(8)):
+        (folder / label).mkdir(exist_ok=True)
+        Image.fromarray(noise).resize((800, 600)).save(folder / label / f"{number}.jpg", quality=95)
+    return folder
+
+
+def test_class_folders(pictures):
+    transform = transforms.Compose([
+        Turn(), halve, transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(1),
+        transforms.GaussianBlur(9), transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.5] * 3)])
+    loader = data.DataLoader(
+        datasets.ImageFolder(pictures, transform), batch_size=4, shuffle=True, num_workers=1)
+    result = measured(loader, 3)
+    shares = {share["what"]: share["share"] for share in result["shares"]}
+    assert {"decoding", "Turn", "GaussianBlur", "halve"} <= {*shares}
+    allowed = {"reading", "decoding", "collating", "sampler", "other", "halve"} | {
+        type(each).__name__ for each in transform.transforms}
+    assert {*shares} <= allowed
+    assert 0.95 < sum(shares.values()) < 1.01
+    assert any(line["text"] == "return image.rotate(20, expand=True)" for line in result["lines"])
+
+
+def test_transforms_v2(pictures):
+    transform = v2.Compose([
+        v2.ToImage(), v2.RandomResizedCrop(224), v2.RandomApply([v2.GaussianBlur(9)], p=1),
+        v2.ToDtype(torch.float32, scale=True)])
+    result = measured(data.DataLoader(
+        datasets.ImageFolder(pictures, transform), batch_size=4), 3)
+    shares = {share["what"] for share in result["shares"]}
+    assert {"decoding", "GaussianBlur"} <= shares
+    assert not shares & {"Compose", "RandomApply"}
+
+
+def test_users_lines(pictures):
+    class Own(data.Dataset):
+        def __init__(self):
+            self.files = [*pictures.rglob("*.jpg")] * 9
+
+        def __len__(self):
+            return len(self.files)
+
+        def __getitem__(self, index):
+            time.sleep(SLEEP / 2)
+            image = Image.open(self.files[index]).convert("RGB")
+            return np.asarray(image.rotate(7)).astype(np.float32).std()
+
+    result = measured(data.DataLoader(Own(), batch_size=4), 3)
+    texts = {line["text"] for line in result["lines"]}
+    assert {'image = Image.open(self.files[index]).convert("RGB")',
+            "time.sleep(SLEEP / 2)"} <= texts
+    assert {"decoding", "other"} <= {share["what"] for share in result["shares"]}
+
+
+def test_kinds_by_name(tmp_path):
+    """What a line in C does is known by the function that it calls."""
+    (tmp_path / "bytes").write_bytes(bytes(100))
+
+    class Stop(Exception):
+        pass
+
+    def stack(function):
+        frames = []
+
+        class Probe:
+            def read(self):
+                frame = __import__("sys")._getframe(1)
+                while frame and frame.f_code.co_filename == __file__:
+                    frames.append((stacks.call_at(frame.f_code, frame.f_lasti)))
+                    frame = None
+
+        function(Probe())
+        return frames
+
+    assert stack(lambda file: file.read()) == ["file.read"]
+    assert stack(lambda file: (len([1]), file.read())[1]) == ["file.read"]
+    assert stacks.READING.match("numpy.lib.npyio") and stacks.READING.match("h5py._hl.files")
+    assert not stacks.READING.match("sockets_of_mine")
+
+
+def test_notes_on_threads():
+    busy = dict(busy=4, cores=3.5, threads=8)
+    assert "cv2.setNumThreads(0) in worker_init_fn" in worker_threads.note(busy, {"cv2"}, 8)
+    assert "OPENBLAS_NUM_THREADS=1" in worker_threads.note(busy, {"cv2", "openblas"}, 1)
+    assert "OMP_NUM_THREADS=1" in worker_threads.note(busy, set())
+    assert not worker_threads.note(dict(busy=1, cores=1.0), {"openblas"})
+    before, after = {7: {"1": 1.0, "2": 0.0, "3": 5.0}}, {7: {"1": 2.0, "2": 0.9, "3": 5.0}}
+    assert worker_threads.in_use(before, after, 1) == dict(cores=1.9, busy=2, threads=3)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs Linux")
+def test_threads_of_a_worker_are_seen():
+    bytes_of_noise = np.random.default_rng(0).bytes(1_000_000)
+    pools = []
+
+    class Threads(data.Dataset):
+        def __len__(self):
+            return 1000
+
+        def __getitem__(self, index):
+            if not pools:  # threads that stay, as those of BLAS
+                pools.append(concurrent.futures.ThreadPoolExecutor(2))
+            list(pools[0].map(zlib.compress, [bytes_of_noise] * 4))
+            return 0
+
+    result = measured(data.DataLoader(Threads(), batch_size=2, num_workers=1,
+                                     worker_init_fn=lambda worker: pools.clear()), 4)
+    assert result["threads"]["busy"] >= 2
+    assert "NUM_THREADS=1" in result["threads"]["note"]
+
+
+def test_load_beside():
+    loader = data.DataLoader(Sleeping(), batch_size=4, shuffle=True)
+    with loading.load_beside(loader, 2) as beside:
+        time.sleep(0.8)
+        fast = beside.rate()
+    assert 25 / 1.5 < fast < 25 * 1.5
+    with loading.load_beside(loader, 2, most=8) as beside:
+        beside.mark()
+        time.sleep(0.8)
+        slow = beside.rate()
+    assert slow < 16
+    with loading.load_beside(data.DataLoader(Sleeping(fails_at="all"), batch_size=4), 1) as beside:
+        assert beside.rate() is None and "broken picture" in beside.reason
+    with pytest.raises(ValueError, match="workers"):
+        loading.load_beside(loader, 0)
