@@ -1,11 +1,9 @@
-"""The advice of whatif: places, names, arguments, options and the report, in this process."""
+"""The advice of whatif: places, names, arguments and libraries, on scripts in this process."""
 
-import argparse
 import ast
 import functools
 import importlib
 import json
-import math
 import re
 import sys
 import textwrap
@@ -18,11 +16,10 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from whatif import advice, report
 from whatif.inside import facts as inside_facts
-from whatif.inside import parsers, places
-from whatif.scriptoptions import add_words, options_for
+from whatif.inside import places
 
 
-# --------------------------------------------------------------------------- scripts in this process
+# ------------------------------------------------------------------------ scripts in this process
 class Watched:
     """Runs scripts in `folder`, and describes their models, optimizers and loaders."""
 
@@ -778,8 +775,9 @@ def test_transformers_trainer(watched, tmp_path):
 
 
 def test_accelerate_is_told_by_its_state(watched, monkeypatch):
-    state = types.SimpleNamespace(AcceleratorState=types.SimpleNamespace(_shared_state={"device": "cpu"}))
-    monkeypatch.setitem(sys.modules, "accelerate.state", state)
+    state = types.SimpleNamespace(_shared_state={"device": "cpu"})
+    monkeypatch.setitem(sys.modules, "accelerate.state",
+                        types.SimpleNamespace(AcceleratorState=state))
     facts = watched.run(LOADER.format(lines="loader = DataLoader(data, 4)"))
     assert 'Accelerator: mixed_precision="bf16"' in advice.write("amp bfloat16", facts)
     assert "GradScaler" not in advice.write("amp float16", on_gpu(facts))
