@@ -12,7 +12,7 @@ NEVER = {"no", "disable", "not", "without", "dont", "off", "eval", "val", "test"
          "level", "backend", "scale", "scaler", "init", "ema", "export", "path", "dir", "file"}
 TRUE = {"true", "1", "yes", "on"}
 SWITCHES = {  # names of options that switch a technique on
-    "amp": {"amp", "mixed_precision", "autocast", "mixed", "amp_training", "fp16_amp", "mp",
+    "amp": {"amp", "mixed_precision", "autocast", "mixed", "amp_training", "fp16_amp",
             "mixed_precision_training", "automatic_mixed_precision"},
     "bfloat16": {"bf16", "bfloat16", "amp_bf16", "bf16_amp", "amp_bfloat16"},
     "float16": {"fp16", "float16", "half", "half_precision", "amp_fp16", "fp16_training"},
@@ -39,13 +39,12 @@ WORDS = {  # values of such an option, the best first; never those that train in
                      "mixed_bfloat16", "mixed_bf16", "bf16", "bfloat16", "torch.bfloat16"),
     "amp float16": ("16-mixed", "amp_fp16", "amp_float16", "amp-fp16", "fp16_mixed",
                     "mixed_float16", "mixed_fp16", "amp", "fp16", "float16", "torch.float16")}
-FULL = {"fp32", "float32", "no", "none", "", "32", "32-true", "full", "torch.float32", "float",
-        "highest"}
 WORKERS = {"workers", "num_workers", "n_workers", "nworkers", "nb_workers", "number_workers",
            "data_workers", "dataloader_num_workers", "dataloader_workers", "loader_workers",
            "loader_num_workers", "num_data_workers", "num_workers_per_gpu", "workers_per_gpu",
            "num_worker", "nthreads", "n_threads", "data_loader_workers", "num_loader_workers",
-           "train_num_workers", "train_workers", "numworkers", "dl_workers", "num_cpu_workers",
+           "train_num_workers", "num_workers_dataloader", "train_workers", "numworkers",
+           "dl_workers", "num_cpu_workers",
            "workers_per_device", "dataloader_worker_num", "cpu_workers", "j", "nw"}
 BATCH = {"batch_size", "batch", "batchsize", "bs", "train_batch_size", "train_batchsize",
          "per_device_train_batch_size", "batch_size_per_gpu", "batch_size_train", "b",
@@ -57,8 +56,8 @@ PERSISTENT = {"persistent_workers", "dataloader_persistent_workers"}
 
 def name_of(option):
     """Return an option's name without the words before it: amp for --use-amp."""
-    flags = sorted(option["flags"], key=len)
-    name = (flags[-1] if flags else option["dest"]).lstrip("-")
+    flags = [each for each in option["flags"] if not each.startswith("--no-")] or option["flags"]
+    name = max(flags, key=len).lstrip("-")
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.rpartition(".")[2])
     words = name.lower().replace("-", "_").split("_")
     while len(words) > 1 and words[0] in FIRST_WORDS:
@@ -78,7 +77,10 @@ def is_switch(option):
 
 
 def is_on(option):
+    """Return whether a switch is on, or an option such as --torchcompile [BACKEND] is given."""
     value = option["value"]
+    if isinstance(value, str) and not is_switch(option):
+        return value.lower() not in ("", "none", "no", "false", "off")
     return value.lower() in TRUE if isinstance(value, str) else bool(value)
 
 
@@ -116,8 +118,8 @@ def chosen(option, values, libraries):
     if choices:
         return next((each for each in values if each in choices), "")
     known = f"{option['help']} {option['default']} {option['value']}".lower()
-    told = next((each for each in values if re.search(rf"(?<![\w.-]){re.escape(each)}(?![\w-])",
-                                                      known)), "")
+    told = next((each for each in values if each != "amp" and re.search(
+        rf"(?<![\w.-]){re.escape(each)}(?![\w-])", known)), "")
     if told:
         return told
     if {"lightning", "pytorch_lightning", "fabric"} & {*libraries}:

@@ -18,6 +18,8 @@ def simple(value):
     """Return a value that JSON can hold."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
+    if isinstance(value, str):
+        return "".join(value)  # of an enumeration that is text, too
     if isinstance(value, SIMPLE):
         return value
     if isinstance(value, (list, tuple)):

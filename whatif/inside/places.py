@@ -74,8 +74,9 @@ def parts_of(name, value):
             items = value.items() if isinstance(value, dict) else enumerate(value)
             parts = {f"{name}[{key!r}]": part for key, part in items} if len(value) < 100 else {}
         elif name == "self" or not isinstance(value, (type, types.ModuleType, torch.nn.Module)):
+            stored = vars(value)
             parts = {f"{name}.{key}": part for key, part in
-                     {**value.__dict__, **getattr(value, "_modules", {})}.items()}
+                     {**stored, **stored.get("_modules", {})}.items()}
     return parts
 
 
@@ -295,6 +296,18 @@ class Places:
                 values = {inner: part for name, value in values.items()
                           for inner, part in parts_of(name, value).items()}
         return models
+
+    def name_outside(self, module):
+        """Return how a module is named where it is made: not as an argument of a function."""
+        name, frames = "", self.frames()
+        for depth, (frame, _) in enumerate(frames):
+            found = self.name_of(module, depth)
+            root, code = re.match(r"\w*", found)[0], frame.f_code
+            name = found or name
+            given = code.co_varnames[:code.co_argcount + code.co_kwonlyargcount]
+            if root == "self" or found and root not in given:
+                break
+        return name
 
     def name_of(self, module, depth=0):
         """Return how a user's line can name a module: as the line has it, if it does, or ""."""

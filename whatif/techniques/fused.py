@@ -41,13 +41,15 @@ def write(name, facts, extra):
 
 def arguments(one):
     """Return the lines that make an optimizer fused. It cannot be foreach as well."""
-    given = one.get("arguments", {})
-    has = given.get("keywords", {}).get("foreach"), *(
-        "foreach" for each in given.get("spreads", ()) if "foreach" in each["names"])
-    if not one.get("foreach") or any(each not in (None, "True") for each in has):
-        return advice.written(given, {"fused": "True"}) + (
-            ["without foreach=True"] if one.get("foreach") else [])
-    return [f"{text} in place of foreach=True" for text in advice.written(given, {"fused": "True"})]
+    given, new = one.get("arguments", {}), {"fused": "True"}
+    if not one.get("foreach"):
+        return advice.written(given, new)
+    for spread in given.get("spreads", ()):
+        if "foreach" in spread["names"] and spread["at"]:
+            return [f"in {advice.named_in(spread)}: fused=True in place of foreach=True"]
+        if "foreach" in spread["names"]:
+            return advice.written(given, {"foreach": "None", **new})
+    return [f"{text} in place of foreach=True" for text in advice.written(given, new)]
 
 
 def watch(optimizers):

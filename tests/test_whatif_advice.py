@@ -1,0 +1,803 @@
+"""The advice of whatif: places, names, arguments and libraries, on scripts in this process."""
+
+import ast
+import functools
+import importlib
+import json
+import re
+import sys
+import textwrap
+import types
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from whatif import advice, report
+from whatif.inside import facts as inside_facts
+from whatif.inside import places
+
+
+# ------------------------------------------------------------------------ scripts in this process
+class Watched:
+    """Runs scripts in `folder`, and describes their models, optimizers and loaders."""
+
+    def __init__(self, folder, monkeypatch, roots=()):
+        self.folder, self.patch = folder, monkeypatch
+        self.places = places.Places(folder, [folder, *roots])
+        self.places.known[__file__] = False  # as if it were a part of whatif
+        self.describe = inside_facts.Facts(self.places)
+        self.models, self.steps, self.step = {}, {}, 0
+        self.optimizers, self.loaders, self.autocasts = [], [], []
+        self.depth = 0
+        data = torch.utils.data
+        self.wrap(nn.Module, "__call__", self.call)
+        self.wrap(Optimizer, "__init__", self.optimizer)
+        self.wrap(data.DataLoader, "__init__", self.loader)
+        self.wrap(nn.DataParallel, "__init__", self.wrapper)
+        self.wrap(torch.autocast, "__enter__", self.autocast)
+        self.hook = register_optimizer_step_post_hook(self.stepped)
+
+    def wrap(self, owner, name, function):
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def wrapped(*args, **kwargs):
+            return function(original, *args, **kwargs)
+        self.patch.setattr(owner, name, wrapped)
+
+    def call(self, original, module, *args, **kwargs):
+        if self.depth:
+            return original(module, *args, **kwargs)
+        self.depth += 1
+        try:
+            if module not in self.models:
+                self.models[module] = self.describe.describe_model(module)
+            self.steps.setdefault(module, set()).add(self.step)
+            output = original(module, *args, **kwargs)
+            self.describe.note_call(self.models[module], output)
+            return output
+        finally:
+            self.depth -= 1
+
+    def optimizer(self, original, optimizer, params, defaults):
+        given = dict(defaults)
+        original(optimizer, params, defaults)
+        self.optimizers.append(self.describe.describe_optimizer(optimizer, given))
+
+    def loader(self, original, loader, *args, **kwargs):
+        original(loader, *args, **kwargs)
+        self.loaders.append(self.describe.describe_loader(loader, args, kwargs))
+
+    def wrapper(self, original, parallel, module, *args, **kwargs):
+        self.describe.note_wrapper(module)
+        original(parallel, module, *args, **kwargs)
+
+    def autocast(self, original, context):
+        self.autocasts.append(self.describe.describe_autocast(context))
+        return original(context)
+
+    def stepped(self, *_):
+        self.step += 1
+
+    def run(self, source, name="train.py"):
+        file = self.folder / name
+        file.write_text(textwrap.dedent(source))
+        module = types.ModuleType("script_of_a_test")
+        module.__file__ = str(file)
+        self.patch.setitem(sys.modules, module.__name__, module)  # for the source of its classes
+        self.space = vars(module)
+        exec(compile(file.read_text(), str(file), "exec"), self.space)
+        return self.facts()
+
+    def facts(self):
+        self.describe.name_again(self.models)
+        kept = places.outermost(self.steps)
+        seen = {each for module in kept for each in inside_facts.traits(module)}
+        return dict(
+            models=[self.models[module] for module in kept], optimizers=self.optimizers,
+            loaders=self.loaders, training=[*range(len(self.loaders))], seen=sorted(seen),
+            device="cpu", cores=4, processes=1, capability=0, autocasts=self.autocasts)
+
+
+@pytest.fixture
+def watched(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = {*sys.modules}
+    watch = Watched(tmp_path, monkeypatch)
+    yield watch
+    watch.hook.remove()
+    for name in {*sys.modules} - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def package(folder, name, source):
+    """Make a package of one file; return the folder to import it from."""
+    (folder / name).mkdir(parents=True)
+    (folder / name / "__init__.py").write_text(textwrap.dedent(source))
+    importlib.invalidate_caches()
+    return folder
+
+
+def on_gpu(facts):
+    return facts | dict(device="cuda", capability=9)
+
+
+LOOP = """
+for _ in range(2):
+    loss = model(torch.rand(4, 8)).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+# ------------------------------------------------------------------------------- places and names
+def test_a_package_outside_the_folder_of_the_call_is_the_users(watched, tmp_path_factory,
+                                                              monkeypatch):
+    elsewhere = package(tmp_path_factory.mktemp("lib"), "mine", """
+        import torch
+
+        def fit(model):
+            data = torch.utils.data.TensorDataset(torch.rand(8, 8))
+            loader = torch.utils.data.DataLoader(data, batch_size=4)
+            optimizer = torch.optim.Adam(model.parameters())
+            for x, in loader:
+                loss = model(x).mean()
+                loss.backward()
+                optimizer.step()
+        """)
+    monkeypatch.syspath_prepend(elsewhere)
+    facts = watched.run("""
+        import torch
+        from mine import fit
+        net = torch.nn.Linear(8, 1)
+        fit(net)
+        """)
+    file = elsewhere / "mine" / "__init__.py"
+    assert facts["loaders"][0]["at"] == f"{file}:6"
+    assert facts["optimizers"][0]["at"] == f"{file}:7"
+    assert facts["models"][0]["at"] == f"{file}:9" and not facts["models"][0]["library"]
+    assert advice.write("fused", facts).startswith(f"{file}:7  optimizer = torch.optim.Adam(")
+    assert advice.write("workers", facts).startswith(f"{file}:6  loader = ")
+
+
+def test_which_files_are_the_users(tmp_path):
+    environment = tmp_path / "venv" / "lib" / "python3" / "site-packages"
+    found = places.Places(tmp_path, [tmp_path])
+    inner = places.Places(tmp_path, [environment / "mine"])
+    yes = [tmp_path / "x.py", tmp_path / "a" / "b.py", "/opt/somebody/lib/b.py"]
+    no = [environment / "timm" / "x.py", ast.__file__, json.__file__, torch.__file__,
+          pytest.__file__, advice.__file__, places.__file__, "<string>", "<frozen runpy>"]
+    assert [found.is_users_file(str(file)) for file in yes] == [True] * len(yes)
+    assert [found.is_users_file(str(file)) for file in no] == [False] * len(no)
+    assert inner.is_users_file(str(environment / "mine" / "train.py"))  # python -m mine.train
+    assert not inner.is_users_file(str(environment / "timm" / "x.py"))
+    # a library that was installed from a clone is still a library, but not in one's own folder
+    assert not found.is_users_file("/opt/transformers/src/transformers/trainer.py",
+                                   "transformers.trainer")
+    assert found.is_users_file(str(tmp_path / "timm" / "y.py"), "timm.y")
+    assert found.shown(str(tmp_path / "a" / "b.py")) == "a/b.py"
+    assert found.shown("/opt/somebody/lib/b.py") == "/opt/somebody/lib/b.py"
+
+
+def test_the_line_says_self_and_not_a_global(watched):
+    facts = watched.run("""
+        import torch
+
+        class Agent(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.actor = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+
+            def act(self, x):
+                logits = self.actor(x)
+                return logits.log_softmax(-1)
+
+        agent = Agent()
+        optimizer = torch.optim.Adam(agent.parameters())
+        for _ in range(2):
+            loss = -agent.act(torch.randn(8, 8))[:, 0].mean()
+            loss.backward()
+            optimizer.step()
+        """)
+    (model,) = facts["models"]
+    assert model["local"] == "self.actor"
+    assert """
+            with torch.autocast("cpu", torch.bfloat16):
+                logits = self.actor(x)
+            logits = logits.float()
+""" in advice.write("amp bfloat16", facts)
+    assert advice.write("compile", facts).startswith(
+        "below train.py:7  self.actor = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn."
+        "Linear(8, 2))\n            self.actor.compile()\n")
+
+
+def test_no_property_or_call_of_the_users_runs(watched):
+    facts = watched.run("""
+        import torch
+        from torch import nn
+        calls = []
+
+        class Holder:
+            def __init__(self):
+                self.nets = {"g": nn.Linear(8, 8)}
+
+            @property
+            def net(self):
+                calls.append("net")
+                return self.nets["g"]
+
+            def __getattr__(self, name):
+                calls.append(name)
+                raise AttributeError(name)
+
+        holder, index = Holder(), "g"
+        optimizer = torch.optim.SGD(holder.nets["g"].parameters(), 0.1)
+        layers = nn.ModuleList([nn.Linear(8, 8)])
+        for _ in range(2):
+            one = holder.net(torch.rand(4, 8))
+            two = holder.nets[index](one)
+            three = layers[-1](two)
+            three.mean().backward()
+            optimizer.step()
+        """)
+    assert [each["local"] for each in facts["models"]] == ["holder.nets['g']", "layers[-1]"]
+    assert watched.space["calls"] == ["net"] * 2  # by the script itself
+
+
+def test_a_part_that_is_called_before_the_first_step_is_no_model(watched):
+    facts = watched.run("""
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten())
+                size = self.features(torch.zeros(1, 3, 8, 8)).numel()
+                self.head = nn.Linear(size, 2)
+
+            def forward(self, images):
+                return self.head(self.features(images))
+
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for _ in range(2):
+            output = model(torch.randn(4, 3, 8, 8))
+            output.mean().backward()
+            optimizer.step()
+        """)
+    (model,) = facts["models"]
+    assert model["kind"] == "Net" and model["at"] == "train.py:18"
+    assert "likewise" not in advice.write("amp bfloat16", facts)
+
+
+def test_outermost_models():
+    whole = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    part, apart = whole[0], nn.Linear(2, 2)
+    assert places.outermost({part: {0}, whole: {0, 1}, apart: {0}}) == [whole, apart]
+    assert places.outermost({part: {0}, whole: {0}}) == [whole]
+    assert places.outermost({part: {0, 1}, whole: {0, 1}}) == [part, whole]  # called by itself
+    assert places.outermost({part: {1, 2}}) == [part]
+
+
+def test_the_lines_to_write_are_python_where_they_stand(watched):
+    """A function that makes the optimizer does not know the model; calls take several lines."""
+    facts = watched.run("""\
+        import torch
+        from torch import nn
+
+        def build(weights):
+            return torch.optim.SGD(weights, 0.1)
+
+        def train(model, optimizer):
+            for _ in range(2):
+                loss = nn.functional.mse_loss(
+                    model(torch.rand(4, 8)),
+                    torch.rand(4, 8))
+                loss = loss + model(torch.rand(4, 8)).mean()
+                outputs = wrapped(torch.rand(4, 8))
+                loss = loss + outputs["mean"]
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+        class Wrapped(nn.Linear):
+            def forward(self, x):
+                return {"mean": super().forward(x).mean()}
+
+        wrapped = Wrapped(8, 8)
+
+        def main():
+            network = nn.Linear(8, 8)
+            sgd = build(network.parameters())
+            train(network, sgd)
+
+        main()
+        """)
+    assert advice.write("compile", facts).startswith("""\
+above train.py:27  sgd = build(network.parameters())
+            network.compile()""")
+    amp = advice.write("amp bfloat16", facts)
+    assert """
+            instead of model(...): torch.autocast("cpu", torch.bfloat16)(model)(...).float()
+""" in amp
+    assert "likewise: model (train.py:12), wrapped (train.py:13)" in amp
+    facts["models"].reverse()
+    assert """
+            with torch.autocast("cpu", torch.bfloat16):
+                outputs = wrapped(torch.rand(4, 8))
+            and a loss outside of the model takes the output's tensors as .float()
+""" in advice.write("amp bfloat16", facts)
+    assert advice.write("compile", facts).startswith("""\
+below the line that makes wrapped
+            wrapped.compile()""")
+
+
+def test_what_is_called_within_a_longer_statement(watched):
+    """A model may be called in a lambda, several times, by a name that cannot be found."""
+    facts = watched.run("""\
+        import torch
+        from torch import nn
+
+        class Data(torch.utils.data.IterableDataset):
+            def __iter__(self):
+                for _ in range(8):
+                    torch.utils.data.get_worker_info()
+                    yield torch.rand(3, 4, 4)
+
+        net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(64, 8))
+        every = [
+            torch.optim.SGD(net.parameters(), 0.1)]
+        parts = {"é": nn.Conv2d(3, 4, 1)}
+        sgd = torch.optim.SGD(
+            parts["é"].parameters(), 0.1)
+        apply = lambda x: parts["é"](x)
+        for output in torch.utils.data.DataLoader(Data(), 4):
+            for one in (output,): loss = (net(  # net, of output / 2
+                one / 2) + net(output) - net(one)).mean()
+            loss = loss + apply(output).mean()
+            one, *rest = net(
+                output)
+            (loss + one.mean()).backward()
+            sgd.step()
+        """)
+    assert [each["name"] for each in facts["models"]] == ["net", "parts['é']"]
+    for each, told in zip(facts["models"], (
+            "train.py:18  for one in (output,): loss = (net(  # net, of output / 2",
+            """train.py:16  apply = lambda x: parts["é"](x)""")):
+        assert advice.write("amp bfloat16", facts | dict(models=[each])).startswith(f"""{told}
+            instead of {each["name"]}(...): \
+torch.autocast("cpu", torch.bfloat16)({each["name"]})(...).float()
+""")
+    last = advice.write("channels_last", facts)
+    assert re.match(r"above train.py:11  every = \[\n +net.to\(memory_format", last)
+    assert "net (train.py:19), net (train.py:21), parts['é'] (" in last
+    assert "workers" not in advice.reasons(facts)  # Data knows of workers
+
+
+def test_tuples_get_a_with_block(watched):
+    facts = watched.run("""
+        import torch
+
+        class GPT(torch.nn.Linear):
+            def forward(self, x, y):
+                logits = super().forward(x)
+                return logits, (logits - y).square().mean()
+
+        model = GPT(8, 8)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            logits, loss = model(torch.rand(4, 8), torch.rand(4, 8))
+            loss.backward()
+            optimizer.step()
+        """)
+    assert """
+            with torch.autocast("cpu", torch.bfloat16):
+                logits, loss = model(torch.rand(4, 8), torch.rand(4, 8))
+            and a loss outside""" in advice.write("amp bfloat16", facts)
+
+
+def test_models_that_other_objects_hold(watched):
+    """They are named as the user's lines can; a variable of a comprehension is not there later."""
+    facts = watched.run("""\
+        import types, torch
+        from torch import nn
+
+        class Trainer:
+            def __init__(self):
+                self.nets = {"g": nn.Linear(8, 8)}
+                self.optimizers = {name: torch.optim.SGD(net.parameters(), 0.1, foreach=True)
+                                   for name, net in self.nets.items()}
+
+            def step(self):
+                x = torch.rand(4, 8)
+                (self.nets["g"](x) + state.net(x)).mean().backward()
+                self.optimizers["g"].step()
+
+        state = types.SimpleNamespace(net=nn.Linear(8, 8))
+        sgd = torch.optim.SGD(state.net.parameters(), 0.1)
+        trainer = Trainer()
+        for _ in range(2):
+            trainer.step()
+        """)
+    assert {each["name"]: each["above"]["at"] for each in facts["models"]} == {
+        "self.nets['g']": "train.py:7", "state.net": "train.py:16"}
+    assert [each["local"] for each in facts["models"]] == ["self.nets['g']", "state.net"]
+    assert "fused=True in place of foreach=True" in advice.write("fused", facts)
+
+
+def test_each_model_is_changed_where_it_is_known(watched):
+    """netD does not exist above the first optimizer; net is named as where its optimizer is."""
+    facts = watched.run("""\
+        import torch
+        from torch import nn
+
+        def train(module, optimizer):
+            module(torch.rand(4, 8)).mean().backward()
+            optimizer.step()
+
+        netG = nn.Linear(8, 8)
+        optG = torch.optim.SGD(netG.parameters(), 0.1)
+        netD = nn.Linear(8, 8)
+        optD = torch.optim.SGD(netD.parameters(), 0.1)
+        early = nn.Linear(8, 8)
+        early(torch.rand(4, 8))
+        optE = torch.optim.SGD(early.parameters(), 0.1)
+        late = nn.Sequential(early)
+        parts = nn.ModuleDict({"head": nn.Linear(8, 8)})
+        optP = torch.optim.SGD(parts.parameters(), 0.1)
+        for _ in range(2):
+            train(netD, optD)
+            train(netG, optG)
+            train(early, optE)
+            train(late, optE)
+            train(parts["head"], optP)
+        """)
+    told = {}
+    for model in facts["models"]:
+        above, line, *_ = advice.write("compile", facts | dict(models=[model])).split("\n")
+        told[line.strip()] = above
+    assert told == {
+        "netG.compile()": "above train.py:9  optG = torch.optim.SGD(netG.parameters(), 0.1)",
+        "netD.compile()": "above train.py:11  optD = torch.optim.SGD(netD.parameters(), 0.1)",
+        "early.compile()": "above train.py:14  optE = torch.optim.SGD(early.parameters(), 0.1)",
+        "late.compile()": "below the line that makes late",
+        "parts['head'].compile()": "below the line that makes parts['head']"}
+    everything = advice.write("compile", facts)
+    assert "likewise: " in everything and "netG (train.py:9)" in everything
+
+
+def test_nothing_changes_below_a_live_wrapper(watched):
+    """Neither the layout nor a compiled function; the model is changed before it is wrapped."""
+    facts = watched.run("""\
+        import torch
+        from torch import nn
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
+        model = nn.DataParallel(net)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            model(torch.rand(4, 3, 8, 8)).mean().backward()
+            optimizer.step()
+        """)
+    for name, change in ("channels_last", "net.to(memory_format=torch.channels_last)"), (
+            "compile", "net.compile()"):
+        assert advice.write(name, facts).startswith(
+            f"above train.py:4  model = nn.DataParallel(net)\n            {change}\n")
+    facts["models"][0] |= dict(before=None, bare="", name="model.module")  # a wrapper not seen
+    assert advice.write("channels_last", facts).startswith(
+        "before DistributedDataParallel or DataParallel gets the model\n            model.to(")
+    facts["optimizers"] = []  # it came to a process that was spawned
+    assert advice.write("compile", facts).startswith("in the process that trains, before its first")
+
+
+def test_a_wrapper_within_a_model_counts_too(watched):
+    facts = watched.run("""\
+        import torch
+        from torch import nn
+
+        class Task(nn.Module):
+            def __init__(self, net):
+                super().__init__()
+                self.net = nn.DataParallel(net)
+
+            def to(self, *args, **kwargs):
+                self.device = torch.empty(0).to(*args, **kwargs).device
+                return super().to(*args, **kwargs)
+
+            def forward(self, x):
+                return self.net(x)
+
+        task = Task(nn.Conv2d(3, 4, 3))
+        optimizer = torch.optim.SGD(task.parameters(), 0.1)
+        for _ in range(2):
+            task(torch.rand(4, 3, 8, 8)).mean().backward()
+            optimizer.step()
+        """)
+    assert facts["models"][0]["own_to"]
+    text = advice.write("channels_last", facts)
+    assert text.startswith("above train.py:7  self.net = nn.DataParallel(net)\n")
+    assert "for weights in net.parameters()" in text and "net.to(" not in text
+
+
+def test_a_to_of_its_own_takes_no_layout(watched):
+    facts = watched.run("""\
+        import torch
+        from torch import nn
+
+        class Task(nn.Conv2d):
+            def to(self, device):
+                return super().to(device)
+
+        model = Task(3, 4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            model(torch.rand(4, 3, 8, 8)).mean().backward()
+            optimizer.step()
+        """)
+    text = advice.write("channels_last", facts)
+    lines = text.split("\n")[1:4]
+    space = dict(torch=torch, model=watched.space["model"])
+    exec(textwrap.dedent("\n".join(lines)), space)  # it runs as it stands
+    assert space["model"].weight.is_contiguous(memory_format=torch.channels_last)
+    assert "channels_last" in advice.reasons(
+        facts | dict(seen=inside_facts.traits(space["model"])))
+
+
+def test_networks_that_only_take_time_are_named(watched):
+    facts = watched.run("""\
+        import torch
+        from torch import nn
+        teacher = nn.Linear(8, 8)
+        student = nn.Linear(8, 8).eval()
+        critic = nn.Linear(8, 8).requires_grad_(False)
+        optimizer = torch.optim.SGD(student.parameters(), 0.1)
+        for _ in range(2):
+            with torch.no_grad():
+                goal = teacher(torch.rand(4, 8))
+            output = student(torch.rand(4, 8))
+            loss = (critic(output) - goal).square().mean()
+            loss.backward()
+            optimizer.step()
+        """)
+    assert {each["local"]: each["role"] for each in facts["models"]} == {
+        "teacher": "frozen", "student": "eval", "critic": "frozen"}
+    amp = advice.write("amp bfloat16", facts)
+    assert amp.startswith("train.py:10  output = student(")
+    assert "likewise: teacher (frozen) (train.py:9), critic (frozen) (train.py:11)" in amp
+    assert "teacher (frozen) (train.py:9)" in advice.write("compile", facts)
+    seen = report.also_seen(facts)
+    assert "train.py:9: teacher (Linear) does not train, but each step computes it" in seen
+
+
+def test_autocast_of_float32_is_not_amp(watched):
+    facts = watched.run("""\
+        import torch
+        model = torch.nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for dtype, on in ((torch.float32, True), (torch.bfloat16, False)):
+            context = torch.autocast("cpu", dtype, enabled=on)
+            with context:
+                output = model(torch.rand(4, 8))
+            output.mean().backward()
+            optimizer.step()
+        """)
+    assert [each["half"] for each in facts["autocasts"]] == ["", ""]
+    assert not advice.reasons(facts, ["amp bfloat16"])
+    assert "or at train.py:6  with context:: enabled=True, dtype=torch.bfloat16" in advice.write(
+        "amp bfloat16", facts)
+
+
+def test_autocast_in_a_half_type_is_amp(watched):
+    facts = watched.run("""\
+        import torch
+        model = torch.nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                output = model(torch.rand(4, 8))
+            output.mean().backward()
+            optimizer.step()
+        """)
+    assert [each["half"] for each in facts["autocasts"]] == ["bfloat16"] * 2
+    assert advice.reasons(facts, ["amp bfloat16"]) == {"amp bfloat16": "already there"}
+    assert "amp float16" in advice.reasons(facts)
+
+
+# ------------------------------------------------------------------------------------- arguments
+LOADER = """
+import torch
+from torch.utils.data import DataLoader
+data = torch.utils.data.TensorDataset(torch.rand(64, 8))
+{lines}
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+""" + LOOP
+
+
+@pytest.mark.parametrize("lines, told", [
+    ("loader = DataLoader(data, batch_size=4)", "num_workers=2, persistent_workers=True"),
+    ("loader = DataLoader(data, 4, num_workers=0)",
+     "persistent_workers=True|num_workers=2 in place of num_workers=0"),
+    ("loader = DataLoader(data, 4, True, None, None, 0)",
+     "persistent_workers=True|2 as argument 6 (num_workers)"),
+    ("options = dict(batch_size=4, num_workers=0)\nloader = DataLoader(data, **options)",
+     "in options (train.py:5): num_workers=2, persistent_workers=True"),
+    ('options = {"batch_size": 4, "num_workers": 0}\nloader = DataLoader(data, **options)',
+     'in options (train.py:5): "num_workers": 2, "persistent_workers": True'),
+    ("options = dict(batch_size=4)\nloader = DataLoader(data, **options)",
+     "num_workers=2, persistent_workers=True"),
+    ("def build(data, **options):\n    return DataLoader(data, **options)\n"
+     "loader = build(data, num_workers=0)",
+     'DataLoader(data, **{**options, "num_workers": 2, "persistent_workers": True})'),
+    ("loader = DataLoader(data, **dict(num_workers=0, batch_size=4))",
+     'DataLoader(data, **{**dict(num_workers=0, batch_size=4), "num_workers": 2, '
+     '"persistent_workers": True})'),
+    ("class Loader(DataLoader):\n    def __init__(self, data, **options):\n"
+     "        super().__init__(data, **options)\nloader = Loader(data, num_workers=0)",
+     'super().__init__(data, **{**options, "num_workers": 2, "persistent_workers": True})'),
+    ("import types\nargs = types.SimpleNamespace(workers=0)\n"
+     "loader = DataLoader(\n    data, 4,\n    num_workers=args.workers)",
+     "persistent_workers=True|num_workers=2 in place of num_workers=args.workers"),
+    ("loader = [DataLoader(data, **each) for each in [dict(num_workers=0)]][0]",
+     'DataLoader(data, **{**each, "num_workers": 2, "persistent_workers": True})'),
+], ids=["none", "keyword", "position", "dict", "braces", "elsewhere", "function", "call",
+        "subclass", "args", "comprehension"])
+def test_arguments_are_not_given_twice(watched, lines, told):
+    facts = watched.run(LOADER.format(lines=lines))
+    text = advice.write("workers", facts, dict(workers=2))
+    _, *rest = text.split("\n")
+    assert [line.strip() for line in rest[:-1]] == told.split("|")
+    if "**{**" in told:  # it is an expression
+        ast.parse(told)
+
+
+def test_each_optimizer_has_its_own_line(watched):
+    facts = watched.run("""\
+        import itertools, torch
+        G, D = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+        kind = dict(lr=0.1, foreach=True)
+        opt_G = torch.optim.Adam(itertools.chain(G.parameters()), lr=0.1)
+        opt_D = torch.optim.Adam(D.parameters(), **kind)
+        rest = torch.optim.Adadelta([torch.nn.Parameter(torch.zeros(2))])
+        fast = torch.optim.SGD(D.parameters(), 0.1, fused=True)
+        for _ in range(2):
+            output = G(torch.rand(4, 8))
+            D(output).mean().backward()
+            opt_G.step()
+            opt_D.step()
+        """)
+    assert [each["name"] for each in facts["optimizers"]] == ["opt_G", "opt_D", "rest", "fast"]
+    assert not advice.reasons(facts, ["fused"])
+    text = advice.write("fused", facts)
+    assert text.startswith("""\
+train.py:4  opt_G = torch.optim.Adam(itertools.chain(G.parameters()), lr=0.1)
+            fused=True
+        train.py:5  opt_D = torch.optim.Adam(D.parameters(), **kind)
+            in kind (train.py:3): fused=True in place of foreach=True
+        watch: """)
+    scaler = advice.write("amp float16", on_gpu(facts))
+    assert "scaler.scale(loss).backward(); scaler.step(opt_G); scaler.step(opt_D)" in scaler
+    assert advice.reasons(facts | dict(optimizers=facts["optimizers"][2:3]))["fused"] == (
+        "torch has no fused Adadelta")
+    assert advice.reasons(facts | dict(optimizers=[]))["fused"].startswith("the optimizer is made")
+
+
+# ------------------------------------------------------------------------------------- libraries
+FIT = """
+    import torch
+
+    class Trainer:
+        def fit(self, model, *data):
+            optimizer = model.configure_optimizers() if hasattr(
+                model, "configure_optimizers") else torch.optim.SGD(model.parameters(), 0.1)
+            loader = model.train_dataloader() if hasattr(
+                model, "train_dataloader") else torch.utils.data.DataLoader(*data, batch_size=4)
+            loader = torch.utils.data.DataLoader(loader.dataset, batch_size=4)
+            for batch in loader:
+                loss = model.training_step(batch) if hasattr(
+                    model, "training_step") else model(batch).mean()
+                loss.backward()
+                optimizer.step()
+    """
+MODULE = """\
+import torch
+from torch import nn
+import {library} as library
+
+class Module(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
+
+    def training_step(self, batch):
+        output = self.net(batch)
+        return output.mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+    def train_dataloader(self):
+        options = dict(batch_size=4, num_workers=0)
+        return torch.utils.data.DataLoader(torch.rand(8, 3, 8, 8), **options)
+
+module = Module()
+trainer = library.Trainer()
+trainer.fit(module)
+"""
+
+
+@pytest.mark.parametrize("library", ["lightning", "pytorch_lightning"])
+def test_lightning(watched, library, tmp_path):
+    watched.patch.syspath_prepend(package(tmp_path / "site-packages", library, FIT))
+    facts = on_gpu(watched.run(MODULE.format(library=library)))
+    write = functools.partial(advice.write, facts=facts, extra=dict(workers=2))
+    entry = "train.py:23  trainer.fit(module)"
+    for name, precision in ("amp bfloat16", "bf16-mixed"), ("amp float16", "16-mixed"):
+        text = write(name)
+        assert f'Trainer(precision="{precision}")' in text and "GradScaler" not in text
+        assert "scaler" not in text and "inside" not in text
+    assert write("compile").startswith(
+        f"above {entry}\n            module = torch.compile(module)\n")
+    assert 'torch.compile(module, mode="reduce-overhead")' in write("compile reduce-overhead")
+    layout = write("channels_last")
+    assert layout.startswith(f"above {entry}\n            module.to(memory_format=")
+    assert "images" not in layout
+    assert "Trainer(benchmark=True)" in write("cudnn")
+    assert write("tf32").startswith("at the top")
+    # the user's own loader and optimizer are the user's, though the library makes one anew
+    assert {each["at"] for each in facts["loaders"]} == {"train.py:19"}
+    assert write("workers").split("\n")[1].strip() == (
+        "in options (train.py:18): num_workers=2, persistent_workers=True, pin_memory=True")
+    assert write("fused").startswith("train.py:15  return torch.optim.SGD(self.parameters(), 0.1)")
+
+
+def test_transformers_trainer(watched, tmp_path):
+    watched.patch.syspath_prepend(package(tmp_path / "site-packages", "transformers", FIT))
+    facts = on_gpu(watched.run("""\
+        import torch, transformers
+        model = torch.nn.Linear(8, 8)
+        trainer = transformers.Trainer()
+        trainer.fit(model, torch.rand(8, 8))
+        """))
+    assert {each["library"] for each in facts["loaders"] + facts["optimizers"]} == {"transformers"}
+    for name, words in {
+            "amp bfloat16": "bf16=True", "amp float16": "fp16=True", "tf32": "tf32=True",
+            "compile": "torch_compile=True", "fused": 'optim="adamw_torch_fused"',
+            "workers": "dataloader_num_workers=2, dataloader_persistent_workers=True",
+            "batch": "per_device_train_batch_size=8"}.items():
+        text = advice.write(name, facts, dict(workers=2, times=2))
+        assert f"TrainingArguments: {words}" in text, name
+        assert "GradScaler" not in text and text.count("TrainingArguments") == 1
+
+
+def test_accelerate_is_told_by_its_state(watched, monkeypatch):
+    state = types.SimpleNamespace(_shared_state={"device": "cpu"})
+    monkeypatch.setitem(sys.modules, "accelerate.state",
+                        types.SimpleNamespace(AcceleratorState=state))
+    facts = watched.run(LOADER.format(lines="loader = DataLoader(data, 4)"))
+    assert 'Accelerator: mixed_precision="bf16"' in advice.write("amp bfloat16", facts)
+    assert "GradScaler" not in advice.write("amp float16", on_gpu(facts))
+    assert advice.write("workers", facts, dict(workers=2)).startswith("train.py:5  loader = ")
+    assert 'dynamo_backend="inductor"' in advice.write("compile", facts)
+
+
+def test_what_an_unknown_library_makes_and_calls(watched, tmp_path):
+    watched.patch.syspath_prepend(package(tmp_path / "site-packages", "fitter", FIT))
+    facts = watched.run("""\
+        import fitter, torch
+        fitter.Trainer().fit(torch.nn.Linear(8, 8), torch.rand(64, 8))
+        """)
+    begin = ("inside fitter, which has to be told to do this:\n"
+             "        train.py:2  fitter.Trainer().fit(torch.nn.Linear")
+    for name in "amp bfloat16", "workers", "fused":
+        assert advice.write(name, facts, dict(workers=2)).startswith(begin)
+    assert 'model(...): torch.autocast("cpu", torch.bfloat16)(model)(...).float()\n' in (
+        advice.write("amp bfloat16", facts))
+    for of in facts["loaders"] + facts["optimizers"]:
+        of["library"] = "transformers"
+    facts["models"][0]["library"] = ""  # as in a Trainer with a compute_loss of the user's
+    assert "TrainingArguments: bf16=True" in advice.write("amp bfloat16", facts)
