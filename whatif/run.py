@@ -150,7 +150,10 @@ class Results:
             if pid in self.by_pid:
                 self.by_pid[pid] |= record | dict(done=True)
         else:
-            before = self.by_pid.setdefault(pid, dict(pid=pid, windows=[]))
+            before = self.by_pid.setdefault(pid, dict(pid=pid, windows=[], failed=[]))
+            for one, many in ("window", "windows"), ("whole", "windows"), ("fails", "failed"):
+                if one in record:
+                    before[many].append(record.pop(one))
             if not before.get("done"):
                 before |= record
 
@@ -162,9 +165,9 @@ class Results:
         return next(iter(self.by_pid.values()), dict(windows=[]))
 
     def are_done(self):
-        """Return whether each process that has reported is done, or has been killed."""
-        return bool(self.by_pid) and all(
-            each.get("done") or not processes.is_alive(pid) for pid, each in self.by_pid.items())
+        """Return whether the first process that has reported is done, or all have been killed."""
+        return bool(self.by_pid) and (bool(self.first().get("done")) or all(
+            not processes.is_alive(pid) for pid in self.by_pid))
 
     def merged(self):
         """Return the first process's result; the others are its "others", by process."""

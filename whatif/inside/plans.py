@@ -147,6 +147,12 @@ class Turns:
         return stats.estimates([stats.Window(tuple(each["names"]), each["rate"], each["at"])
                                 for each in self.windows])
 
+    def needed(self):
+        """Return how many steps/s the best set computes, or None."""
+        rates = [each["steps"] / each["seconds"] for each in self.windows
+                 if tuple(each["names"]) == self.search.best(self.estimates(), self.failed)]
+        return statistics.median(rates) if rates else None
+
     def agree(self, value):
         """Return what rank 0 has, in each rank."""
         if self.group is None:
@@ -246,7 +252,7 @@ class Turns:
         run.scaler = None
         self.state.put_back()
         self.failed[names] = why
-        run.send(failed=[names, why])
+        run.send(fails=[names, why])
         return True
 
     def add(self, names, found):
@@ -269,6 +275,7 @@ def by_turns(run):
     if sharded := run.models.sharded():
         run.send(no_turns=f"turns cannot change a model that {sharded} shards")
         run.finish()
+    turns = None
     if run.spec["only"] or run.loaders.training():
         turns = Turns(run)
         turns.prepare()
@@ -279,12 +286,12 @@ def by_turns(run):
         yield from gpu.find_waits(run, WAITS)
         yield from gpu.time_kernels(run, KERNELS)
     if run.ranks()[0] == 0:
-        measure_loading(run)
+        measure_loading(run, turns.needed() if turns else None)
     run.send(facts=run.facts())
 
 
-def measure_loading(run):
-    """Measure the first training loader by itself."""
+def measure_loading(run, needed=None):
+    """Measure the first training loader by itself; a step could take `needed` batches/s."""
     numbers = run.loaders.training()
     loader = run.loaders.live.get(numbers[0]) if numbers else None
     if loader is None or not run.spec.get("loader_seconds"):
@@ -292,8 +299,10 @@ def measure_loading(run):
     from whatif.inside import loading
     run.loaders.repeats = run.loaders.keeps = False
     run.send(phase="loader")
-    run.send(loading=loading.measure_loader(
-        loader, run.spec["loader_seconds"], run.spec["cores"], run.send, run.places))
+    found = loading.measure_loader(
+        loader, run.spec["loader_seconds"], run.spec["cores"], is_users=run.places.is_users,
+        needed=needed)
+    run.send(loading=found)
 
 
 def whole(run):

@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import functools
-import json
 import multiprocessing
 import os
 import sys
@@ -15,7 +14,7 @@ import weakref
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from whatif import techniques
+from whatif import records, techniques
 from whatif.inside import facts, parsers, plans
 from whatif.inside.batches import Loaders
 from whatif.inside.clock import Clock
@@ -73,9 +72,8 @@ class Run:
     # ---- what it tells, and what it knows of itself
     def send(self, **record):
         """Append a record for the process that started the run."""
-        file = os.open(f"{self.spec['folder']}/records", os.O_WRONLY | os.O_APPEND)
-        os.write(file, (json.dumps({"pid": os.getpid(), **record}) + "\n").encode())
-        os.close(file)
+        if self.ranks()[0] == 0 or "error" in record:
+            records.send(self.spec["folder"], **record)
 
     def see(self, what, is_so=True):
         """Note something that the report may name."""

@@ -1,0 +1,180 @@
+"""The best set beside the script as it is, in whole processes with real loading, and its losses."""
+
+import statistics
+import time
+
+from whatif import forecast, report, run, stats, techniques
+
+STEPS = 60  # of a run, at least, so that losses can be compared
+LEAST_SECONDS = 3.0  # that a run measures
+PAIRS = stats.LEAST_PAIRS
+LOOSEST = ("amp float16", "amp bfloat16", "tf32", "compile", "compile reduce-overhead", "fused",
+           "channels_last", "cudnn")  # numerically, first
+
+
+def numbers(losses):
+    """Return losses as numbers; those that are not finite came as text."""
+    return [float(each) for each in losses]
+
+
+class Confirmation:
+    """Pairs of runs, and what came out of them."""
+
+    def __init__(self, session, show):
+        self.session, self.show = session, show
+        self.names = self.with_workers(session.best())
+        self.runs = {(): [], self.names: []}  # of whole processes, by set
+        self.took, self.why, self.errors = [], "", {}
+        self.losses, self.began = [], time.monotonic()
+
+    def with_workers(self, names):
+        """Return the set with workers, if the loader by itself says that more of them pay."""
+        found = self.session.found
+        loading, plain = found.get("loading") or {}, self.session.baseline()
+        enough, now = loading.get("enough"), loading.get("as_is", {}).get("workers")
+        if "workers" not in self.session.only or not enough or not plain["compute_seconds"] or (
+                "workers" in found.get("why_not", {})) or enough["workers"] == now:
+            return names
+        found["workers"] = enough["workers"]
+        gain = self.forecast_of((*names, "workers")).speedup / self.forecast_of(names).speedup
+        if gain < stats.ADVISED:
+            found["workers"] = 0
+            return names
+        return techniques.ordered({*names, "workers"})
+
+    def forecast_of(self, names):
+        """Return the Forecast of a set with real loading."""
+        return forecast.of_session(self.session, names)
+
+    # ---- the runs
+    def run(self, names, k, seconds):
+        """Run a set in a process of its own, with seeds shifted by k; return its result."""
+        session, begin = self.session, time.monotonic()
+        limit = max(30.0, session.left() + 20)
+        n = len(self.runs.get(names, ()))
+        what = f"{report.name_of(names)}, whole run {n + 1}"
+        result = run.run_once(session.command, session.spec(
+            "fixed", names, seconds=seconds, seed=k, hold="start"), limit, lambda _: self.show(
+                f"{time.monotonic() - session.began:.0f} s  {what}"))
+        self.took.append(time.monotonic() - begin - seconds)
+        if result["error"] or not result["windows"]:
+            self.errors[names] = result["error"] or "it ended before it was measured"
+            return None
+        found = result["windows"][0] | dict(
+            losses=numbers(result.get("losses", [])), memory=result.get("memory"), k=k,
+            is_timed=seconds > 0, seen=result["facts"]["seen"])
+        self.runs.setdefault(names, []).append(found)
+        return found
+
+    def fits(self, runs, seconds):
+        """Return whether there is time for so many runs."""
+        each = statistics.fmean(self.took) if self.took else 15.0
+        return self.session.left() > runs * (each + seconds)
+
+    def measure(self):
+        """Run pairs until they agree, then what is missing to compare losses."""
+        session = self.session
+        if not self.names or not session.windows:
+            return
+        start = session.found.get("start_seconds") or 15.0
+        seconds = min(session.args.seconds, session.left() / (2 * PAIRS + 1) - 1.5 * start)
+        seconds, k = max(LEAST_SECONDS, seconds), 0
+        while self.fits(2, seconds):
+            pair = [(), self.names] if k % 2 == 0 else [self.names, ()]
+            if not all([self.run(names, k, seconds) for names in pair]):
+                self.why = "; ".join(f"{report.name_of(names)}: {why}"
+                                     for names, why in self.errors.items())
+                break
+            k += 1
+            if k >= PAIRS and self.is_clear():
+                break
+        while len(self.runs[()]) < stats.LEAST_PLAIN and self.fits(1, 0) and not self.errors:
+            k += 1
+            if not self.run((), k, 0):
+                break
+        session.seconds["confirmation"] = time.monotonic() - self.began
+        self.compare_losses()
+
+    # ---- what came out
+    def rates(self, names):
+        timed = [each for each in self.runs[names] if each["is_timed"]]
+        return [(each["samples"] or each["steps"]) / each["seconds"] for each in timed]
+
+    def estimate(self):
+        """Return the Estimate of the pairs, or None."""
+        plain, mine = self.rates(()), self.rates(self.names)
+        n = min(len(plain), len(mine))
+        return stats.of_pairs(plain[:n], mine[:n]) if n else None
+
+    def is_clear(self):
+        found = self.estimate()
+        return found is not None and found.low is not None and (found.low > 1 or found.high < 1)
+
+    def is_advised(self):
+        """Return whether the set is still advised: whole runs do not say that it is slower."""
+        found = self.estimate()
+        changes = any(one["status"] in ("changed", "not finite") for one in self.losses)
+        return not changes and not (self.is_clear() and found.high < 1)
+
+    def line(self):
+        """Return what the report says of the confirmation, or None if nothing was to confirm."""
+        if not self.names:
+            return None
+        found, clear = self.estimate(), self.is_clear()
+        why = self.why or ("" if clear else "there was no time for enough runs (--minutes)"
+                           if not found or found.n < PAIRS else "its runs differ too much")
+        off = ""
+        if clear:
+            off = forecast.parts_off_session(self.session, self.names, found, self.runs)
+        memory = [each["memory"] for each in self.runs[self.names] if each["memory"]]
+        return dict(techniques=self.names, speedup=found and found.speedup,
+                    low=found and found.low, high=found and found.high, n=found.n if found else 0,
+                    confirmed=clear, why=why, off=off, memory=max(memory, default=None),
+                    rates=self.rates(()), rates_with=self.rates(self.names))
+
+    def forecast_lines(self):
+        if not self.names:
+            return []
+        return [self.forecast_of(names).line(names) for names in dict.fromkeys(
+            [*((name,) for name in self.names), self.names])]
+
+    # ---- losses
+    def loss_lines(self):
+        return self.losses
+
+    def compare_losses(self):
+        """Say whether the set changes the training; if so, find the technique that does."""
+        told = self.loss_of(self.names)
+        if told["status"] in ("changed", "not finite") and len(self.names) > 1:
+            for name in (each for each in LOOSEST if each in self.names):
+                rest = tuple(each for each in self.names if each != name)
+                if not self.fits(2, 0) or not all([self.run(rest, k, 0) for k in range(2)]):
+                    break
+                if self.loss_of(rest)["status"] == "same":
+                    told["culprit"] = name
+                    break
+        self.losses.append(told)
+
+    def loss_of(self, names):
+        """Return what the report says of a set's losses."""
+        plain, mine = self.runs[()], self.runs.get(names, [])
+        means = stats.mean_losses([each["losses"] for each in (*plain, *mine)])
+        of_plain = [each.mean for each in means[:len(plain)] if each]
+        of_mine = [each.mean for each in means[len(plain):] if each]
+        told = dict(techniques=names, runs=len(of_mine), n=len(of_plain), baseline=None, mean=None,
+                    margin=None)
+        if not of_mine or not of_plain:
+            hidden = not any(each["losses"] for each in plain)
+            return told | dict(status="not seen" if hidden else "not compared", why=(
+                "the script calls backward() with gradients, or autograd.grad()" if hidden else
+                f"runs made fewer than {stats.LEAST_LOSSES} steps"))
+        verdict = stats.changes_training(of_plain, of_mine)
+        told |= dict(mean=verdict.mean, why=verdict.why)
+        if verdict.low is not None:
+            told |= dict(baseline=(verdict.low + verdict.high) / 2,
+                         margin=(verdict.high - verdict.low) / 2)
+        if verdict.changes is None:
+            return told | dict(status="not compared")
+        is_lost = verdict.changes and (verdict.mean is None or verdict.mean != verdict.mean)
+        return told | dict(status="not finite" if is_lost else
+                           "changed" if verdict.changes else "same")

@@ -1,0 +1,264 @@
+"""One call of whatif: turns in one process, the loader, the confirmation, and the report."""
+
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from whatif import confirm, copies, machine, report, run, search, stats, techniques
+
+COMPUTE_SHARE, COMPUTE_MOST = 0.5, 180.0  # of --minutes, and seconds, for the turns
+LOADER_SHARE, LOADER_MOST = 0.08, 20.0
+CLOSING = 5.0  # seconds that are kept for the report
+AGAIN = 20.0  # seconds with which a process is worth starting once more
+SLACK = 60.0  # seconds after the deadline, after which a process is cut off
+
+
+def progress(text):
+    """Show what is under way, in place, on a terminal."""
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns - 1
+        print(f"\r{text[:width]}\033[K", end="", flush=True)
+
+
+def say(text):
+    """Print a line or more."""
+    progress("")
+    print(text, flush=True)
+
+
+class Session:
+    """What one call measures, and the time left for more."""
+
+    def __init__(self, args, command, cwd, folder):
+        self.args, self.command, self.cwd, self.folder = args, command, str(cwd), folder
+        self.began, self.number = time.monotonic(), 0
+        self.windows, self.failed, self.notes = [], [], []
+        self.found = {}  # the records of the turns, merged
+        self.seconds = {}
+        self.only = [each for each in args.only if each != "plain"]
+
+    def left(self):
+        """Return the seconds left of --minutes."""
+        return self.began + 60 * self.args.minutes - CLOSING - time.monotonic()
+
+    def spec(self, mode, names=(), **more):
+        """Return what the processes of the next run have to know."""
+        self.number += 1
+        roots = {self.cwd, str(self.args.script.resolve().parent) if self.args.script else self.cwd}
+        return dict(
+            mode=mode, techniques=list(names), only=self.only, cwd=self.cwd, roots=sorted(roots),
+            folder=os.path.join(self.folder, str(self.number)), cores=machine.cores(),
+            seconds=self.args.seconds, least_steps=confirm.STEPS, window=None,
+            training=self.facts().get("training", []),
+            workers=self.found.get("workers", 0), seed=None, hold="kept") | more
+
+    def facts(self):
+        return self.found.get("facts", {})
+
+    def show(self, result):
+        """Show what a process does now."""
+        names = result.get("now")
+        what = result.get("phase", "start")
+        if what == "turns" and names is not None:
+            what = f"by turns: {report.name_of(tuple(names))}, {len(result['windows'])} windows"
+        progress(f"{time.monotonic() - self.began:.0f} s  {what}")
+
+    # ---- by turns
+    def take_turns(self):
+        """Measure all sets by turns. Return an error that leaves nothing to report, or ""."""
+        share = min(COMPUTE_SHARE * 60 * self.args.minutes, COMPUTE_MOST)
+        deadline = time.time() + share
+        loader = min(LOADER_SHARE * 60 * self.args.minutes, LOADER_MOST)
+        while True:
+            limit = deadline - time.time() + loader + SLACK
+            before = len(self.windows)
+            result = run.run_once(self.command, self.spec(
+                "turns", deadline=deadline, loader_seconds=loader, turns=self.windows,
+                failed=self.failed), limit, self.show)
+            gained = self.take(result)
+            if "turns_over" in result or "no_turns" in result:
+                break
+            if result["error"] and not self.windows:
+                return result
+            if not self.goes_on(result) or deadline - time.time() < AGAIN or (
+                    gained < 3 and len(self.failed) == before):
+                break
+        self.seconds["compute"] = time.monotonic() - self.began
+        return None
+
+    def take(self, result):
+        """Keep what a process has told; return how many windows it gave."""
+        windows = [dict(each, names=tuple(each["names"])) for each in result["windows"]]
+        self.windows += windows
+        self.failed += [[tuple(names), why] for names, why in result["failed"]]
+        self.found |= {key: value for key, value in result.items()
+                       if key not in ("windows", "failed")}
+        self.notes += [f"whatif itself failed in a process of the script: "
+                       f"{fault.strip().splitlines()[-1]}" for fault in result.get("faults", ())]
+        return len(windows)
+
+    def goes_on(self, result):
+        """Return whether a process that ended early is worth another one; note why it ended."""
+        names = tuple(result.get("now") or ())
+        if result["error"] and names:
+            self.failed.append([names, result["error"]])
+            return True
+        if result["error"]:
+            self.notes.append(f"The measurement ended early: {result['error']}")
+            return False
+        if result.get("ended"):
+            self.notes.append(f"The script came to its own end after {result['steps']} steps, "
+                              "which ended a part of the measurement.")
+            return True
+        return False
+
+    # ---- what came out
+    def estimates(self):
+        return stats.estimates([stats.Window(each["names"], each["rate"], each["at"])
+                                for each in self.windows])
+
+    def margin(self):
+        return stats.MARGIN_GPU if self.facts().get("device") == "cuda" else stats.MARGIN_CPU
+
+    def names(self):
+        """Return the techniques that were tried by turns."""
+        why = self.found.get("why_not", {})
+        return [name for name in techniques.NAMES if name not in techniques.LOADING
+                and search.kind(name) in self.only and name not in why]
+
+    def best(self):
+        """Return the set that is faster than any other, for certain; () if none is."""
+        return search.Search(self.names(), margin=self.margin()).best(
+            self.estimates(), dict(map(tuple, self.failed)))
+
+    def of_set(self, names, key):
+        return [each[key] for each in self.windows if each["names"] == names and each.get(key)]
+
+    def rows(self):
+        """Return the table's rows, in the order of measurement."""
+        found, rows = self.estimates(), []
+        turn = statistics.median([each["seconds"] for each in self.windows] or [1]) * 2.5
+        for names in dict.fromkeys(each["names"] for each in self.windows if each["names"]):
+            if one := found.get(names):
+                needed = stats.windows_needed(one, self.margin())
+                lost = not all(each["finite"] for each in self.windows if each["names"] == names)
+                rows.append(report.Row(
+                    names, one.speedup, one.low, one.high, one.n,
+                    stats.verdict(one, self.margin()).value, needed * turn or None,
+                    max(self.of_set(names, "memory"), default=None),
+                    "a loss was not finite" if lost else ""))
+        return rows
+
+    def baseline(self):
+        """Return what is known of the script as it is."""
+        watched = self.found.get("watched") or {}
+        rates = self.of_set((), "rate")
+        compute = [each["seconds"] / each["steps"] for each in self.windows if not each["names"]]
+        step = watched["seconds"] / watched["steps"] if watched.get("steps") else None
+        return dict(
+            rate=statistics.median(rates) if rates else None, n=len(rates),
+            memory=max(self.of_set((), "memory"), default=None), step_seconds=step or (
+                statistics.median(compute) if compute else None),
+            data_time=watched["wait"] / watched["seconds"] if watched.get("seconds") else None,
+            compute_seconds=statistics.median(compute) if compute else None)
+
+    def not_tried(self):
+        """Return {technique: why there are no windows of it}."""
+        failed = {names for names, _ in self.failed}
+        found = self.estimates()
+        return {name: "no time left (--minutes)" for name in self.names()
+                if (name,) not in found and (name,) not in failed}
+
+
+def loader_of(found):
+    """Return what the report says of the loader by itself, or None."""
+    loading = found.get("loading")
+    if not loading:
+        return None
+    rows = [row for row in loading["rows"] if row.get("rate")]
+    as_is = loading.get("as_is", {}).get("workers")
+    notes = [loading.get("summary", ""), *loading.get("notes", ())]
+    return dict(
+        unit="batches", notes=[note for note in notes if note],
+        rates=[dict(workers=row["workers"], rate=row["rate"], current=row["workers"] == as_is)
+               for row in rows],
+        spent=[dict(share=each["share"], what=each.get("what") or each.get("text", ""))
+               for each in loading.get("shares", ()) if each["share"] >= 0.02],
+        between=(loading.get("between") or {}).get("as_is"))
+
+
+def result_of(session, confirmed, stopped=False):
+    """Return the report's Result."""
+    args, found = session.args, session.found
+    facts = session.facts() | {key: found[key] for key in ("lines", "busy", "kernels")
+                               if key in found}
+    best = confirmed.names if confirmed else session.best()
+    units = [each["unit"] for each in session.windows]
+    only = {name: why for name, why in found.get("why_not", {}).items()
+            if search.kind(name) in session.only}
+    return report.Result(
+        script=args.name, arguments=session.command[2:] if args.kind == "script" else [],
+        unit=units[0] if units else "steps", facts=facts, baseline=session.baseline(),
+        rows=session.rows(), best=best if confirmed is None or confirmed.is_advised() else (),
+        extra=dict(workers=found.get("workers") or 1),
+        failed={tuple(names): why for names, why in session.failed}, excluded=only,
+        not_tried=session.not_tried(), loader=loader_of(found),
+        forecast=confirmed.forecast_lines() if confirmed else [],
+        confirmation=confirmed.line() if confirmed else None,
+        losses=confirmed.loss_lines() if confirmed else [],
+        notes=[*dict.fromkeys([*session.notes, *([found["no_turns"]] if "no_turns" in found
+                                                 else [])])],
+        seconds=session.seconds, by_turns="no_turns" not in found, stopped=stopped)
+
+
+def measure_all(session):
+    """Measure, and print the report. Return the exit status."""
+    confirmed, status, stopped = None, 0, False
+    try:
+        if error := session.take_turns():
+            progress("")
+            sys.stderr.write(error.get("traceback") or "")
+            sys.exit(f"whatif: {session.args.name}, as it is: {error['error']}")
+        say("\n".join(report.table(result_of(session, None))))
+        confirmed = confirm.Confirmation(session, show=progress)
+        confirmed.measure()
+    except KeyboardInterrupt:
+        stopped, status = True, 130
+    if session.windows:
+        result = result_of(session, confirmed, stopped)
+        say(report.text_of(result, with_table=stopped))
+        if session.args.json:
+            session.args.json.write_text(json.dumps(report.record(result), indent=1) + "\n")
+    elif stopped:
+        say("Stopped before there was anything to report.")
+    return status
+
+
+def main(args):
+    """Run a session. Return the exit status."""
+    cwd, command = Path.cwd(), args.command
+    new_folder = tempfile.TemporaryDirectory
+    with contextlib.ExitStack() as made:
+        if args.copy:
+            source = cwd
+            try:
+                say(f"Copying {source}.")
+                cwd = made.enter_context(copies.copied(source))
+            except OSError as error:
+                sys.exit(f"whatif: error: --copy: {str(error)[:200]}")
+            except KeyboardInterrupt:
+                return 130
+            command = copies.moved(command, source, cwd)
+        run.catch_signals()
+        folder = made.enter_context(new_folder(prefix="whatif-", ignore_cleanup_errors=True))
+        say(f"{args.name} runs with techniques switched on and off by turns, then beside itself, "
+            f"in at most {args.minutes:g} minutes.\nFrom the first repeated batch on, what it "
+            "writes is held back." + ("" if args.copy else "  --copy runs all in a copy of the "
+                                      "folder."))
+        return measure_all(Session(args, command, cwd, folder))
