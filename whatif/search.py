@@ -15,7 +15,8 @@ from whatif import stats
 from whatif.stats import LEAST_WINDOWS, Estimate, Verdict, quotient, verdict
 
 COSTLY = ("compile",)  # kinds that start slowly
-MOST_COSTLY = 5  # sets with one of those
+MOST_COSTLY = 6  # sets with one of those that have to be compiled
+UNCOMPILED = ("fused", "cudnn")  # kinds that leave compiled code as it is
 NEVER_KEPT = ("batch",)  # kinds that are measured, but never kept
 HOPELESS, HOPELESS_WINDOWS = 0.9, 3  # after so many windows, all of them slower than this
 
@@ -121,11 +122,17 @@ class Search:
         return self._explore(estimates, failed)[1]
 
     def best(self, estimates, failed=()):
-        """Return the fastest set that is known now, () if nothing gains."""
-        best = self._explore(estimates, failed)[0]
-        others = [one for one, found in estimates.items() if one != best and stats.gains(found)
-                  and not self._is_out(one, failed) and not {*one} & {*self.never}]
-        for one in sorted(others, key=lambda one: (-estimates[one].speedup, one)):
+        """Return the fastest set that is known now, () if nothing gains.
+
+        Each of its techniques gained when it was added to the others before it.
+        """
+        best, proven = self._explore(estimates, failed)[0], {()}
+        for one in sorted(estimates, key=lambda one: (len(one), one)):
+            if not self._is_out(one, failed) and not {*one} & {*self.never} and any(
+                    stats.gains(self._ratio(one, on, estimates))
+                    for on in proven if len(on) == len(one) - 1 and {*on} < {*one}):
+                proven.add(one)
+        for one in sorted(proven - {()}, key=lambda one: (-estimates[one].speedup, one)):
             if stats.gains(self._ratio(one, best, estimates)):
                 best = one
         return best
@@ -156,10 +163,12 @@ class Search:
             max(estimates[one].ratios) < HOPELESS * base)
 
     def _can_afford(self, one, estimates):
-        """Return whether a set is not costly, or has begun, or there may be one more like it."""
+        """Return whether a set is not costly, or compiled already, or one more may be compiled."""
+        def compiled(other):
+            return tuple(name for name in other if self.kind(name) not in UNCOMPILED)
         costly, alone = {*self.costly}, {(name,) for name in self.costly}
-        begun = alone | {other for other in estimates if {*other} & costly}
-        return one in begun or not {*one} & costly or len(begun) < self.most_costly
+        begun = alone | {compiled(other) for other in estimates if {*other} & costly}
+        return not {*one} & costly or compiled(one) in begun or len(begun) < self.most_costly
 
     def _ratio(self, one, other, estimates):
         return quotient(estimates[one], estimates[other] if other else None)
@@ -245,19 +254,24 @@ class Search:
 
     def _add_rest(self, chain, estimates, failed):
         """Try what was left out on top of the best set, first all of it together."""
-        on = chain[-1]
-        turns, _ = self._due(chain, self.cheap, estimates, failed)
+        while True:
+            on, (turns, steps) = chain[-1], self._due(chain, self.cheap, estimates, failed)
+            kept = [name for turn, name in turns
+                    if turn is Turn.GAINS and steps[name].on == on]
+            if not kept:
+                break
+            chain.append(self.join(on, kept[0]))
         rest = list({self.kind(name): name for turn, name in reversed(turns)
-                     if turn in (Turn.NEW, Turn.REST)}.values())[::-1]
+                     if turn <= Turn.NEW}.values())[::-1]
         both = self.join(on, *rest)
         if len(rest) > 1 and not self._is_out(both, failed):
-            if not self._can_afford(both, estimates) or self._is_hopeless(both, on, estimates):
+            together = [self._ratio(one, on, estimates) for one in estimates
+                        if {*both} <= {*one} and self._n(one, estimates) >= LEAST_WINDOWS]
+            if not all(map(stats.gains, together)) or self._is_hopeless(both, on, estimates):
                 return []
-            if self._n(both, estimates) < LEAST_WINDOWS:
-                return [both]
-            if not stats.gains(self._ratio(both, on, estimates)):
-                return []
-        return self._climb(chain, rest, estimates, failed)
+            if not together:
+                return [both] if self._can_afford(both, estimates) else []
+        return [self.join(on, rest[0])] if rest else []
 
     def _open(self, chain, estimates, failed):
         """Return the sets whose verdict is open, first those that decide on the best set."""

@@ -114,7 +114,8 @@ def ratios_of(windows):
     """Return {set: [ratio of each of its windows to the mean of its two plain neighbours]}.
 
     The neighbours are the last plain window before it and the next one after it, so that the
-    ratio does not contain the drift of the machine. A window that lacks one is left out.
+    ratio does not contain the drift of the machine. Their geometric mean is taken: with the
+    arithmetic one, noise makes every set seem slower. A window that lacks a neighbour is left out.
     """
     ordered = sorted(windows, key=lambda window: window.at)
     plain = [window for window in ordered if not window.techniques]
@@ -123,7 +124,7 @@ def ratios_of(windows):
     for window in ordered:
         after = bisect.bisect(moments, window.at)
         if window.techniques and 0 < after < len(plain):
-            base = (plain[after - 1].rate + plain[after].rate) / 2
+            base = math.sqrt(plain[after - 1].rate * plain[after].rate)
             ratios.setdefault(window.techniques, []).append(window.rate / base)
     return ratios
 
