@@ -33,18 +33,34 @@ class Confirmation:
         loading, plain = found.get("loading") or {}, self.session.baseline()
         enough, now = loading.get("enough"), loading.get("as_is", {}).get("workers")
         if "workers" not in self.session.only or not enough or not plain["compute_seconds"] or (
-                "workers" in found.get("why_not", {})) or enough["workers"] == now:
+                "workers" in found.get("why_not", {})) or enough["workers"] in (0, now):
             return names
         found["workers"] = enough["workers"]
-        gain = self.forecast_of((*names, "workers")).speedup / self.forecast_of(names).speedup
-        if gain < stats.ADVISED:
+        before, after = (self.forecast_of(each) for each in (names, (*names, "workers")))
+        if forecast.speedup(before, after)[0] < stats.ADVISED:
             found["workers"] = 0
             return names
         return techniques.ordered({*names, "workers"})
 
     def forecast_of(self, names):
-        """Return the Forecast of a set with real loading."""
-        return forecast.of_session(self.session, names)
+        """Return the Forecast of a set with real loading: what a step takes."""
+        session, found = self.session, self.session.found
+        facts, watched = session.facts(), found.get("watched") or {}
+        loading, one = found.get("loading") or {}, session.estimates().get(tuple(
+            each for each in names if each not in techniques.LOADING))
+        compute = (session.baseline()["compute_seconds"] or 0) / (one.speedup if one else 1)
+        about = [facts["loaders"][number] for number in facts["training"]][:1]
+        workers = max((each["workers"] for each in about), default=0)
+        rate = loading.get("rate")
+        if "workers" in names:
+            workers, rate = found["workers"], loading["enough"]["rate"]
+        steps = watched.get("steps") or 1
+        return forecast.forecast(
+            compute, (watched.get("batches") or 1) / rate if rate else 0.0,
+            forecast.between_steps(watched.get("whole", 0), steps,
+                                   watched.get("seconds", 0) / steps),
+            prefetches=bool(workers) or any(each["threaded"] for each in about),
+            shares_cores=facts["device"] != "cuda" or workers >= facts["cores"])
 
     # ---- the runs
     def run(self, names, k, seconds):
@@ -125,18 +141,41 @@ class Confirmation:
                            if not found or found.n < PAIRS else "its runs differ too much")
         off = ""
         if clear:
-            off = forecast.parts_off_session(self.session, self.names, found, self.runs)
+            off = self.off()
         memory = [each["memory"] for each in self.runs[self.names] if each["memory"]]
         return dict(techniques=self.names, speedup=found and found.speedup,
                     low=found and found.low, high=found and found.high, n=found.n if found else 0,
                     confirmed=clear, why=why, off=off, memory=max(memory, default=None),
                     rates=self.rates(()), rates_with=self.rates(self.names))
 
+    def off(self):
+        """Return which part of the forecast was off, if it differs by more than 10 %; or ""."""
+        low, high = forecast.speedup(self.forecast_of(()), self.forecast_of(self.names))
+        speedup = self.estimate().speedup
+        if low / (1 + forecast.APART) <= speedup <= high * (1 + forecast.APART):
+            return ""
+        told = []
+        for names in (), self.names:
+            timed = [each for each in self.runs[names] if each["is_timed"]]
+            mean = [statistics.median(each[key] / each["steps"] for each in timed)
+                    for key in ("whole", "wait", "seconds")]
+            parts = forecast.parts_off(self.forecast_of(names), forecast.Confirmed(
+                mean[0], mean[1], mean[0] - mean[2]))
+            told += [f"{part} of {report.name_of(names)} by {report.duration(abs(seconds))} a step"
+                     for part, seconds in parts]
+        return ", ".join(told) or "no single part by more than 10 %"
+
     def forecast_lines(self):
-        if not self.names:
-            return []
-        return [self.forecast_of(names).line(names) for names in dict.fromkeys(
-            [*((name,) for name in self.names), self.names])]
+        """Return what the report says of the forecasts of the set and of its techniques."""
+        lines, plain = [], self.forecast_of(())
+        for names in dict.fromkeys([*((name,) for name in self.names), self.names]):
+            one = self.forecast_of(names)
+            low, high = forecast.speedup(plain, one)
+            how = "range" if low < high else "longer" if one.low < (
+                one.compute + one.loading + one.between) else "sum"
+            lines.append(dict(techniques=names, speedup=(low * high) ** 0.5, low=low, high=high,
+                              how=how))
+        return lines if self.session.found.get("loading") else []
 
     # ---- losses
     def loss_lines(self):

@@ -173,7 +173,7 @@ class Loaders:
         self.fetched_from, self.recent = {}, []  # since the last step, and for it
         self.steps_of = collections.Counter()  # to how many steps each loader gave a batch
         self.threaded = set()  # those that a thread of the script's own reads
-        self.flood = self.fed = 0  # batches since the last step; steps that had one
+        self.flood = self.fed = self.batches = 0  # batches since the last step; steps that had one
 
     def make(self, original, loader, *args, **kwargs):
         """Take the place of DataLoader.__init__."""
@@ -245,6 +245,7 @@ class Loaders:
             run.clock.pause()  # validation, or other data from now on
         training = self.training()
         counted = training[:1] if number in training else self.recent[:1]
+        self.batches += number in counted
         run.clock.fetched(samples if number in counted else 0, wait)
 
     def step(self):

@@ -37,7 +37,7 @@ def watch(run):
             run.clock.begin()
         if took >= most or len(run.times) > WATCHED and took >= least and not awaits(run.times):
             break
-    run.watched = run.clock.end()
+    run.watched = run.clock.end() | dict(batches=run.loaders.batches / run.steps)
     run.cycle = cycle_of(run.times)
     run.models.choose(run.steps)
     run.send(facts=run.facts(), watched=run.watched)
