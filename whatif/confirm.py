@@ -167,6 +167,8 @@ class Confirmation:
 
     def forecast_lines(self):
         """Return what the report says of the forecasts of the set and of its techniques."""
+        if not self.names:
+            return []
         lines, plain = [], self.forecast_of(())
         for names in dict.fromkeys([*((name,) for name in self.names), self.names]):
             one = self.forecast_of(names)
