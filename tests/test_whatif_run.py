@@ -214,8 +214,8 @@ if __name__ == "__main__":
 
 
 def test_torch_is_imported_in_every_way(program, folder):
-    write(folder, "import os\nif os.environ.get('BROKEN'): raise OSError('broken')\nspec = globals().get('spec')",
-          "torch/__init__.py")
+    write(folder, "import os\nif os.environ.get('BROKEN'): raise OSError('broken')\n"
+          "spec = globals().get('spec')", "torch/__init__.py")
     write(folder, IMPORTS)
     log = ask(program, folder, "train.py")["log"]
     lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]

@@ -2,4 +2,7 @@
 
 
 def install(spec):
-    """Watch this process."""
+    """Watch this process; hold what it writes if another process of the run does."""
+    from whatif.inside import files
+    if files.is_holding(spec):
+        files.hold_everything(spec)
