@@ -5,8 +5,8 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
+import tempfile
 import zipapp
 from pathlib import Path
 
@@ -82,14 +82,12 @@ def write(folder, text, name="train.py"):
     return folder / name
 
 
-def ask(program, folder, *words, status=0, **variables):
+def ask(program, folder, *words, **variables):
     """Run whatif in `folder`; return what run_once returned."""
-    temporary = folder.parent / "tmp"
-    temporary.mkdir(exist_ok=True)
-    done = run(PYTHON, program, *words, cwd=folder,
-               env={"TMPDIR": str(temporary)} | variables)
-    assert done.returncode == status, done.stdout + done.stderr
-    assert not [*temporary.iterdir()] and not processes_of(folder), processes_of(folder)
+    with tempfile.TemporaryDirectory() as temporary:  # of a short name, as a socket's is limited
+        done = run(PYTHON, program, *words, cwd=folder, env={"TMPDIR": temporary} | variables)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert not os.listdir(temporary) and not processes_of(folder), processes_of(folder)
     return json.loads(done.stdout)
 
 
@@ -216,8 +214,8 @@ if __name__ == "__main__":
 
 
 def test_torch_is_imported_in_every_way(program, folder):
-    write(folder, "import os\nif os.environ.get('BROKEN'): raise OSError('broken')\nspec = None",
-          "torch/__init__.py")
+    write(folder, "import os\nif os.environ.get('BROKEN'): raise OSError('broken')\n"
+          "spec = globals().get('spec')", "torch/__init__.py")
     write(folder, IMPORTS)
     log = ask(program, folder, "train.py")["log"]
     lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
@@ -252,7 +250,7 @@ def test_stdin_is_a_terminal_at_its_end(program, folder):
     ("import os\nos.kill(os.getpid(), 9)", ["train.py"], "^it was killed by signal 9, probably"),
     ("import os\nos.kill(os.getpid(), 11)", ["train.py"], "^it was killed by signal 11$"),
     ("x = 1", ["train.py"], "no process of it was seen to import torch"),
-    ("import torch", ["--", PYTHON, "-I", "train.py"], "ModuleNotFoundError.*torch"),
+    ("", ["--", PYTHON, "-I", "-c", "import json"], "python -I, -E and -S, .* hide it"),
     ("import subprocess, sys\nimport torch\nif sys.argv[1:]: raise KeyError('of a child')\n"
      "subprocess.run([sys.executable, 'train.py', 'child'], check=True)", ["train.py"],
      "KeyError: 'of a child' .train.py:3.$"),
@@ -350,23 +348,22 @@ def test_what_is_cut_off_leaves_nothing(program, folder):
     write(folder, HANGS)
     result = ask(program, folder, "--minutes", "0.05", "train.py", MODE="fixed")
     assert result["error"].startswith("cut off after 3 s: too slow, or too little time")
-    memory, cache = result["log"].split()
+    memory, cache = result["log"].splitlines()[0].split()
     assert not Path("/dev/shm", memory).exists()
-    assert Path(cache).parent == folder.parent / "tmp"  # as without whatif
+    assert Path(cache).parent.parent == Path(tempfile.gettempdir())  # where it is without whatif
     assert not (folder / "ready").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_everything(number, program, folder):
     write(folder, HANGS)
-    temporary = folder.parent / "tmp"
-    temporary.mkdir()
-    process = start([PYTHON, program, "train.py"], cwd=folder, env={"TMPDIR": str(temporary)})
-    wait_until((folder / "ready").exists)
-    process.send_signal(number)
-    out, err = process.communicate()
-    assert (process.returncode, out, err) == (130, "stopped\n", "")
-    assert not [*temporary.iterdir()] and not processes_of(folder)
+    with tempfile.TemporaryDirectory() as temporary:
+        process = start([PYTHON, program, "train.py"], cwd=folder, env={"TMPDIR": temporary})
+        wait_until((folder / "ready").exists)
+        process.send_signal(number)
+        out, err = process.communicate()
+        assert (process.returncode, out, err) == (130, "stopped\n", "")
+        assert not os.listdir(temporary) and not processes_of(folder)
 
 
 def test_a_copy_is_run_and_removed(program, folder):
@@ -376,7 +373,7 @@ def test_a_copy_is_run_and_removed(program, folder):
     result = ask(program, folder, "--copy", folder / "train.py", f"{folder}2")
     assert not result["error"], result
     assert {each.name for each in folder.iterdir()} == {"torch", "train.py"}
-    assert {each.name for each in folder.parent.iterdir()} == {"my folder", "tmp"}
+    assert {each.name for each in folder.parent.iterdir()} == {"my folder"}
 
 
 # ------------------------------------------------------------------------------- files and more
@@ -404,3 +401,169 @@ def test_nothing_reaches_the_users_files(mode, program, folder):
     if mode == "turns":
         before |= {folder / "log.txt": b"before\n", folder / "raw.bin": b"before"}
     assert after == before
+
+
+def in_process(program, folder, text):
+    """Run a script that holds everything, then `text`; return its output."""
+    (folder / "numbers_of.py").write_text(HOLD)
+    write(folder, "from numbers_of import hold\n" + text + "\nprint('end')")
+    return ask(program, folder, "train.py")["log"]
+
+
+TRACKER = """
+def log(values):
+    print("logged", values)
+def init():
+    return Run()
+class Run:
+    def log(self, values):
+        print("sent", values)
+    def finish(self):
+        print("finished")
+"""
+
+
+def test_trackers_are_silent(program, folder):
+    write(folder, "from math import log\n" + TRACKER.replace("def log", "def log_it", 1), "aim.py")
+    write(folder, TRACKER, "wandb.py")
+    log = in_process(program, folder, """
+import wandb, math
+from wandb import log as own
+run = wandb.init()
+run.log(1)
+hold()
+run.log(2); wandb.log(3); own(4); run.finish()
+import aim
+aim.log_it(5); aim.Run().log(6)
+assert math.log(1) == 0""")
+    assert log == "sent 1\nfinished\nsent 6\nend"
+
+
+def test_uploads_are_refused_and_this_machine_is_not(program, folder):
+    log = in_process(program, folder, """
+import http.server, threading, urllib.request
+class Server(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.send_response(200); self.end_headers(); self.wfile.write(b"taken")
+    def log_message(*_): pass
+server = http.server.HTTPServer(("127.0.0.1", 0), Server)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+hold()
+print(urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}", b"x").read().decode())
+try:
+    urllib.request.urlopen("http://192.0.2.1/", b"x")  # an address that nobody has
+except urllib.error.URLError as error:
+    print(error.reason)""")
+    assert log == "taken\nwhatif holds back POST to 192.0.2.1\nend"
+
+
+def test_large_files_are_not_copied(program, folder):
+    (folder / "data.bin").write_bytes(b"user's own")
+    (folder / "log.txt").write_text("user's own")
+    log = in_process(program, folder, """
+import mmap, os
+from whatif.inside import open_files
+open_files.LARGE = 5
+data = open("data.bin", "r+b")
+mapped = mmap.mmap(data.fileno(), 0)
+log = open("log.txt", "a")
+hold()
+mapped[:4] = b"USER"
+print(mapped[:], data.read())
+print("more", file=log, flush=True)""")
+    assert log == "b\"USER's own\" b\"user's own\"\nend"
+    assert (folder / "data.bin").read_bytes() == b"user's own"
+    assert (folder / "log.txt").read_text() == "user's own"
+
+
+def test_child_processes_hold_too(program, folder):
+    log = in_process(program, folder, """
+import subprocess, sys
+if sys.argv[1:]:
+    import torch
+    open("child.txt", "w").close()
+else:
+    hold()
+    print(subprocess.run([sys.executable, __file__, "child"], capture_output=True, text=True))
+    open("child.txt").close()""")
+    assert log.endswith("\nend") and not (folder / "child.txt").exists(), log
+
+
+SEEDS = """
+import os, random
+import torch
+from whatif.inside.seeds import shift_seeds
+k = 0 if os.fork() else 3  # torch takes seconds to be imported
+if not k:
+    os.wait()
+shift_seeds(k)
+def drawn():
+    import numpy
+    return random.random(), torch.rand(1).item(), numpy.random.rand()
+first = drawn()
+import numpy
+from numpy.random import default_rng, seed
+print(first, [random.Random(k).random(), torch.rand(1, generator=torch.Generator().manual_seed(
+    k)).item(), numpy.random.RandomState(k).rand()])
+random.seed(7); torch.manual_seed(seed=7); numpy.random.seed(7)
+own = torch.Generator().manual_seed(7)
+print(drawn(), default_rng(7).random(), torch.rand(1, generator=own).item())
+random.seed(7 + k); generator = torch.Generator().manual_seed(7 + k)
+other = numpy.random.RandomState(7 + k)
+print(torch.initial_seed() - 7, random.Random(7 + k).random(), torch.rand(
+    1, generator=generator).item(), other.rand(), numpy.random.Generator(
+    numpy.random.PCG64(7 + k)).random())
+for wrong in (lambda: seed(-1), lambda: seed(2**32), lambda: torch.manual_seed(2**64)):
+    try:
+        wrong()
+        print("taken")
+    except (ValueError, RuntimeError):
+        pass
+seed([1, 2]); seed(None); random.seed("text"); random.seed(); torch.manual_seed(2**64 - 1)
+"""
+
+
+def test_seeds_are_shifted(tmp_path):
+    done = run(PYTHON, write(tmp_path, SEEDS), env={"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 6, lines
+    floats = re.compile(r"\d\.[\de-]+").findall
+    for k, (first, second, third) in {3: lines[:3], 0: lines[3:]}.items():
+        assert floats(first)[:3] == floats(first)[3:]  # a script that sets none has seed k
+        *drawn, own = floats(second)
+        assert third.split()[0] == str(k) and floats(third) == drawn
+        assert (own == drawn[1]) == (k == 0)  # the script's own generator is as it was
+
+
+# --------------------------------------------------------------------------------- the machine
+@pytest.mark.parametrize("files, memory, cores", [
+    ({}, 8 << 30, 64),
+    ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/memory.max": "1000000",
+      "sys/fs/cgroup/a/b/memory.max": "max", "sys/fs/cgroup/a/b/cpu.max": "150000 100000",
+      "sys/fs/cgroup/a/cpu.max": "max 100000"}, 1_000_000, 2),
+    ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": "2000",
+      "sys/fs/cgroup/cpu.max": "50000 100000"}, 2000, 1),
+    ({"proc/self/cgroup": "5:cpu,cpuacct:/docker/x\n4:memory:/docker/x\n1:name=systemd:/",
+      "sys/fs/cgroup/memory/memory.limit_in_bytes": "3000",  # a container sees its own on top
+      "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "400000",
+      "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000"}, 3000, 4),
+    ({"proc/self/cgroup": "2:cpu:/j\n4:memory:/j\n0::/",
+      "sys/fs/cgroup/memory/j/memory.limit_in_bytes": str(2**63 - 4096),
+      "sys/fs/cgroup/cpu/j/cpu.cfs_quota_us": "-1",
+      "sys/fs/cgroup/cpu/j/cpu.cfs_period_us": "100000"}, 8 << 30, 64)])
+def test_limits_of_the_machine_and_its_jobs(files, memory, cores, tmp_path, monkeypatch):
+    from whatif import machine
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
+    for name, text in {"proc/meminfo": "MemFree: 1 kB\nMemTotal: 8388608 kB"}.items() | (
+            files.items()):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    assert machine.memory_limit(tmp_path) == memory and machine.cores(tmp_path) == cores
+
+
+def test_limits_of_this_machine():
+    from whatif import machine
+    assert 2**20 < machine.memory_limit() < 2**60
+    assert 1 <= machine.cores() <= os.cpu_count()

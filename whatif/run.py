@@ -147,7 +147,7 @@ class Results:
             self.torch.add(pid)
         elif "error" in record and "done" not in record:  # the process is about to end
             self.errors.append(record | dict(pid=pid))
-            if pid in self.by_pid:
+            if pid in self.by_pid and record["kind"] not in LAUNCHERS:
                 self.by_pid[pid] |= record | dict(done=True)
         else:
             before = self.by_pid.setdefault(pid, dict(pid=pid, windows=[], failed=[]))

@@ -5,8 +5,13 @@ import atexit
 
 def install(spec):
     """Watch this process, as `spec` says; called once, when `import torch` is complete."""
+    from whatif.inside import files, seeds
     from whatif.inside.watch import Run
+    if files.is_holding(spec):
+        files.hold_everything(spec)
     if Run.active is None:
         run = Run(spec)
         run.install()
+        if spec.get("seed") is not None:
+            seeds.shift_seeds(spec["seed"])
         atexit.register(run.ended)

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import random
 import re
+import sys
 import threading
 
 import torch
@@ -21,8 +22,10 @@ APART = 1_000_003  # between the seeds of processes that the script starts
 
 
 def shift_torch(seed, k):
-    """Return a seed of torch, which may be up to 2 ** 64 - 1."""
+    """Return a seed of torch, which may be up to 2 ** 64 - 1; wrong ones stay as they are."""
     seed = int(seed)
+    if seed >= 2**64:
+        return seed
     return seed + k if seed + k < 2**64 else seed - k
 
 
@@ -95,10 +98,10 @@ def shift_seeds(k):
 
 
 def shift_seeds_of_numpy(k, seed):
-    import numpy
-    numpy.random.seed(seed % 2**32)
-    put([(numpy.random, "seed", "seed", shift_numpy),
-         (numpy.random, "default_rng", "seed", shift_generator)], k)
+    numpy_random = sys.modules["numpy.random"]  # may not be an attribute of numpy yet
+    numpy_random.seed(seed % 2**32)
+    put([(numpy_random, "seed", "seed", shift_numpy),
+         (numpy_random, "default_rng", "seed", shift_generator)], k)
 
 
 def put(owners, k):
