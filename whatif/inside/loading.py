@@ -295,8 +295,8 @@ class Reading:
     def figures(self, window):
         """Return the rate and what it rests on. `rough` ones rest on few batches or starts."""
         batches = sum(len(times) for _, times in self.epochs)
-        row = dict(workers=self.workers, rate=None, seconds=None, batches=batches, rough=False, start=None,
-                   between=None, closing=None)
+        row = dict(workers=self.workers, rate=None, seconds=None, batches=batches, rough=False,
+                   start=None, between=None, closing=None)
         if self.reason:
             row["reason"] = self.reason
         if not batches:
@@ -321,7 +321,8 @@ class Reading:
 
     def between(self, row, limit):
         """Add what the end of an epoch costs, with workers that stay and that start again."""
-        if self.reason or self.is_cut or row["between"] is not None or not isinstance(self.order, Endless):
+        stops = isinstance(self.order, Endless)
+        if not stops or self.reason or self.is_cut or row["between"] is not None:
             return
         try:
             with alarm(limit):
@@ -428,7 +429,8 @@ class Measurement:
         return row
 
     def see_threads(self, reading):
-        numbers = [] if self.numbers is None else [each for each in self.numbers.tolist() if each > 0]
+        numbers = [] if self.numbers is None else self.numbers.tolist()
+        numbers = [number for number in numbers if number > 0]
         found = worker_threads.libraries(reading.pids[0]) if reading.use.get("busy", 1) > 1 else ()
         use = dict(reading.use, cv2=max(numbers, default=None))
         text = worker_threads.note(use, {*found, *(["cv2"] if numbers else [])}, use["cv2"])
@@ -442,7 +444,7 @@ class Measurement:
         repeats = self.is_iterable and not asks_for_worker(self.loader)
         alone = self.look_inside()
         as_is = alone if not workers else self.row(
-            workers, 1.5 * self.window, 0.6 * self.left(), between=True)
+            workers, 1.5 * self.window, 0.75 * self.left(), between=True)
         self.result["rate"] = as_is["rate"]
         if as_is["rate"] is None and alone["rate"] is None:
             return
@@ -473,8 +475,8 @@ class Measurement:
     def try_numbers(self, as_is, alone):
         """Measure 1, 2, 4 ... workers; with little time, only the larger numbers."""
         workers = self.loader.num_workers
-        numbers = sorted({min(2 ** power, self.cores) for power in range(self.cores.bit_length() + 1)}
-                         - {workers})
+        powers = range(self.cores.bit_length() + 1)
+        numbers = sorted({min(2 ** power, self.cores) for power in powers} - {workers})
         if as_is.get("reason"):  # it failed, and more workers fail as well
             numbers = [number for number in numbers if number < max(workers, 2)][:1]
         cost = 1.5 * self.window + (as_is["start"] if workers and as_is["start"] else 0.3)
@@ -588,7 +590,8 @@ def measure_loader(loader, seconds=20.0, cores=None, send=None, is_users=None, n
             torch.distributed.is_initialized()):
         reason = "a DataPipe of several processes cannot be read by one of them"
         return dict(loader=type(inner).__name__, rate=None, rows=[], reason=reason, summary=reason)
-    measurement = Measurement(inner, seconds, cores, send, is_users or (lambda frame: False), needed)
+    is_users = is_users or (lambda frame: False)
+    measurement = Measurement(inner, seconds, cores, send, is_users, needed)
     with without_hooks():
         measurement.run()
     measurement.conclude()
