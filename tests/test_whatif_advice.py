@@ -559,12 +559,12 @@ def test_networks_that_only_take_time_are_named(watched):
             with torch.no_grad():
                 goal = teacher(torch.rand(4, 8))
             output = student(torch.rand(4, 8))
-            loss = (critic(output) - goal).square().mean()
+            loss = nn.MSELoss()(critic(output), goal)
             loss.backward()
             optimizer.step()
         """)
     assert {each["local"]: each["role"] for each in facts["models"]} == {
-        "teacher": "frozen", "student": "eval", "critic": "frozen"}
+        "teacher": "frozen", "student": "eval", "critic": "frozen", "model": ""}
     amp = advice.write("amp bfloat16", facts)
     assert amp.startswith("train.py:10  output = student(")
     assert "likewise: teacher (frozen) (train.py:9), critic (frozen) (train.py:11)" in amp
