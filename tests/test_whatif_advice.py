@@ -168,7 +168,7 @@ def test_which_files_are_the_users(tmp_path):
     environment = tmp_path / "venv" / "lib" / "python3" / "site-packages"
     found = places.Places(tmp_path, [tmp_path])
     inner = places.Places(tmp_path, [environment / "mine"])
-    yes = [tmp_path / "x.py", tmp_path / "a" / "b.py", "/opt/somebody/lib/b.py"]
+    yes = [tmp_path / "x.py", tmp_path / "a" / "b.py", "/opt/somebody/lib/b.py", "train.py"]
     no = [environment / "timm" / "x.py", ast.__file__, json.__file__, torch.__file__,
           pytest.__file__, advice.__file__, places.__file__, "<string>", "<frozen runpy>"]
     assert [found.is_users_file(str(file)) for file in yes] == [True] * len(yes)
@@ -179,7 +179,7 @@ def test_which_files_are_the_users(tmp_path):
     assert not found.is_users_file("/opt/transformers/src/transformers/trainer.py",
                                    "transformers.trainer")
     assert found.is_users_file(str(tmp_path / "timm" / "y.py"), "timm.y")
-    assert found.shown(str(tmp_path / "a" / "b.py")) == "a/b.py"
+    assert found.shown(str(tmp_path / "a" / "b.py")) == "a/b.py" == found.shown("a/b.py")
     assert found.shown("/opt/somebody/lib/b.py") == "/opt/somebody/lib/b.py"
 
 
@@ -559,12 +559,12 @@ def test_networks_that_only_take_time_are_named(watched):
             with torch.no_grad():
                 goal = teacher(torch.rand(4, 8))
             output = student(torch.rand(4, 8))
-            loss = (critic(output) - goal).square().mean()
+            loss = nn.MSELoss()(critic(output), goal)
             loss.backward()
             optimizer.step()
         """)
     assert {each["local"]: each["role"] for each in facts["models"]} == {
-        "teacher": "frozen", "student": "eval", "critic": "frozen"}
+        "teacher": "frozen", "student": "eval", "critic": "frozen", "model": ""}
     amp = advice.write("amp bfloat16", facts)
     assert amp.startswith("train.py:10  output = student(")
     assert "likewise: teacher (frozen) (train.py:9), critic (frozen) (train.py:11)" in amp

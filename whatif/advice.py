@@ -48,7 +48,8 @@ def training_loaders(facts):
 
 def models_of(facts):
     """Return the models: first those that train, then those that only take time."""
-    return sorted(facts["models"], key=lambda each: each.get("role") == "frozen")
+    return sorted((each for each in facts["models"] if each.get("role") != ""),
+                  key=lambda each: each.get("role") == "frozen")
 
 
 def drivers_of(facts):
@@ -189,11 +190,11 @@ def likewise(pairs):
     return f"likewise: {found}" if found else ""
 
 
-def other_models(facts):
+def other_models(models):
     """Return (name, place) of all models but the first, for what is done once for each."""
-    return [(shown_model(each), (each["before"] or each["above"] or each["made"] or each)["at"]
-             if "before" in each else (each["above"] or each)["at"])
-            for each in models_of(facts)[1:]]
+    return [(shown_model(each), next(filter(None, (
+        each.get(key) for key in ("before", "above", "made"))), each)["at"])
+            for each in models[1:]]
 
 
 def fitted(entry):

@@ -5,6 +5,7 @@ of 95 %, `low` and `high`. Nothing here needs torch.
 """
 
 import dataclasses
+import enum
 import math
 import shlex
 import sys
@@ -58,8 +59,7 @@ class Result:
     extra: workers (for each loader), times (of a batch), for the advice
     failed, excluded, not_tried: {a technique's name or a set: why}; excluded is what is there
         already or is not possible
-    loader: rates [{workers, rate, low, high, current: as it is}], spent [{what, share}] of a
-        worker's time, between (seconds between epochs), notes, unit; low and high may be None
+    loader: what inside/loading.py's measure_loader gives
     forecast: [{techniques, speedup, low, high, how}]; how is "longer", "sum" or "range"
     confirmation: techniques, speedup, low, high, n, confirmed, why (if it is not), off (which part
         of the forecast was, and by how much)
@@ -97,7 +97,7 @@ def name_of(techniques):
 
 def speed(rate):
     """Return a speed as a short text, without its unit."""
-    return "-" if rate is None else f"{rate:,.{0 if rate > 99 else 1 if rate > 1 else 3}f}"
+    return "-" if rate is None else f"{rate:,.{0 if rate > 99 else 1 if rate >= 1 else 3}f}"
 
 
 def duration(seconds):
@@ -142,10 +142,10 @@ def heading(width=NAME):
 
 def verdict_of(row):
     """Return a row's verdict; of an open one also the time that it would need."""
-    text = row.verdict
+    text = getattr(row.verdict, "value", row.verdict)  # it may be an Enum
     if text == OPEN and row.needs is not None and math.isfinite(row.needs):
         text += f": about {duration(max(1, row.needs))} more"
-    return f"{text} ({row.note})" if row.note else text
+    return text
 
 
 def line_of(row, width=NAME):
@@ -169,30 +169,43 @@ def table(result):
     """Return the lines of the table."""
     width = width_of(result.rows)
     return [heading(width), baseline_line(result, width),
-            *(line_of(row, width) for row in result.rows)]
+            *(line_of(row, width) for row in result.rows),
+            *(paragraph(f"{name_of(row.techniques)}: {row.note}") for row in result.rows
+              if row.note)]
 
 
 # -------------------------------------------------------------------- loader, forecast and losses
+def loader_row(row, loader):
+    """Return a line of the loader's table: what a number of workers gives."""
+    count, as_is = row["workers"], loader.get("as_is", {})
+    name = f"{count or 'no'} worker{'' if count == 1 else 's'}" + ", pinned" * bool(
+        row.get("pinned"))
+    told = f"{speed(row['rate'])} batches/s" if row["rate"] else row.get("reason") or "no rate"
+    if row["rate"] and as_is.get("batch"):
+        told += f", {speed(row['rate'] * as_is['batch'])} samples/s"
+    is_own = count == as_is.get("workers") and not row.get("pinned")
+    notes = ["as it is"] * is_own + ["of few batches"] * bool(row.get("rough"))
+    return f"  {name:<20} {told}" + f"  ({', '.join(notes)})" * bool(notes)
+
+
 def loader_lines(loader):
-    """Return the lines about the loader by itself."""
+    """Return the lines about the loader by itself, of what inside/loading.py gives."""
     if not loader:
         return []
     lines = ["", "The loader by itself"]
-    for rate in loader.get("rates", ()):
-        half = max(rate["high"] - rate["rate"], rate["rate"] - rate["low"]) if (
-            rate.get("low") is not None and rate.get("high") is not None) else None
-        told = f" ±{speed(half)}" if half is not None else ""
-        count = rate["workers"]
-        lines.append(f"  {count if count else 'no':>3} worker{'s' * (count != 1):<1} "
-                     f"{speed(rate['rate']):>10}{told} {loader.get('unit', 'samples')}/s"
-                     + "  (as it is)" * bool(rate.get("current")))
-    if loader.get("between") is not None:
-        lines.append(f"  {duration(loader['between'])} between epochs")
-    spent = loader.get("spent", ())
-    if spent:
-        lines.append("  A worker's time goes into:")
-        lines += [f"    {each['share']:>4.0%}  {each['what']}" for each in spent]
-    return lines + [paragraph(note) for note in loader.get("notes", ())]
+    lines += [loader_row(row, loader) for row in loader.get("rows", ())]
+    if (between := loader.get("between") or {}).get("as_is") is not None:
+        kept = between.get("persistent")
+        lines.append(f"  between epochs: {duration(between['as_is'])}" + (
+            f", with persistent_workers=True {duration(kept)}"
+            if kept is not None and between["as_is"] > 1.1 * kept else ""))
+    if loader.get("shares"):
+        told = ", ".join(f"{each['what']} {each['share']:.0%}" for each in loader["shares"])
+        lines.append(paragraph(f"A worker's time: {told}"))
+    lines += [f"    {each['share']:>4.0%}  {each['at']}  {each['text']}"
+              for each in loader.get("lines", ())]
+    notes = [loader.get("summary"), *loader.get("notes", ())]
+    return lines + [paragraph(note) for note in dict.fromkeys(filter(None, notes))]
 
 
 def forecast_line(one):
@@ -226,21 +239,14 @@ def confirmation_lines(confirmation):
 def loss_line(one):
     """Return the sentence about a set's losses.
 
-    `one` is {techniques, status, mean, runs, baseline, margin, n, culprit}. Its status is "same",
-    "changed", "not finite", "not seen" or "not compared", the last two with a reason: why.
+    `one` is {techniques, changes, why, culprit}: changes is None if it cannot be said, why is a
+    clause, and culprit is the technique that does it, if that is known.
     """
-    name, status = name_of(one["techniques"]), one["status"]
-    if status in ("not seen", "not compared"):
-        return f"{name}: losses were {status}" + (f": {one['why']}" if one.get("why") else "")
-    culprit = f"; {one['culprit']} does it" if one.get("culprit") else ""
-    if status == "not finite":
-        return f"{name}: a loss was not finite" + culprit
-    figures = f"mean loss {one['mean']:.4g} (n={one['runs']})"
-    if one.get("baseline") is not None:
-        figures += f", baseline {one['baseline']:.4g} ±{one['margin']:.2g} (n={one['n']})"
-    if status == "same":
-        return f"{name}: {figures}: no change seen"
-    return f"{name}: {figures}: this changes the training{culprit}"
+    told = {True: "this changes the training", False: "no change seen", None: "it cannot be said "
+            "whether it changes the training"}[one["changes"]]
+    why = f": {one['why']}" if one.get("why") else ""
+    culprit = f". Without {one['culprit']} it does not" if one.get("culprit") else ""
+    return f"{name_of(one['techniques'])}: {told}{why}{culprit}"
 
 
 def loss_lines(losses):
@@ -248,7 +254,7 @@ def loss_lines(losses):
     if not losses:
         return []
     lines = ["", "Losses", *(paragraph(loss_line(one)) for one in losses)]
-    if any(one["status"] in ("same", "changed") for one in losses):
+    if any(one["changes"] is not None for one in losses):
         lines.append("  This finds a broken training, not a slightly worse one.")
     return lines
 
@@ -315,7 +321,7 @@ def brake_lines(result):
     if facts.get("lines"):
         lines.append("  In each step these lines make the host wait for the GPU:")
         lines += [f"    {place}  {text}" for place, text in facts["lines"]]
-    return lines + [f"  {line}" for line in also_seen(facts)]
+    return lines + [paragraph(line) for line in also_seen(facts)]
 
 
 # ------------------------------------------------------------------------------------- the report
@@ -333,7 +339,7 @@ def sum_line(result):
     """Return the line of the set that is advised, or that nothing is."""
     row = next((row for row in result.rows if tuple(row.techniques) == tuple(result.best)), None)
     if not result.best:
-        is_open = any(row.verdict == OPEN for row in result.rows)
+        is_open = any(verdict_of(row).startswith(OPEN) for row in result.rows)
         return ("Nothing is faster for certain as yet: give it more --minutes." if is_open
                 else "Nothing is faster.") if result.rows else ""
     if row is None:
@@ -343,14 +349,15 @@ def sum_line(result):
 
 
 def reason_lines(title, reasons):
-    return [title, *grouped(reasons)] if reasons else []
+    return [title, *grouped(reasons)]
 
 
 def lines_of(result, with_table=True):
     """Return the report's lines."""
     lines = ["", *table(result)] if with_table else []
-    lines += reason_lines("Failed", result.failed)
-    lines += reason_lines("Not possible, or there already", result.excluded)
+    for title, reasons in ("Failed", result.failed), (
+            "Not possible, or there already", result.excluded):
+        lines += ["", *reason_lines(title, reasons)] if reasons else []
     if not result.by_turns:
         lines.append("Each set ran in a process of its own.")
     lines += [paragraph(note, 0) for note in result.notes]
@@ -387,7 +394,9 @@ def clean(value):
         return [clean(each) for each in (sorted(value) if isinstance(
             value, (set, frozenset)) else value)]
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, enum.Enum):
+        return clean(value.value)
     if isinstance(value, (bool, int, str, type(None))):
         return value
     return str(value)

@@ -85,8 +85,11 @@ def traits(module):
 def role_of(module):
     """Return "trains", "eval" if it trains in eval mode, or "frozen" if it only takes time.
 
-    It has to be called where the module is.
+    It is "" for a module without weights, as most losses are: that is no model. To be called where
+    the module is called.
     """
+    if next(module.parameters(), None) is None:
+        return ""
     if not torch.is_grad_enabled() or not any(each.requires_grad for each in module.parameters()):
         return "frozen"
     return "trains" if module.training else "eval"
@@ -139,7 +142,8 @@ class Facts:
             **places.assigned(local), above=above, calls=[place["at"]], is_tensor=False,
             is_wrapped=inner is not module or before != (None, None), role=role_of(module),
             bare=before[0] or "", before=before[1], own_to=has_own_to(inner), device=device,
-            autocast=autocast_now(device), driver=driver, entry=entry, made=places.made(local))
+            traits=traits(module), autocast=autocast_now(device), driver=driver, entry=entry,
+            made=places.made(local))
 
     def wrapped_part(self, module):
         """Return (the name of a part of a model that is in DDP, the line), or (None, None)."""

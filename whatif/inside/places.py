@@ -156,10 +156,8 @@ class Places:
         return self.known[file]
 
     def find_out(self, file, module):
-        if file.startswith("<") or not os.path.isabs(file) and not os.path.exists(file):
-            return False
-        file = os.path.abspath(file)
-        if file.startswith((OURS + os.sep, OURS + ".")):
+        file = self.whole(file)
+        if file.startswith(OURS + os.sep) or not os.path.exists(file) and "<" in file:
             return False
         inside = [root for root in self.roots if file.startswith(root)]
         rest = file.removeprefix(max(inside, key=len, default=""))
@@ -180,9 +178,13 @@ class Places:
             ("<", OURS + os.sep))]
         return [each for each in stack if self.is_users(each[0])] or files[-1:] or stack[-1:]
 
+    def whole(self, file):
+        """Return a file's whole path; `python train.py` gives code that name, also after chdir."""
+        return os.path.normpath(os.path.join(self.cwd, file))
+
     def shown(self, file):
         """Return the path of a file as a person can open it from `cwd`."""
-        file = os.path.abspath(file)
+        file = self.whole(file)
         return os.path.relpath(file, self.cwd) if file.startswith(
             os.path.join(self.cwd, "")) else file
 

@@ -12,7 +12,7 @@ SCALES = {"fabric", "accelerate", "lightning", "pytorch_lightning", "transformer
 
 def why_not(name, facts):
     """Return why it cannot be tried, or ""."""
-    if not facts["models"]:
+    if not advice.models_of(facts):
         return "no torch.nn.Module is called in a step"
     if advice.is_seen(name, facts) or any(
             each.get("autocast") for each in facts["models"] if each.get("role") != "frozen"):
@@ -58,12 +58,16 @@ def own_autocast(name, facts):
 def scaler_of(facts):
     """Return the lines of a GradScaler for all optimizers."""
     names = list(dict.fromkeys(each.get("name") or "optimizer" for each in facts["optimizers"]))
-    steps = "; ".join(f"scaler.step({name})" for name in names or ["optimizer"])
-    return ("before the training loop"
-            f'{advice.INDENT}scaler = torch.amp.GradScaler("{facts["device"]}")',
-            f"for loss.backward() and {' and '.join(f'{name}.step()' for name in names)}"
-            f"{advice.INDENT}scaler.scale(loss).backward(); {steps}; scaler.update()"
-            + f"{advice.INDENT}with one scaler.update() at the end of a step" * (len(names) > 1))
+    names = names or ["optimizer"]
+    old = ", ".join(["loss.backward()", *(f"{name}.step()" for name in names)])
+    steps = "; ".join(f"scaler.step({name})" for name in names)
+    made = ("before the training loop"
+            f'{advice.INDENT}scaler = torch.amp.GradScaler("{facts["device"]}")')
+    if len(names) == 1:
+        return made, (f"for {old.replace(', ', ' and ')}{advice.INDENT}"
+                      f"scaler.scale(loss).backward(); {steps}; scaler.update()")
+    return made, (f"for {old}{advice.INDENT}scaler.scale(loss).backward(); {steps}"
+                  f"{advice.INDENT}scaler.update() once, after the last of them")
 
 
 def autocast_of(model, device, dtype):

@@ -8,7 +8,7 @@ LAYOUT = "memory_format=torch.channels_last"
 
 def why_not(name, facts):
     """Return why it cannot be tried, or ""."""
-    if not facts["models"]:
+    if not advice.models_of(facts):
         return "no torch.nn.Module is called in a step"
     if "image" not in facts["seen"]:
         return "the model has no 2-D convolution"
@@ -32,6 +32,7 @@ def write(name, facts, extra):
     if option := advice.by_library(name, [driver], extra, entry):
         return option
     models = advice.models_of(facts)
+    models = [each for each in models if "image" in each.get("traits", ["image"])] or models
     model = models[0]
     note = "watch: it gains more with amp; .view() in a layer may have to be .reshape()"
     if entry:  # the library gives the images; a convolution takes the layout of its weights
@@ -42,8 +43,9 @@ def write(name, facts, extra):
     text = advice.paragraphs(
         place + advice.INDENT + advice.INDENT.join(to_layout(model, called)),
         advice.at_line(model, [f"its images as .to({LAYOUT})"]),
-        advice.likewise([*advice.other_models(facts), *(
-            (each["local"], at) for each in models for at in each["calls"][each is model:])]),
+        advice.likewise({at: (name, at) for name, at in [*(
+            (each["local"], at) for each in models for at in each["calls"][each is model:]),
+            *advice.other_models(models)]}.values()),
         note, advice.example(name))
     return advice.inside(model["library"], text) if model.get("library") else text
 

@@ -10,7 +10,7 @@ NAMES = "compile", "compile reduce-overhead"
 
 def why_not(name, facts):
     """Return why it cannot be tried, or ""."""
-    if not facts["models"]:
+    if not advice.models_of(facts):
         return "no torch.nn.Module is called in a step"
     if advice.is_seen(name, facts):
         return "already there"
@@ -29,7 +29,8 @@ def write(name, facts, extra):
     driver, entry = advice.driven(facts)
     if option := advice.by_library(name, [driver], extra, entry):
         return advice.paragraphs(option, note)
-    model = advice.models_of(facts)[0]
+    models = advice.models_of(facts)
+    model = models[0]
     if entry:
         own = advice.fitted(entry)
         words = ", ".join(filter(None, [own, mode]))
@@ -37,7 +38,7 @@ def write(name, facts, extra):
             f"above {advice.line(entry)}{advice.INDENT}{own} = torch.compile({words})", note)
     place, called = advice.before_use(model, facts)
     text = advice.paragraphs(f"{place}{advice.INDENT}{called}.compile({mode})",
-                             advice.likewise(advice.other_models(facts)), note,
+                             advice.likewise(advice.other_models(models)), note,
                              advice.example(name))
     return advice.inside(model["library"], text) if model.get("library") else text
 
