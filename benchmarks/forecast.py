@@ -25,7 +25,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tools"))
 import report
-from whatif import speed
 
 # of each script: what calls the model, backward and step, the loader, and what is timed
 SCRIPTS = {
@@ -128,6 +127,11 @@ def measure(script, techniques, arguments, limit):
 
 
 # ------------------------------------------------------------------------------ the page
+def speed(rate):
+    """Return a speed as a short text, without its unit."""
+    return f"{rate:,.{0 if rate > 99 else 1}f}"
+
+
 def cells(row, base):
     """Return the cells of a row of the table; `base` is the plain script's speed by hand."""
     runs, is_plain, hand = row["runs"], row["name"] == "as it is", row.get("by_hand")

@@ -8,7 +8,7 @@ import pytest
 import report
 import running
 import runs
-import whatif
+from whatif import stats
 
 MACHINE = dict(gpus=1, gpu="X1", cores=2, cpu="A CPU", packages={}, bfloat16=True, driver="1",
                cuda="13", cudnn="9", python="3.12")
@@ -24,11 +24,16 @@ def runs_of(*speeds, start=0, step=2, noise=0.01):
 
 
 def compare(runs, others):
-    """Return the ratio and its uncertainty, as only these runs tell it."""
-    return whatif.compare(runs, others, whatif.doubt_of([runs, others]))
+    """Return the estimate as only these runs tell it."""
+    return stats.compare(runs, others, stats.doubt_of([runs, others]))
 
 
-@pytest.mark.parametrize("speeds, others, settled, told", [
+def told(estimate):
+    """Return the verdict of running.sh."""
+    return running.WORDS[stats.verdict(estimate, stats.CLEAR, stats.ADVISED)]
+
+
+@pytest.mark.parametrize("speeds, others, settled, word", [
     ((150,), (100,), True, "faster"), ((50,), (100,), True, "slower"),
     ((110,), (100,), False, "not clear"), ((90,), (100,), False, "not clear"),
     ((110, 111), (100, 101), True, "faster"), ((90, 91), (100, 101), True, "slower"),
@@ -37,33 +42,32 @@ def compare(runs, others):
     ((103, 103, 103, 103), (100, 100, 100, 100), True, "faster"),
     ((100.2, 99.9, 100), (100, 100, 100), True, "no difference"),
     ((101.5, 101.5, 101.5, 101.5), (100, 100, 100, 100), True, "no difference")])
-def test_verdicts(speeds, others, settled, told):
-    ratio, spread = compare(runs_of(*speeds, start=1), runs_of(*others))
-    assert whatif.verdict(ratio, spread) == told
-    assert whatif.is_settled(ratio, spread) == settled
+def test_verdicts(speeds, others, settled, word):
+    found = compare(runs_of(*speeds, start=1), runs_of(*others))
+    assert told(found) == word and stats.is_settled(found) == settled
 
 
 def test_each_run_is_compared_with_the_other_set_at_its_time():
     drifting = runs_of(100, 80, 60)
-    ratio, spread = whatif.compare(runs_of(135, 105, start=1), drifting, doubt=0.01)
-    assert math.isclose(ratio, 1.5) and spread < 0.05
-    assert [compare(runs_of(90, start=start), drifting)[0]
+    found = stats.compare(runs_of(135, 105, start=1), drifting, doubt=0.01)
+    assert math.isclose(found.speedup, 1.5) and found.spread < 0.05
+    assert [compare(runs_of(90, start=start), drifting).speedup
             for start in (-1, 0, 0.5, 3, 9)] == [0.9, 0.9, 90 / 95, 90 / 70, 1.5]
 
 
 def test_epochs_that_scatter_make_a_ratio_uncertain():
-    steady, loose = (compare(runs_of(110, 110, start=1, noise=noise), runs_of(100, 100))[1]
+    steady, loose = (compare(runs_of(110, 110, start=1, noise=noise), runs_of(100, 100)).spread
                      for noise in (0.01, 0.2))
     assert steady < 0.02 < 0.1 < loose
-    assert whatif.scatter([5]) == 0 and whatif.scatter([5, 5, 5]) == 0
-    assert whatif.scatter([5.02, 5, 5.01, 2, 4.99]) < 0.005  # one odd window
+    assert stats.scatter([5]) == 0 and stats.scatter([5, 5, 5]) == 0
+    assert stats.scatter([5.02, 5, 5.01, 2, 4.99]) < 0.005  # one odd window
 
 
 def test_what_is_known_of_a_machine_decides_how_far_one_run_counts():
     """Nothing; two runs; seven, without and with a stall; a machine that jumps."""
     same = [100, 101, 100, 101, 100, 101, 100]
     nothing, two, seven, stall, jumps = (
-        whatif.doubt_of(runs_of(*speeds) for speeds in sets)
+        stats.doubt_of(runs_of(*speeds) for speeds in sets)
         for sets in ([], [[100, 101]], [same], [[*same, 30], [100, 101]], [[100, 150]]))
     assert nothing is None and 0.18 < two < 0.2
     assert 0.03 < seven < 0.04 and 0.03 < stall < 0.04 and jumps > 1
@@ -71,16 +75,16 @@ def test_what_is_known_of_a_machine_decides_how_far_one_run_counts():
 
 def test_a_technique_that_does_nothing_is_rarely_called_a_gain():
     random.seed(1)
-    told = []
+    words = []
     for _ in range(400):
         one, other = (runs_of(*(random.gauss(100, 3) for _ in range(4)), start=start)
                       for start in (1, 0))
         for n in (2, 3, 4):
-            ratio, spread = compare(one[:n], other[:n])
-            if whatif.is_settled(ratio, spread):
+            found = compare(one[:n], other[:n])
+            if stats.is_settled(found):
                 break
-        told.append(whatif.verdict(ratio, spread))
-    assert told.count("faster") < 0.08 * len(told)
+        words.append(told(found))
+    assert words.count("faster") < 0.08 * len(words)
 
 
 # ------------------------------------------------------------------------------ a staircase
@@ -173,7 +177,7 @@ def test_what_was_kept_and_gains_no_longer_says_so(monkeypatch):
 
 def test_ratios_to_the_same_run_are_not_independent():
     four = runs_of(110, 110, 110, 110, start=1, step=0.1)
-    apart, shared = (whatif.compare(four, others, doubt=0.1)[1] for others in (
+    apart, shared = (stats.compare(four, others, doubt=0.1).spread for others in (
         runs_of(100, 100, 100, 100, start=0.95, step=0.1), runs_of(100)))
     assert math.isclose(apart, 1.1 * 0.1 / 2) and math.isclose(shared, 1.1 * 0.1 * (5 / 8) ** 0.5)
 

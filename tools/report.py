@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path += [str(ROOT), str(ROOT / "benchmarks")]
-from whatif import MOVED, PAYS, compare, doubt_of
+from whatif.stats import ADVISED, MOVED, compare, doubt_of
 
 # the grid of running.sh: the name of a row or column, and the techniques it stands for
 ROWS = {"single": [], "DP": ["DP"], "DDP": ["DDP"]}
@@ -44,7 +44,7 @@ def ratio(row, base):
     """Return '1.67x': how many times as fast a row is; '' where a run did not end well."""
     if row["status"] != "ok" or base["status"] != "ok":
         return ""
-    return f"{compare(runs(row), runs(base))[0]:.2f}x"
+    return f"{compare(runs(row), runs(base)).speedup:.2f}x"
 
 
 def to_baseline(row, rows):
@@ -52,7 +52,8 @@ def to_baseline(row, rows):
     if row["status"] != "ok" or rows[0]["status"] != "ok" or not row["techniques"]:
         return ratio(row, rows[0])
     sets = {tuple(each["techniques"]): runs(each) for each in rows if each["status"] == "ok"}
-    return "{:.2f}x ±{:.2f}".format(*compare(runs(row), runs(rows[0]), doubt_of(sets.values())))
+    found = compare(runs(row), runs(rows[0]), doubt_of(sets.values()))
+    return f"{found.speedup:.2f}x ±{found.spread:.2f}"
 
 
 def gain(row):
@@ -85,7 +86,7 @@ def pays_back(row, base):
     """Return after how many steps a set has made up for its longer warm-up, in words."""
     if row is base or base["status"] != "ok" or row.get("verdict", "faster") != "faster":
         return ""
-    if row["images_per_second"] < PAYS * base["images_per_second"]:
+    if row["images_per_second"] < ADVISED * base["images_per_second"]:
         return "never"
     batch, first = row["options"]["batch_size"], row["epochs"][0]
     extra = (warmup(row) - warmup(base)) / (
@@ -219,7 +220,7 @@ def fastest(rows):
     Without a staircase it is the row with most images/s.
     """
     if any("on" in row for row in rows):
-        kept = [row for row in rows if row.get("kept") and row.get("ratio", PAYS) >= PAYS]
+        kept = [row for row in rows if row.get("kept") and row.get("ratio", ADVISED) >= ADVISED]
         return kept[-1] if kept else rows[0]
     return max(rows, key=lambda row: row["images_per_second"] if row["status"] == "ok" else 0)
 
@@ -527,7 +528,7 @@ def pays_part(words, up):
         together.append(f"**{to_baseline(fastest(rows), rows)}**")
         head.append(f"[{workload(rows[0])}, {place(rows[0])}]({up}results/{name}/README.md)")
         columns.append({row["column"].removeprefix("+"): (
-            f"**{times}**" if verdict(row) == "kept" and float(times[:-1]) >= PAYS else times)
+            f"**{times}**" if verdict(row) == "kept" and float(times[:-1]) >= ADVISED else times)
             for row, _, times in gains(rows)})  # of one tried again, the last counts
     titles = dict(re.findall(r"^### train_(\w+)\.py: (.*)$",
                              (ROOT / "docs" / "techniques.md").read_text(), re.MULTILINE))

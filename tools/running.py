@@ -15,7 +15,10 @@ import compose
 import report
 from runs import (ROOT, GiveUp, Stopped, check_options, conclude, failure, folder_of_its_own,
                   follow, guarded, launched, refuse, say, setting, show)
-from whatif import WAITS, compare, doubt_of, is_kept, is_settled, verdict
+from whatif import search
+from whatif.search import Step, Turn
+from whatif.stats import (ADVISED, CLEAR, WAITS, Estimate, Verdict, compare, doubt_of, is_settled,
+                          seems_to_gain, verdict)
 
 SECONDS = 5  # the least training to compare in a run: with less, all runs get more epochs, ...
 LONGEST = 30  # ... unless a run would then take longer than this after its start
@@ -28,6 +31,8 @@ SHARE = 30  # with a limit of time, the baseline takes at most this part of it a
 LEAST_STEPS = 5  # an epoch is not made shorter than this
 AHEAD = 2  # seconds after the first step in which the host may be far ahead of the GPU
 CLOSING_SECONDS = 15  # for the table and the chart at the end
+WORDS = {Verdict.FASTER: "faster", Verdict.SLOWER: "slower",
+         Verdict.NOT_SIGNIFICANT: "no difference", Verdict.OPEN: "not clear"}
 
 
 def groups():
@@ -75,46 +80,29 @@ def stairs_of(gpus, allowed):
         (each[0] == "parallel") == (gpus < 2), rank(each[1][0])))
 
 
+def step_of(row):
+    """Return what the last row of a technique says, as the search asks for it."""
+    on = tuple(row["on"]) if "on" in row else None
+    if row["status"] != "ok":
+        return Step(on, failed=True)
+    if "ratio" not in row:
+        return Step(on, rate=row["images_per_second"])
+    ratio, spread = row["ratio"], row["spread"]
+    return Step(on, Estimate(ratio, ratio - spread, ratio + spread, row["n"]), row["settled"])
+
+
 def due(stairs, last, best):
-    """Return the techniques to run next on top of the row `best`, the most promising first.
+    """Return [(Turn, technique), ...]: what to do next on top of the row `best`, the best first.
 
-    `last` is {technique: its last row}. The order:
-    1. the rest of a list that was begun on top of `best`
-    2. what seems to gain, most first, compile after the others, because it starts slowest
-    3. what never ran on top of `best`, in the order of `stairs`
-    4. the same, if it was slower before
-    5. what ran on top of `best` and is still open, first what may gain most
-    While steps wait for data, data comes first within 1 to 3, and within 4 and 5: nothing else can
-    show what it gains.
+    `last` is {technique: its last row}. While steps wait for data, data comes first: nothing else
+    can show what it gains. Of what gains, compile comes last, because it starts slowest.
     """
-    found = []
+    choice = {name: place for place, (_, names) in enumerate(stairs) for name in names}
     waits = best["status"] == "ok" and report.data_wait(best) > WAITS
-    for group, names in stairs:
-        if set(names) & set(best["techniques"]):
-            continue
-        begun = any(last.get(name, {}).get("on") == best["techniques"] for name in names)
-        for name in names:
-            row, gain = last.get(name), 0
-            if not row:
-                turn = 0 if begun else 2
-            elif row["status"] != "ok":
-                continue
-            elif gains(row):
-                turn, gain = 1, row.get("ratio", row["images_per_second"])
-            elif row["on"] != best["techniques"]:
-                turn = 3 if row["ratio"] + row["spread"] < 1 else 0 if begun else 2
-            elif not row["settled"]:
-                turn, gain = 4, row["ratio"] + row["spread"]
-            else:
-                continue
-            found.append((turn > 2, waits and group != "data", turn,
-                          turn == 1 and name == "compile", -gain, len(found), name))
-    return [each[-1] for each in sorted(found)]
-
-
-def gains(row):
-    """Return whether a row seems faster than the set before it; true if that did not run."""
-    return "ratio" not in row or is_kept(row["ratio"], row["spread"], row["n"])
+    data = {name for group, names in stairs if group == "data" for name in names}
+    return search.due(
+        tuple(best["techniques"]), list(choice), {name: step_of(row) for name, row in last.items()},
+        choice.get, seems_to_gain, first=data if waits else (), last=("compile",))
 
 
 def options_of(techniques, options):
@@ -302,11 +290,12 @@ class Session:
         if row["status"] == before["status"] == "ok":
             n = len(row["runs"])
             sets = [each["runs"] for each in self.results.values() if each["status"] == "ok"]
-            ratio, spread = compare(row["runs"], before["runs"], doubt_of(sets))
-            settled = is_settled(ratio, spread) or n >= self.runs
-            row |= dict(ratio=ratio, spread=spread, n=n, settled=settled)
+            found = compare(row["runs"], before["runs"], doubt_of(sets))
+            settled = is_settled(found) or n >= self.runs
+            row |= dict(ratio=found.speedup, spread=found.spread, n=n, settled=settled)
             if row.get("verdict") != "tried again":
-                row["verdict"] = verdict(ratio, spread) if settled or n > 1 else "ran once"
+                row["verdict"] = (WORDS[verdict(found, CLEAR, ADVISED)] if settled or n > 1 else
+                                  "ran once")
 
     def tell(self, row):
         """Judge a row, and say what came out."""
@@ -350,24 +339,25 @@ class Session:
                 if row.get("on") == best["techniques"]:
                     self.judge(row)
             steps, on = due(stairs, last, best), best["techniques"]
-            new = [name for name in steps if name not in last]
+            new = [name for _, name in steps if name not in last]
             first_runs = len(new) + sum(frozenset(cell[2]) not in self.results for cell in cells)
             self.reserved = first_runs + len(on) + bool(on)  # what was kept runs again
             if not self.has_time(2):  # only first runs on this set, and what gains
                 self.reserved = first_runs + 2 * bool(on)
-                steps = [name for name in steps if name in new or (
-                    gains(last[name]) if last[name]["on"] == on else self.has_time(1))]
+                steps = [(turn, name) for turn, name in steps if name in new or (
+                    turn is Turn.GAINS if last[name]["on"] == on else self.has_time(1))]
             self.count = len(self.rows + cells) + max(len(new), bool(steps))
             if not steps:
                 return best
-            name, row = steps[0], last.get(steps[0])
+            turn, name = steps[0]
+            row = last.get(name)
             if not row or row["on"] != on:  # one run
                 if row and row.get("verdict") == "ran once":
                     row["verdict"] = "tried again"
                 last[name] = row = self.attempt("staircase", f"+{name}", sorted([*on, name]))
                 row |= dict(on=on, kept=False)
                 self.tell(row)
-            elif gains(row):  # most of all
+            elif turn is Turn.GAINS:  # most of all
                 row["kept"], best = True, row
                 say(f"        kept: {' '.join(row['techniques'])}")
                 self.rows[1:] = sorted(self.rows[1:], key=lambda row: (len(row["on"]), row["kept"]))

@@ -26,10 +26,9 @@ if missing := [name for name in ("torch", "torchvision", "matplotlib", "psutil")
     sys.exit(f"{sys.executable} lacks {', '.join(missing)}: activate the environment that has "
              "them, or pip install -r requirements.txt")
 import psutil
+from terminal import say, show
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT))
-from whatif import progress as show, say
 
 GRACE_SECONDS = 10
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

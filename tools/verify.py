@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -23,9 +22,7 @@ from typing import NamedTuple
 
 import torch
 import verify_run
-
-sys.path.append(str(Path(__file__).resolve().parent.parent))
-from whatif import progress
+from terminal import show
 
 NUMBER = re.compile(r"(?<![\w.-])-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?(?:e[-+]?\d+)?"
                     r"|\b(?:nan|inf)\b", re.I)
@@ -125,11 +122,11 @@ class Bench:
             processes, started = self.start(run), time.monotonic()
             try:
                 while (error := self.error(run, processes, time.monotonic() - started)) is None:
-                    progress(f"run {len(self.done) + 1}: {time.monotonic() - started:.0f} s")
+                    show(f"run {len(self.done) + 1}: {time.monotonic() - started:.0f} s")
                     wait([each.sentinel for each in processes if each.is_alive()], 0.5)
             finally:
                 kill(processes)
-                progress("")
+                show("")
             self.done[run] = Result(error) if error else self.collect(run)
             self.longest = max(self.longest, time.monotonic() - started)
         return [self.done[run] for run in runs]

@@ -275,7 +275,7 @@ def run_script(path, text, words, folder, rank, threads, variables, options, sam
     os.environ.update(variables, OMP_NUM_THREADS=str(threads), WANDB_MODE="disabled")
     torch.set_num_threads(threads)
     multiprocessing.set_start_method("fork", force=True)  # others would read `path` again
-    for name in ("compose", "verify", "whatif"):  # the script may have modules of these names
+    for name in ("compose", "verify", "terminal"):  # the script may have modules of these names
         sys.modules.pop(name, None)
     recorder = Recorder()
     defaults = {"--epochs": 2, "--steps": 4, "--workers": 2}
