@@ -66,7 +66,7 @@ class Confirmation:
     def run(self, names, k, seconds):
         """Run a set in a process of its own, with seeds shifted by k; return its result."""
         session, begin = self.session, time.monotonic()
-        limit = max(30.0, session.left() + 20)
+        limit = max(60.0, session.left() + 30)
         n = len(self.runs.get(names, ()))
         what = f"{report.name_of(names)}, whole run {n + 1}"
         result = run.run_once(session.command, session.spec(
@@ -129,7 +129,7 @@ class Confirmation:
     def is_advised(self):
         """Return whether the set is still advised: whole runs do not say that it is slower."""
         found = self.estimate()
-        changes = any(one["status"] in ("changed", "not finite") for one in self.losses)
+        changes = any(one["changes"] for one in self.losses)
         return not changes and not (self.is_clear() and found.high < 1)
 
     def line(self):
@@ -186,12 +186,12 @@ class Confirmation:
     def compare_losses(self):
         """Say whether the set changes the training; if so, find the technique that does."""
         told = self.loss_of(self.names)
-        if told["status"] in ("changed", "not finite") and len(self.names) > 1:
+        if told["changes"] and len(self.names) > 1:
             for name in (each for each in LOOSEST if each in self.names):
                 rest = tuple(each for each in self.names if each != name)
                 if not self.fits(2, 0) or not all([self.run(rest, k, 0) for k in range(2)]):
                     break
-                if self.loss_of(rest)["status"] == "same":
+                if self.loss_of(rest)["changes"] is False:
                     told["culprit"] = name
                     break
         self.losses.append(told)
@@ -202,20 +202,12 @@ class Confirmation:
         means = stats.mean_losses([each["losses"] for each in (*plain, *mine)])
         of_plain = [each.mean for each in means[:len(plain)] if each]
         of_mine = [each.mean for each in means[len(plain):] if each]
-        told = dict(techniques=names, runs=len(of_mine), n=len(of_plain), baseline=None, mean=None,
-                    margin=None)
+        told = dict(techniques=names, changes=None, culprit="", why="")
         if not of_mine or not of_plain:
-            hidden = not any(each["losses"] for each in plain)
-            return told | dict(status="not seen" if hidden else "not compared", why=(
-                "the script calls backward() with gradients, or autograd.grad()" if hidden else
-                f"runs made fewer than {stats.LEAST_LOSSES} steps"))
+            is_hidden = plain and not any(each["losses"] for each in plain)
+            return told | dict(why="its losses cannot be seen: it calls backward() with gradients "
+                               "or autograd.grad()" if is_hidden else
+                               f"runs made fewer than {stats.LEAST_LOSSES} steps")
         verdict = stats.changes_training(of_plain, of_mine)
-        told |= dict(mean=verdict.mean, why=verdict.why)
-        if verdict.low is not None:
-            told |= dict(baseline=(verdict.low + verdict.high) / 2,
-                         margin=(verdict.high - verdict.low) / 2)
-        if verdict.changes is None:
-            return told | dict(status="not compared")
-        is_lost = verdict.changes and (verdict.mean is None or verdict.mean != verdict.mean)
-        return told | dict(status="not finite" if is_lost else
-                           "changed" if verdict.changes else "same")
+        return told | dict(changes=verdict.changes, why=verdict.why, mean=verdict.mean,
+                           low=verdict.low, high=verdict.high)

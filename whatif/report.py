@@ -115,6 +115,8 @@ def times(speedup, low=None, high=None):
     if low is None or high is None:
         return text
     half = max(high - speedup, speedup - low)
+    if half < 0.005:
+        return f"{speedup:.3f}x ±{half:.3f}"
     return f"{text} ±{half:.2f}" if math.isfinite(half) else f"{text} ±?"
 
 

@@ -99,7 +99,7 @@ class Search:
     1. six windows for each technique alone, without the costly ones
     2. the sum: what gains alone, most first, is added to the best set, one after the other, and
        kept if the set with it is clearly faster than without it, by 2 % or more
-    3. the costly techniques on top of that set, then alone
+    3. the costly techniques on top of that set; alone only if there is no such set
     4. what may gain only on top of the best set: all of it together, then one by one if it gains
     5. techniques that are never kept, and the rest of those that were hopeless at once
     6. more windows for every set whose verdict is open, and for sets that decide on the best one
@@ -207,9 +207,10 @@ class Search:
             return chain[-1], wanted
         for phase in (lambda: self._climb(chain, contenders, *known),
                       lambda: self._climb(chain, self.costly, *known),
-                      lambda: self._lacking(singles[1], *known),
+                      lambda: self._lacking(self._unknown(singles[1], estimates), *known),
                       lambda: self._add_rest(chain, *known),
-                      lambda: self._lacking(singles[2], *known, hopeless=True),
+                      lambda: self._lacking(
+                          self._unknown(singles[2], estimates), *known, hopeless=True),
                       lambda: self._open(chain, *known)):
             if wanted := phase():
                 break
@@ -220,6 +221,12 @@ class Search:
         return [one for one in sets if not self._is_out(one, failed)
                 and self._n(one, estimates) < LEAST_WINDOWS
                 and (hopeless or not self._is_hopeless(one, (), estimates))]
+
+    def _unknown(self, sets, estimates):
+        """Return those of the sets, without the costly ones that a larger set has shown."""
+        known = {self.kind(name) for one, found in estimates.items() if len(one) > 1
+                 and found.n >= LEAST_WINDOWS for name in one if name in self.costly}
+        return [one for one in sets if not (one[0] in self.costly and self.kind(one[0]) in known)]
 
     def _contenders(self, estimates, failed):
         """Return the techniques that may be part of the sum, the most promising first.

@@ -13,7 +13,7 @@ from pathlib import Path
 from whatif import confirm, copies, machine, report, run, search, stats, techniques
 
 COMPUTE_SHARE, COMPUTE_MOST = 0.5, 180.0  # of --minutes, and seconds, for the turns
-LOADER_SHARE, LOADER_MOST = 0.08, 20.0
+LOADER_SHARE, LOADER_MOST = 0.08, 24.0
 CLOSING = 5.0  # seconds that are kept for the report
 AGAIN = 20.0  # seconds with which a process is worth starting once more
 SLACK = 60.0  # seconds after the deadline, after which a process is cut off
@@ -40,7 +40,7 @@ class Session:
         self.began, self.number = time.monotonic(), 0
         self.windows, self.failed, self.notes = [], [], []
         self.found = {}  # the records of the turns, merged
-        self.seconds = {}
+        self.seconds, self.epochs = {}, False  # whether repeated epochs end as they do
         self.only = [each for each in args.only if each != "plain"]
 
     def left(self):
@@ -75,21 +75,26 @@ class Session:
         share = min(COMPUTE_SHARE * 60 * self.args.minutes, COMPUTE_MOST)
         deadline = time.time() + share
         loader = min(LOADER_SHARE * 60 * self.args.minutes, LOADER_MOST)
+        self.clock = time.time()
         while True:
             limit = deadline - time.time() + loader + SLACK
             before = len(self.windows)
             result = run.run_once(self.command, self.spec(
                 "turns", deadline=deadline, loader_seconds=loader, turns=self.windows,
-                failed=self.failed), limit, self.show)
+                failed=self.failed, epochs=self.epochs), limit, self.show)
+            if "start" not in self.seconds and result.get("turns_began"):
+                self.seconds["start"] = result["turns_began"] - self.clock
             gained = self.take(result)
             if "turns_over" in result or "no_turns" in result:
+                self.seconds["compute"] = result.get("turns_over", time.time()) - self.clock
                 break
             if result["error"] and not self.windows:
                 return result
             if not self.goes_on(result) or deadline - time.time() < AGAIN or (
                     gained < 3 and len(self.failed) == before):
                 break
-        self.seconds["compute"] = time.monotonic() - self.began
+        self.seconds.setdefault("compute", time.time() - self.clock)
+        self.seconds["loader"] = time.time() - self.clock - self.seconds["compute"]
         return None
 
     def take(self, result):
@@ -106,6 +111,9 @@ class Session:
     def goes_on(self, result):
         """Return whether a process that ended early is worth another one; note why it ended."""
         names = tuple(result.get("now") or ())
+        if result["error"] and "now" in result and not self.epochs:
+            self.epochs = True  # it may rely on the length of an epoch
+            return True
         if result["error"] and names:
             self.failed.append([names, result["error"]])
             return True
@@ -122,6 +130,10 @@ class Session:
     def estimates(self):
         return stats.estimates([stats.Window(each["names"], each["rate"], each["at"])
                                 for each in self.windows])
+
+    def windows_of_record(self):
+        """Return the windows as they go into --json: `at` in seconds since the start."""
+        return [each | dict(at=round(each["at"] - self.clock, 3)) for each in self.windows]
 
     def margin(self):
         return stats.MARGIN_GPU if self.facts().get("device") == "cuda" else stats.MARGIN_CPU
@@ -176,23 +188,6 @@ class Session:
                 if (name,) not in found and (name,) not in failed}
 
 
-def loader_of(found):
-    """Return what the report says of the loader by itself, or None."""
-    loading = found.get("loading")
-    if not loading:
-        return None
-    rows = [row for row in loading["rows"] if row.get("rate")]
-    as_is = loading.get("as_is", {}).get("workers")
-    notes = [loading.get("summary", ""), *loading.get("notes", ())]
-    return dict(
-        unit="batches", notes=[note for note in notes if note],
-        rates=[dict(workers=row["workers"], rate=row["rate"], current=row["workers"] == as_is)
-               for row in rows],
-        spent=[dict(share=each["share"], what=each.get("what") or each.get("text", ""))
-               for each in loading.get("shares", ()) if each["share"] >= 0.02],
-        between=(loading.get("between") or {}).get("as_is"))
-
-
 def result_of(session, confirmed, stopped=False):
     """Return the report's Result."""
     args, found = session.args, session.found
@@ -208,7 +203,7 @@ def result_of(session, confirmed, stopped=False):
         rows=session.rows(), best=best if confirmed is None or confirmed.is_advised() else (),
         extra=dict(workers=found.get("workers") or 1),
         failed={tuple(names): why for names, why in session.failed}, excluded=only,
-        not_tried=session.not_tried(), loader=loader_of(found),
+        not_tried=session.not_tried(), loader=found.get("loading"),
         forecast=confirmed.forecast_lines() if confirmed else [],
         confirmation=confirmed.line() if confirmed else None,
         losses=confirmed.loss_lines() if confirmed else [],
@@ -234,7 +229,8 @@ def measure_all(session):
         result = result_of(session, confirmed, stopped)
         say(report.text_of(result, with_table=stopped))
         if session.args.json:
-            session.args.json.write_text(json.dumps(report.record(result), indent=1) + "\n")
+            record = report.record(result) | dict(windows=session.windows_of_record())
+            session.args.json.write_text(json.dumps(record, indent=1) + "\n")
     elif stopped:
         say("Stopped before there was anything to report.")
     return status

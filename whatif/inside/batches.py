@@ -140,6 +140,11 @@ class Batches:
         loaders, run, number = self.loaders, self.loaders.run, self.number
         if loaders.is_repeated(number):
             self.batches = None  # ends its workers
+            if run.spec.get("epochs") and self.about["length"] and (
+                    self.given >= self.about["length"]):  # the script counts its batches
+                run.clock.pause()
+                raise StopIteration
+            self.given += 1
             return loaders.repeat(number)
         start = time.perf_counter()
         try:

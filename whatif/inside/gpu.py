@@ -32,12 +32,17 @@ def find_waits(run, steps):
 
 
 def time_kernels(run, steps):
-    """Find for how many seconds of a step the GPU works, and on what; tell it."""
+    """Return for how many seconds of a step the GPU works, and the shares of what it does."""
     busy, until, kinds, cuda = 0, 0, collections.Counter(), torch.autograd.DeviceType.CUDA
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        for _ in range(steps):
-            yield
-        torch.cuda.synchronize()
+    try:
+        profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+        profiler.start()
+    except RuntimeError:  # the script may have a profiler of its own
+        return None, {}
+    for _ in range(steps):
+        yield
+    torch.cuda.synchronize()
+    profiler.stop()
     kernels = [each for each in profiler.events() if each.device_type == cuda
                and each.device_index == torch.cuda.current_device()
                and not each.is_user_annotation and "HtoD" not in each.name]
@@ -45,9 +50,8 @@ def time_kernels(run, steps):
         begin, end = each.time_range.start, each.time_range.end
         busy, until = busy + max(0, end - max(begin, until)), max(until, end)
         kinds[kernel_kind(each.name)] += end - begin
-    if kinds:
-        run.send(busy=busy / 1e6 / steps,
-                 kernels={kind: took / sum(kinds.values()) for kind, took in kinds.items()})
+    total = sum(kinds.values())
+    return busy / 1e6 / steps, {kind: took / total for kind, took in kinds.items()}
 
 
 def kernel_kind(name):

@@ -12,13 +12,17 @@ from whatif.techniques import amp
 
 WATCHED = 10  # steps, at least, that are watched
 WATCH_SECONDS = 2.0, 20.0  # the least, and the most
-WINDOW = {"cuda": 0.5, "cpu": 0.7}  # seconds
-LEAST = 3  # steps of a window
-WARM = 2  # steps before a window, after a switch
+WINDOW = {"cuda": 0.4, "cpu": 0.7}  # seconds
+LEAST = 4  # steps of a window
+WARM = {"cuda": 1, "cpu": 2}  # steps before a window, after a switch
 FIRST_WARM = 6, 80, 240.0  # the first time: at least and at most so many steps, or seconds
 LONG = 4  # a gap of so many median steps is work between steps, as a rollout
 SHARE = 0.1  # of the watched time, from which such gaps count
 WARMUP = 3.0  # seconds of a whole process before its clock begins
+GRACE = 20.0  # seconds after the deadline, for sets that have begun
+COSTLY = 25.0  # seconds before it, in which nothing begins to compile
+BUSY = 0.9  # a GPU that works for a larger share of a step does not wait for the host
+GRAPHS = "compile reduce-overhead"
 WAITS, KERNELS = 3, 10  # steps in which waiting lines and kernels are looked for
 
 
@@ -113,7 +117,7 @@ class Turns:
     def prepare(self):
         """Hold back what the script writes, repeat its batches, and copy its state."""
         run = self.run
-        run.send(phase="turns")
+        run.send(phase="turns", turns_began=time.time())
         files.hold_everything(run.spec)
         run.loaders.begin_repeats()
         run.cycle = max([run.cycle, *(kept.cycle() for kept in run.loaders.kept.values())])
@@ -129,11 +133,15 @@ class Turns:
         if run.device == "cuda":
             torch.cuda.synchronize()
             self.base["memory"] = torch.cuda.memory_allocated()
-        why = {} if run.ranks()[0] else self.reasons()
-        names = [name for name in techniques.NAMES if name not in techniques.LOADING
-                 and techniques.kind(name) in run.spec["only"] and name not in why]
-        self.search = search.Search(names, margin=(
-            stats.MARGIN_GPU if run.device == "cuda" else stats.MARGIN_CPU))
+        self.why = {} if run.ranks()[0] else self.reasons()
+        self.look_for([name for name in techniques.NAMES if name not in techniques.LOADING
+                       and techniques.kind(name) in run.spec["only"] and name not in self.why
+                       and name != GRAPHS])
+
+    def look_for(self, names):
+        """Search the best set of these techniques."""
+        self.names, self.search = names, search.Search(names, margin=(
+            stats.MARGIN_GPU if self.run.device == "cuda" else stats.MARGIN_CPU))
 
     def reasons(self):
         """Return {technique: why it is not tried}, and tell it."""
@@ -163,21 +171,50 @@ class Turns:
 
     def wanted(self):
         """Return the sets of the next round, in a new order; none if there is no time left."""
-        sets = []
-        if self.run.ranks()[0] == 0 and time.time() < self.deadline:
-            sets = self.search.wanted(self.estimates(), self.failed)
+        sets, found = [], self.estimates()
+        if self.run.ranks()[0] == 0:
+            left = self.deadline - time.time()
+            sets = [names for names in self.search.wanted(found, self.failed)
+                    if left > 0 and (left > COSTLY or names in found or not self.is_costly(names))
+                    or left > -GRACE and names in found and found[names].low is None]
             self.order.shuffle(sets)
         return self.agree(sets)
+
+    @staticmethod
+    def is_costly(names):
+        return any(techniques.kind(name) in search.COSTLY for name in names)
+
+    def consider_graphs(self):
+        """Let CUDA graphs be tried if the GPU waits for the host under the best set."""
+        run, best = self.run, self.search.best(self.estimates(), self.failed)
+        if GRAPHS in self.names or GRAPHS in self.why or "compile" not in run.spec["only"]:
+            return False
+        run.switch(best)
+        yield from calm_down(run, LEAST)
+        busy, _ = yield from gpu.time_kernels(run, KERNELS)
+        run.switch(())
+        share = self.agree(busy / self.known[best] if busy and best in self.known else 0)
+        self.why[GRAPHS] = (f"the GPU works in {share:.0%} of a step of the best set, so the host "
+                            "does not hold it back")
+        if share < BUSY:
+            del self.why[GRAPHS]
+            self.look_for([*self.names, GRAPHS])
+        run.send(why_not=self.why)
+        return share < BUSY
 
     def measure(self):
         """Take turns until no set is open, or time is over."""
         run = self.run
         yield from self.window(())
-        while sets := self.wanted():
+        while True:
+            sets = self.wanted()
+            if not sets and not (time.time() < self.deadline - COSTLY
+                                 and (yield from self.consider_graphs())):
+                break
             self.state.put_back()
             yield from self.window(())
             for names in sets:
-                if self.agree(time.time() > self.deadline):
+                if self.agree(time.time() > self.deadline + GRACE):
                     return
                 yield from self.window(names)
                 yield from self.window(())
@@ -217,7 +254,7 @@ class Turns:
     def timed(self, names):
         """Time a window; return its counts, or None if something compiled or a step was skipped."""
         run = self.run
-        for _ in range(WARM):
+        for _ in range(WARM.get(self.run.device, 2)):
             yield
         steps, compiled, run.skipped = self.agree(self.steps_of(names)), run.compiled(), False
         scale = run.scaler.get_scale() if run.scaler else None
@@ -284,7 +321,8 @@ def by_turns(run):
         run.send(turns_over=time.time())
     if run.device == "cuda" and run.ranks()[1] == 1:
         yield from gpu.find_waits(run, WAITS)
-        yield from gpu.time_kernels(run, KERNELS)
+        busy, kinds = yield from gpu.time_kernels(run, KERNELS)
+        run.send(busy=busy, kernels=kinds)
     if run.ranks()[0] == 0:
         measure_loading(run, turns.needed() if turns else None)
     run.send(facts=run.facts())
