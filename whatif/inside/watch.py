@@ -3,11 +3,9 @@
 import collections
 import contextlib
 import functools
-import multiprocessing
 import os
 import sys
 import threading
-import time
 import traceback
 import weakref
 
