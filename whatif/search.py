@@ -132,9 +132,9 @@ class Search:
                     stats.gains(self._ratio(one, on, estimates))
                     for on in proven if len(on) == len(one) - 1 and {*on} < {*one}):
                 proven.add(one)
-        for one in sorted(proven - {()}, key=lambda one: (-estimates[one].speedup, one)):
-            if stats.gains(self._ratio(one, best, estimates)):
-                best = one
+        ordered = sorted(proven - {()}, key=lambda one: [len(one), *map(self.candidates.index, one)])
+        while better := [one for one in ordered if stats.gains(self._ratio(one, best, estimates))]:
+            best = better[0]  # the simplest; it goes on while another one is clearly faster
         return best
 
     def done(self, estimates, failed=()):
@@ -247,10 +247,19 @@ class Search:
             turn, name = turns[0] if turns else (Turn.OPEN, None)
             if turn > Turn.NEW:
                 return []
-            one = self.join(chain[-1], name)
             if turn is not Turn.GAINS or steps[name].on != chain[-1]:
-                return [one]
-            chain.append(one)
+                return [self.join(chain[-1], name)]
+            chain.append(self._first_alike(name, chain[-1], turns, steps, estimates))
+
+    def _first_alike(self, name, on, turns, steps, estimates):
+        """Return `on` with a technique that gains, or with an earlier one of its kind.
+
+        The earlier one is the simpler one: it is taken if the other is not clearly faster.
+        """
+        alike = [self.join(on, other) for turn, other in turns if turn is Turn.GAINS
+                 and steps[other].on == on and self.kind(other) == self.kind(name)]
+        return next(one for one in sorted(alike, key=lambda one: [*map(self.candidates.index, one)])
+                    if not stats.gains(self._ratio(self.join(on, name), one, estimates)))
 
     def _add_rest(self, chain, estimates, failed):
         """Try what was left out on top of the best set, first all of it together."""
@@ -260,7 +269,7 @@ class Search:
                     if turn is Turn.GAINS and steps[name].on == on]
             if not kept:
                 break
-            chain.append(self.join(on, kept[0]))
+            chain.append(self._first_alike(kept[0], on, turns, steps, estimates))
         rest = list({self.kind(name): name for turn, name in reversed(turns)
                      if turn <= Turn.NEW}.values())[::-1]
         both = self.join(on, *rest)
