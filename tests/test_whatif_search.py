@@ -197,14 +197,13 @@ def test_the_same_estimates_give_the_same_answer():
 
 def test_compile_is_tried_a_handful_of_times():
     """Even if the best set without it changes."""
-    names = [*"abcdefgh", "compile", "compile max-autotune"]
-    for seed in range(5):
+    names = [*"abcde", "compile", "compile max-autotune"]
+    for seed in range(3):
         _, estimates, *_ = found_by(
             Search(names), lambda one: math.prod({"compile": 1.1}.get(name, 1.03) for name in one),
             0.02, seed)
-        compiled = {tuple(name for name in row) for row in estimates
-                    if any(name.startswith("compile") for name in row)}
-        assert len(compiled) <= search.MOST_COSTLY
+        compiled = [row for row in estimates if any(name.startswith("compile") for name in row)]
+        assert 2 < len(compiled) <= search.MOST_COSTLY
 
 
 # ------------------------------------------------------------------------------ what comes next
