@@ -113,7 +113,7 @@ def project(tmp_path):
     """A copy of the project's scripts in a folder whose name has a space."""
     folder = tmp_path / "a project"
     folder.mkdir()
-    for name in ("src", "tools"):
+    for name in ("src", "tools", "whatif"):
         shutil.copytree(ROOT / name, folder / name,
                         ignore=shutil.ignore_patterns("__pycache__", "runs"))
     for path in [*ROOT.glob("*.sh"), *ROOT.glob("*.py")]:

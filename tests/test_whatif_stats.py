@@ -1,4 +1,4 @@
-"""Intervals, verdicts, losses and forecasts of whatif, on simulated measurements with fixed seeds."""
+"""Intervals, verdicts, losses and forecasts of whatif, on simulated measurements."""
 
 import math
 import random
@@ -55,11 +55,12 @@ def test_one_stall_of_the_machine_does_not_widen_the_interval_for_ever():
 
 
 @pytest.mark.parametrize("drift", [
-    lambda at: 1 - 0.01 * at, lambda at: 1 + 0.3 * math.sin(at / 8), lambda at: 0.7 + 0.6 * (at > 15)])
+    lambda at: 1 - 0.01 * at, lambda at: 1 + 0.3 * math.sin(at / 8),
+    lambda at: 0.7 + 0.6 * (at > 15)], ids=["slower", "swings", "jumps"])
 def test_drift_of_the_machine_is_not_in_the_ratio(drift):
-    """It gets slower, its speed swings, or it jumps between two windows."""
-    found = estimate(15, 1.2, noise=0.005, drift=drift)
-    assert abs(found.speedup - 1.2) < 0.01 and found.low < 1.2 < found.high and found.spread < 0.02
+    found = [estimate(15, 1.2, 0.005, seed, drift) for seed in range(200)]
+    assert sum(each.low <= 1.2 <= each.high for each in found) > 185
+    assert all(abs(each.speedup - 1.2) < 0.015 and each.spread < 0.03 for each in found)
 
 
 @pytest.mark.parametrize("n", [6, 9, 15, 17, 40])
@@ -167,6 +168,7 @@ def test_rank_sums_are_those_of_the_tables():
     for (n, m), critical in {(4, 4): 0, (5, 5): 2, (6, 6): 5, (6, 9): 10, (8, 8): 13,
                              (10, 10): 23, (20, 20): 127, (3, 3): -1}.items():
         assert stats.rank_sum_out(n, m) == stats.rank_sum_out(m, n) == critical
+    assert stats.rank_sum_out(50, 51) - stats.rank_sum_out(50, 50) in range(15, 26)  # normal
 
 
 # ------------------------------------------------------------------------------ processes
@@ -201,11 +203,11 @@ def means(*runs):
 def test_losses_that_differ_run_by_run_are_not_called_changed():
     """At a high learning rate any two runs differ by 20 %: so do a plain run and one with amp."""
     changed = 0
-    for seed in range(400):
+    for seed in range(200):
         draw = random.Random(seed)
         every = means(*(losses(draw.lognormvariate(0, 0.2), seed=draw.random()) for _ in range(6)))
         changed += stats.changes_training(every[:4], every[4:]).changes
-    assert changed < 0.08 * 400
+    assert changed < 0.08 * 200
 
 
 def test_a_broken_training_is_called_changed():
@@ -214,7 +216,8 @@ def test_a_broken_training_is_called_changed():
     told = stats.changes_training(plain, broken)
     assert told.changes and told.low < 0.52 < told.high < told.mean
     assert "outside" in told.why and "4 plain runs" in told.why
-    assert not stats.changes_training(plain, means(losses(0.53, seed=8), losses(0.5, seed=7))).changes
+    same = means(losses(0.53, seed=8), losses(0.5, seed=7))
+    assert not stats.changes_training(plain, same).changes
 
 
 def test_a_script_that_fixes_its_seeds_is_not_called_changed_by_rounding():
@@ -259,7 +262,7 @@ def test_a_step_takes_the_longer_or_the_sum():
             == forecast.forecast(0.1, 0.3, prefetches=False).high == 0.4)
     hidden, waiting = forecast.forecast(0.3, 0.1, 0.02), forecast.forecast(0.1, 0.3, 0.02)
     assert hidden.low == hidden.high == waiting.low == 0.32
-    assert hidden.waits == (0, 0) and waiting.waits == pytest.approx((0.2, 0.2))
+    assert hidden.waits == pytest.approx((0, 0)) and waiting.waits == pytest.approx((0.2, 0.2))
     assert hidden.between_share == pytest.approx(1 / 16)
     assert forecast.between_steps(100, 500, 80) == pytest.approx(0.04)
 

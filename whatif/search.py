@@ -26,6 +26,11 @@ def kind(name):
     return name.split()[0]
 
 
+def is_out(one, failed):
+    """Return whether a set contains one that failed."""
+    return any({*bad} <= {*one} for bad in failed)
+
+
 # ------------------------------------------------------------------------------ what comes next
 class Turn(enum.IntEnum):
     """What is to be done with a technique on top of a set, the most promising first."""
@@ -102,7 +107,8 @@ class Search:
     3. the costly techniques on top of that set; alone only if there is no such set
     4. what may gain only on top of the best set: all of it together, then one by one if it gains
     5. techniques that are never kept, and the rest of those that were hopeless at once
-    6. more windows for every set whose verdict is open, and for sets that decide on the best one
+    6. more windows for every set whose verdict is open, for sets that decide on the best one, and
+       for that one until it is known to within the margin
     """
 
     def __init__(self, candidates, kind=kind, margin=stats.MARGIN_GPU, costly=COSTLY,
@@ -128,13 +134,14 @@ class Search:
         """
         best, proven = self._explore(estimates, failed)[0], {()}
         for one in sorted(estimates, key=lambda one: (len(one), one)):
-            if not self._is_out(one, failed) and not {*one} & {*self.never} and any(
+            if not is_out(one, failed) and not {*one} & {*self.never} and any(
                     stats.gains(self._ratio(one, on, estimates))
                     for on in proven if len(on) == len(one) - 1 and {*on} < {*one}):
                 proven.add(one)
-        for one in sorted(proven - {()}, key=lambda one: (-estimates[one].speedup, one)):
-            if stats.gains(self._ratio(one, best, estimates)):
-                best = one
+        ordered = sorted(proven - {()}, key=lambda one: (
+            len(one), [*map(self.candidates.index, one)]))
+        while better := [one for one in ordered if stats.gains(self._ratio(one, best, estimates))]:
+            best = better[0]  # the simplest; it goes on while another one is clearly faster
         return best
 
     def done(self, estimates, failed=()):
@@ -150,9 +157,6 @@ class Search:
         return tuple(name for name in self.candidates if name in on or name in names)
 
     # -------------------------------------------------------------------------- what is known
-    def _is_out(self, one, failed):
-        return any({*bad} <= {*one} for bad in failed)
-
     def _n(self, one, estimates):
         return estimates[one].n if one in estimates else 0
 
@@ -180,7 +184,7 @@ class Search:
         """
         for on in reversed(chain):
             one = self.join(on, name)
-            if self._is_out(one, failed) or self._is_hopeless(one, on, estimates) or (
+            if is_out(one, failed) or self._is_hopeless(one, on, estimates) or (
                     on == chain[-1] and not self._can_afford(one, estimates)):
                 return Step(on, failed=True)
             if self._n(one, estimates) >= LEAST_WINDOWS:
@@ -205,20 +209,17 @@ class Search:
         if wanted := self._lacking(singles[0], *known):
             self._climb(chain, contenders, *known)
             return chain[-1], wanted
-        for phase in (lambda: self._climb(chain, contenders, *known),
-                      lambda: self._climb(chain, self.costly, *known),
-                      lambda: self._lacking(self._unknown(singles[1], estimates), *known),
-                      lambda: self._add_rest(chain, *known),
-                      lambda: self._lacking(
-                          self._unknown(singles[2], estimates), *known, hopeless=True),
-                      lambda: self._open(chain, *known)):
-            if wanted := phase():
-                break
+        wanted = (self._climb(chain, contenders, *known)
+                  or self._climb(chain, self.costly, *known)
+                  or self._lacking(self._unknown(singles[1], estimates), *known)
+                  or self._add_rest(chain, *known)
+                  or self._lacking(self._unknown(singles[2], estimates), *known, hopeless=True)
+                  or self._open(chain, *known))
         return chain[-1], wanted
 
     def _lacking(self, sets, estimates, failed, hopeless=False):
         """Return those of the sets that have too few windows, the hopeless ones only if asked."""
-        return [one for one in sets if not self._is_out(one, failed)
+        return [one for one in sets if not is_out(one, failed)
                 and self._n(one, estimates) < LEAST_WINDOWS
                 and (hopeless or not self._is_hopeless(one, (), estimates))]
 
@@ -234,7 +235,7 @@ class Search:
         Alone they gain, or may do so, and no other of their kind is clearly faster.
         """
         found = {name: estimates[name,] for name in self.cheap
-                 if (name,) in estimates and not self._is_out((name,), failed)
+                 if (name,) in estimates and not is_out((name,), failed)
                  and not self._is_hopeless((name,), (), estimates)
                  and (stats.gains(estimates[name,])
                       or self.verdict((name,), estimates) is Verdict.OPEN)}
@@ -254,10 +255,19 @@ class Search:
             turn, name = turns[0] if turns else (Turn.OPEN, None)
             if turn > Turn.NEW:
                 return []
-            one = self.join(chain[-1], name)
             if turn is not Turn.GAINS or steps[name].on != chain[-1]:
-                return [one]
-            chain.append(one)
+                return [self.join(chain[-1], name)]
+            chain.append(self._first_alike(name, chain[-1], turns, steps, estimates))
+
+    def _first_alike(self, name, on, turns, steps, estimates):
+        """Return `on` with a technique that gains, or with an earlier one of its kind.
+
+        The earlier one is the simpler one: it is taken if the other is not clearly faster.
+        """
+        alike = [self.join(on, other) for turn, other in turns if turn is Turn.GAINS
+                 and steps[other].on == on and self.kind(other) == self.kind(name)]
+        return next(one for one in sorted(alike, key=lambda one: [*map(self.candidates.index, one)])
+                    if not stats.gains(self._ratio(self.join(on, name), one, estimates)))
 
     def _add_rest(self, chain, estimates, failed):
         """Try what was left out on top of the best set, first all of it together."""
@@ -267,13 +277,14 @@ class Search:
                     if turn is Turn.GAINS and steps[name].on == on]
             if not kept:
                 break
-            chain.append(self.join(on, kept[0]))
+            chain.append(self._first_alike(kept[0], on, turns, steps, estimates))
         rest = list({self.kind(name): name for turn, name in reversed(turns)
                      if turn <= Turn.NEW}.values())[::-1]
         both = self.join(on, *rest)
-        if len(rest) > 1 and not self._is_out(both, failed):
+        if len(rest) > 1 and not is_out(both, failed):
             together = [self._ratio(one, on, estimates) for one in estimates
-                        if {*both} <= {*one} and self._n(one, estimates) >= LEAST_WINDOWS]
+                        if {*rest} <= {*one} - {*on} <= {*self.cheap} and {*on} < {*one}
+                        and self._n(one, estimates) >= LEAST_WINDOWS]
             if not all(map(stats.gains, together)) or self._is_hopeless(both, on, estimates):
                 return []
             if not together:
@@ -287,6 +298,6 @@ class Search:
                  for turn, name in self._due(chain, names, estimates, failed)[0]
                  if turn is Turn.OPEN]
         wanted = [*open_, *([chain[-1]] if open_ and chain[-1] else [])]
-        wanted += [one for one in estimates if not self._is_out(one, failed)
+        wanted += [one for one in estimates if not is_out(one, failed)
                    and self.verdict(one, estimates) is Verdict.OPEN]
         return list(dict.fromkeys(wanted))

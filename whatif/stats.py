@@ -129,7 +129,7 @@ def ratios_of(windows):
     return ratios
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def left_out(n):
     """Return how many of n ordered values are left out at either end of the median's interval.
 
@@ -156,13 +156,17 @@ def estimates(windows):
     return {techniques: estimate(ratios) for techniques, ratios in ratios_of(windows).items()}
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def rank_sum_out(n, m):
     """Return how many of the n * m ordered quotients are left out at either end; -1: too few.
 
     These counts are exact: the number of orders of n and m values in which u pairs are inverted
-    is the coefficient of q^u in the Gaussian binomial of n + m over n.
+    is the coefficient of q^u in the Gaussian binomial of n + m over n. For many values it is the
+    normal distribution.
     """
+    if n * m > 2500:
+        deviation = (n * m * (n + m + 1) / 12) ** 0.5
+        return int(n * m / 2 - statistics.NormalDist().inv_cdf((1 + COVERAGE) / 2) * deviation) - 1
     counts = [1] + [0] * (n * m)
     for i in range(1, n + 1):
         for u in range(n * m, m + i - 1, -1):  # times 1 - q^(m + i)
@@ -211,7 +215,7 @@ def within(t, df):
     return 2 / math.pi * (angle + sine * total) if df % 2 else sine * total
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def student(df):
     """Return Student's t of 95 % for any number of degrees of freedom: 12.71 for 1."""
     low, high = 0.0, 13.0
