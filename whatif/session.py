@@ -78,7 +78,7 @@ class Session:
         self.clock = time.time()
         while True:
             limit = deadline - time.time() + loader + SLACK
-            before = len(self.windows)
+            failed, epochs = len(self.failed), self.epochs
             result = run.run_once(self.command, self.spec(
                 "turns", deadline=deadline, loader_seconds=loader, turns=self.windows,
                 failed=self.failed, epochs=self.epochs), limit, self.show)
@@ -91,7 +91,7 @@ class Session:
             if result["error"] and not self.windows:
                 return result
             if not self.goes_on(result) or deadline - time.time() < AGAIN or (
-                    gained < 3 and len(self.failed) == before):
+                    gained < 3 and len(self.failed) == failed and self.epochs == epochs):
                 break
         self.seconds.setdefault("compute", time.time() - self.clock)
         self.seconds["loader"] = time.time() - self.clock - self.seconds["compute"]

@@ -1,4 +1,4 @@
-"""The script's DataLoaders: waits are timed, samples counted, the first batches kept and repeated."""
+"""The script's DataLoaders: waits are timed, samples counted, first batches kept and repeated."""
 
 import collections
 import contextlib
@@ -140,7 +140,7 @@ class Batches:
         loaders, run, number = self.loaders, self.loaders.run, self.number
         if loaders.is_repeated(number):
             self.batches = None  # ends its workers
-            if run.spec.get("epochs") and self.about["length"] and (
+            if loaders.ends and self.about["length"] and (
                     self.given >= self.about["length"]):  # the script counts its batches
                 run.clock.pause()
                 raise StopIteration
@@ -175,6 +175,7 @@ class Loaders:
         self.run, self.about, self.live = run, {}, {}
         self.numbers, self.made = {}, collections.Counter()
         self.kept, self.keeps, self.repeats = collections.defaultdict(Kept), True, False
+        self.ends = False  # whether epochs of repeated batches end
         self.fetched_from, self.recent = {}, []  # since the last step, and for it
         self.steps_of = collections.Counter()  # to how many steps each loader gave a batch
         self.threaded = set()  # those that a thread of the script's own reads

@@ -142,6 +142,30 @@ def outermost(models):
             if not (set(steps) <= {0} and is_part(module))]
 
 
+def counts_batches(frame, line):
+    """Return whether a loop around a line compares the number of a batch with something not fixed.
+
+    Such a loop (`if number == len(loader) - 1`) may rely on the length of an epoch. A remainder
+    (`number % 100 == 0`) does not count.
+    """
+    for node in statements(frame.f_code.co_filename):
+        if not isinstance(node, ast.For) or not node.lineno <= line <= node.end_lineno or not (
+                isinstance(node.target, ast.Tuple) and node.target.elts
+                and isinstance(node.target.elts[0], ast.Name)):
+            continue
+        number = node.target.elts[0].id
+        for test in (each for each in ast.walk(node) if isinstance(each, ast.Compare)):
+            sides = [test.left, *test.comparators]
+            counted = [side for side in sides if number in {
+                each.id for each in ast.walk(side) if isinstance(each, ast.Name)}]
+            if counted and not any(isinstance(each, ast.Mod) for side in counted
+                                   for each in ast.walk(side)) and any(
+                    isinstance(each, (ast.Name, ast.Attribute, ast.Call))
+                    for side in sides if side not in counted for each in ast.walk(side)):
+                return True
+    return False
+
+
 class Places:
     """The user's lines, as they are shown from `cwd`; files below `roots` are the user's."""
 

@@ -7,7 +7,7 @@ import time
 import torch
 
 from whatif import search, stats, techniques
-from whatif.inside import files, gpu, state
+from whatif.inside import files, gpu, places, state
 from whatif.techniques import amp
 
 WATCHED = 10  # steps, at least, that are watched
@@ -43,6 +43,8 @@ def watch(run):
             break
     run.watched = run.clock.end() | dict(batches=run.loaders.batches / run.steps)
     run.cycle = cycle_of(run.times)
+    run.loaders.ends = run.spec.get("epochs") or any(
+        places.counts_batches(*each) for each in run.places.frames())
     run.models.choose(run.steps)
     run.send(facts=run.facts(), watched=run.watched)
 
@@ -204,7 +206,6 @@ class Turns:
 
     def measure(self):
         """Take turns until no set is open, or time is over."""
-        run = self.run
         yield from self.window(())
         while True:
             sets = self.wanted()
