@@ -58,7 +58,7 @@ class Confirmation:
         return forecast.forecast(
             compute, (watched.get("batches") or 1) / rate if rate else 0.0,
             forecast.between_steps(watched.get("whole", 0), steps,
-                                   watched.get("seconds", 0) / steps),
+                                   watched.get("seconds", 0)),
             prefetches=bool(workers) or any(each["threaded"] for each in about),
             shares_cores=facts["device"] != "cuda" or workers >= facts["cores"])
 
@@ -87,14 +87,17 @@ class Confirmation:
         each = statistics.fmean(self.took) if self.took else 15.0
         return self.session.left() > runs * (each + seconds)
 
+    def share(self, runs, start):
+        """Return for how many seconds each of so many runs can measure."""
+        return max(LEAST_SECONDS, min(self.session.args.seconds,
+                                      self.session.left() / runs - 1.1 * start))
+
     def measure(self):
         """Run pairs until they agree, then what is missing to compare losses."""
         session = self.session
         if not self.names or not session.windows:
             return
-        start = session.found.get("start_seconds") or 15.0
-        seconds = min(session.args.seconds, session.left() / (2 * PAIRS + 1) - 1.5 * start)
-        seconds, k = max(LEAST_SECONDS, seconds), 0
+        k, seconds = 0, self.share(2 * PAIRS + 1, session.seconds.get("start", 15.0))
         while self.fits(2, seconds):
             pair = [(), self.names] if k % 2 == 0 else [self.names, ()]
             if not all([self.run(names, k, seconds) for names in pair]):
@@ -104,6 +107,8 @@ class Confirmation:
             k += 1
             if k >= PAIRS and self.is_clear():
                 break
+            if k < PAIRS:
+                seconds = self.share(2 * (PAIRS - k) + 1, statistics.fmean(self.took))
         while len(self.runs[()]) < stats.LEAST_PLAIN and self.fits(1, 0) and not self.errors:
             k += 1
             if not self.run((), k, 0):
@@ -170,7 +175,8 @@ class Confirmation:
         if not self.names:
             return []
         lines, plain = [], self.forecast_of(())
-        for names in dict.fromkeys([*((name,) for name in self.names), self.names]):
+        alone = [(name,) for name in self.names if (name,) in self.session.estimates()]
+        for names in dict.fromkeys([*alone, self.names]):
             one = self.forecast_of(names)
             low, high = forecast.speedup(plain, one)
             how = "range" if low < high else "longer" if one.low < (

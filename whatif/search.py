@@ -108,7 +108,7 @@ class Search:
     4. what may gain only on top of the best set: all of it together, then one by one if it gains
     5. techniques that are never kept, and the rest of those that were hopeless at once
     6. more windows for every set whose verdict is open, for sets that decide on the best one, and
-       for that one until it is known to within the margin
+       for those that gain until that is known to within the margin
     """
 
     def __init__(self, candidates, kind=kind, margin=stats.MARGIN_GPU, costly=COSTLY,

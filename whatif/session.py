@@ -184,8 +184,10 @@ class Session:
         """Return {technique: why there are no windows of it}."""
         failed = {names for names, _ in self.failed}
         found = self.estimates()
+        shown = {search.kind(name) for one in found if len(one) > 1 for name in one
+                 if search.kind(name) in search.COSTLY}
         return {name: "no time left (--minutes)" for name in self.names()
-                if (name,) not in found and (name,) not in failed}
+                if not {(name,)} & {*found, *failed} and search.kind(name) not in shown}
 
 
 def result_of(session, confirmed, stopped=False):

@@ -1,5 +1,6 @@
 """What a run does from step to step: generators that go on with each step of the script."""
 
+import gc
 import random
 import statistics
 import time
@@ -14,6 +15,7 @@ WATCHED = 10  # steps, at least, that are watched
 WATCH_SECONDS = 2.0, 20.0  # the least, and the most
 WINDOW = {"cuda": 0.4, "cpu": 0.7}  # seconds
 LEAST = 4  # steps of a window
+ROUND = 4  # windows of sets in a round, at least
 WARM = {"cuda": 1, "cpu": 2}  # steps before a window, after a switch
 FIRST_WARM = 6, 80, 240.0  # the first time: at least and at most so many steps, or seconds
 LONG = 4  # a gap of so many median steps is work between steps, as a rollout
@@ -121,6 +123,8 @@ class Turns:
         run = self.run
         run.send(phase="turns", turns_began=time.time())
         files.hold_everything(run.spec)
+        gc.collect()
+        gc.freeze()  # what torch and this package have loaded is not looked through in windows
         run.loaders.begin_repeats()
         run.cycle = max([run.cycle, *(kept.cycle() for kept in run.loaders.kept.values())])
         modules = [*run.models.inner(), *(each for each in run.models.known)]
@@ -208,18 +212,20 @@ class Turns:
         """Take turns until no set is open, or time is over."""
         yield from self.window(())
         while True:
-            sets = self.wanted()
-            if not sets and not (time.time() < self.deadline - COSTLY
-                                 and (yield from self.consider_graphs())):
+            if not (sets := self.wanted()):
+                if self.agree(time.time() < self.deadline - COSTLY) and (
+                        yield from self.consider_graphs()):
+                    continue
                 break
-            self.state.put_back()
-            yield from self.window(())
-            for names in sets:
+            while len(sets) < ROUND:  # a round is worth putting the state back
+                sets = sets + sets
+            for number, names in enumerate(sets, 1):
                 if self.agree(time.time() > self.deadline + GRACE):
                     return
                 yield from self.window(names)
+                if number == len(sets):  # the next round begins with its plain window
+                    self.state.put_back()
                 yield from self.window(())
-            self.round += 1
         self.state.put_back()
 
     def steps_of(self, names):
@@ -242,15 +248,15 @@ class Turns:
             run.fail(error)
         if is_new and not run.failed:
             yield from calm_down(run, FIRST_WARM[0] if names else LEAST)
-        for attempt in range(3):
-            run.loaders.rewind()
+        for attempt in range(3 + is_new):
             if self.gives_up(names):
                 return
             found = yield from self.timed(names)
             if found and not self.gives_up(names):
                 self.known[names] = found["seconds"] / max(1, found["steps"])
-                self.add(names, found)
-                return
+                if attempt or not is_new:  # the first one only tells how long a step takes
+                    self.add(names, found)
+                    return
 
     def timed(self, names):
         """Time a window; return its counts, or None if something compiled or a step was skipped."""
