@@ -14,7 +14,7 @@ from whatif.techniques import amp
 WATCHED = 10  # steps, at least, that are watched
 WATCH_SECONDS = 2.0, 20.0  # the least, and the most
 WINDOW = {"cuda": 0.4, "cpu": 0.7}  # seconds
-LEAST = 4  # steps of a window
+LEAST = 3  # steps of a window
 ROUND = 4  # windows of sets in a round, at least
 WARM = {"cuda": 1, "cpu": 2}  # steps before a window, after a switch
 FIRST_WARM = 6, 80, 240.0  # the first time: at least and at most so many steps, or seconds
