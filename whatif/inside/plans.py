@@ -25,6 +25,7 @@ GRACE = 20.0  # seconds after the deadline, for sets that have begun
 COSTLY = 25.0  # seconds before it, in which nothing begins to compile
 BUSY = 0.9  # a GPU that works for a larger share of a step does not wait for the host
 GRAPHS = "compile reduce-overhead"
+BESIDE = 3.0  # seconds in which steps and the loader run at once
 WAITS, KERNELS = 3, 10  # steps in which waiting lines and kernels are looked for
 
 
@@ -331,23 +332,53 @@ def by_turns(run):
         busy, kinds = yield from gpu.time_kernels(run, KERNELS)
         run.send(busy=busy, kernels=kinds)
     if run.ranks()[0] == 0:
-        measure_loading(run, turns.needed() if turns else None)
+        loader, found = measure_loading(run, turns.needed() if turns else None)
+        if turns and found and run.ranks()[1] == 1:
+            yield from compute_beside(run, turns, loader, found)
     run.send(facts=run.facts())
 
 
 def measure_loading(run, needed=None):
-    """Measure the first training loader by itself; a step could take `needed` batches/s."""
+    """Measure the first training loader by itself; a step could take `needed` batches/s.
+
+    Return the loader and what was found, or None for both.
+    """
     numbers = run.loaders.training()
     loader = run.loaders.live.get(numbers[0]) if numbers else None
     if loader is None or not run.spec.get("loader_seconds"):
-        return
+        return None, None
     from whatif.inside import loading
-    run.loaders.repeats = run.loaders.keeps = False
     run.send(phase="loader")
     found = loading.measure_loader(
         loader, run.spec["loader_seconds"], run.spec["cores"], is_users=run.places.is_users,
         needed=needed)
     run.send(loading=found)
+    return loader, found
+
+
+def compute_beside(run, turns, loader, found):
+    """Where steps and workers share the cores, measure both at once: as it is, and the best set."""
+    from whatif.inside import loading
+    wanted = [((), found["as_is"]["workers"])] if found.get("rate") else []
+    if best := turns.search.best(turns.estimates(), turns.failed):
+        wanted += [(best, each) for each in dict.fromkeys(
+            [found["as_is"]["workers"], (found.get("enough") or {}).get("workers")])]
+    for names, workers in wanted:
+        if not workers or run.device == "cuda" and workers < run.spec["cores"]:
+            continue
+        run.switch(names)
+        with loading.load_beside(loader, workers) as reading:
+            for _ in range(LEAST):
+                yield
+            reading.mark()
+            run.clock.begin()
+            while run.clock.seconds() < BESIDE or run.clock.counts["steps"] < LEAST:
+                yield
+            both, rate = run.clock.end(), reading.rate()
+        run.switch(())
+        if rate and both["steps"]:
+            run.send(both=dict(names=names, workers=workers, loading=1 / rate,
+                               compute=both["seconds"] / both["steps"]))
 
 
 def whole(run):
