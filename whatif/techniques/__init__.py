@@ -1,7 +1,8 @@
 """The techniques, one file each: when one applies, how it is switched on and off, what to write.
 
-A file in this folder is a technique; nothing else names it. A module names its techniques in NAMES; "amp bfloat16" and "amp float16" are two of one kind, and a
-set holds one of a kind at most. Each function is optional:
+A new technique is a new file in this folder. A module names its techniques in NAMES; "amp bfloat16"
+and "amp float16" are two of one kind, and a set holds one of a kind at most. Each function is
+optional:
 
     on(run, name), off(run, name)   change the script's process, where no step is under way
     forward(plain, name, run)       return a forward that does what `plain` does, with the technique
