@@ -361,7 +361,7 @@ def lines_of(result, with_table=True):
     for title, reasons in ("Failed", result.failed), (
             "Not possible, or there already", result.excluded):
         lines += ["", *reason_lines(title, reasons)] if reasons else []
-    if not result.by_turns:
+    if not result.by_turns and result.rows:
         lines.append("Each set ran in a process of its own.")
     lines += [paragraph(note, 0) for note in result.notes]
     lines += loader_lines(result.loader)

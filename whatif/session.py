@@ -181,7 +181,9 @@ class Session:
             compute_seconds=statistics.median(compute) if compute else None)
 
     def not_tried(self):
-        """Return {technique: why there are no windows of it}."""
+        """Return {technique: why there are no windows of it}; a note says why there are no turns."""
+        if "no_turns" in self.found:
+            return {}
         failed = {names for names, _ in self.failed}
         found = self.estimates()
         shown = {search.kind(name) for one in found if len(one) > 1 for name in one
@@ -227,7 +229,7 @@ def measure_all(session):
         confirmed.measure()
     except KeyboardInterrupt:
         stopped, status = True, 130
-    if session.windows:
+    if session.windows or "no_turns" in session.found:
         result = result_of(session, confirmed, stopped)
         say(report.text_of(result, with_table=stopped))
         if session.args.json:

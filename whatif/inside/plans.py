@@ -318,22 +318,20 @@ def by_turns(run):
     """Watch, measure the sets by turns, then look at waits, kernels and the loader."""
     yield from watch(run)
     if sharded := run.models.sharded():
-        run.send(no_turns=f"turns cannot change a model that {sharded} shards")
+        run.send(no_turns=f"Techniques cannot be tried on a model that {sharded} shards.")
         run.finish()
-    turns = None
-    if run.spec["only"] or run.loaders.training():
-        turns = Turns(run)
-        turns.prepare()
-        yield from turns.measure()
-        run.switch(())
-        run.send(turns_over=time.time())
+    turns = Turns(run)
+    turns.prepare()
+    yield from turns.measure()
+    run.switch(())
+    run.send(turns_over=time.time())
     if run.device == "cuda" and run.ranks()[1] == 1:
         yield from gpu.find_waits(run, WAITS)
         busy, kinds = yield from gpu.time_kernels(run, KERNELS)
         run.send(busy=busy, kernels=kinds)
     if run.ranks()[0] == 0:
-        loader, found = measure_loading(run, turns.needed() if turns else None)
-        if turns and found and run.ranks()[1] == 1:
+        loader, found = measure_loading(run, turns.needed())
+        if found and run.ranks()[1] == 1:
             yield from compute_beside(run, turns, loader, found)
     run.send(facts=run.facts())
 
