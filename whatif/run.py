@@ -162,7 +162,7 @@ class Results:
         return not all(each.get("done") for each in self.by_pid.values())
 
     def first(self):
-        return next(iter(self.by_pid.values()), dict(windows=[]))
+        return next(iter(self.by_pid.values()), dict(windows=[], failed=[]))
 
     def are_done(self):
         """Return whether the first process that has reported is done, or all have been killed."""
