@@ -230,8 +230,10 @@ def measure_all(session):
         say("\n".join(report.table(result_of(session, None))))
         confirmed = confirm.Confirmation(session, show=progress)
         confirmed.measure()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         stopped, status = True, 130
+        if confirmed is None and hasattr(stop, "result"):
+            session.take(stop.result)
     if session.windows:
         result = result_of(session, confirmed, stopped)
         say(report.text_of(result, with_table=stopped))
