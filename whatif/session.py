@@ -38,7 +38,7 @@ class Session:
     def __init__(self, args, command, cwd, folder):
         self.args, self.command, self.cwd, self.folder = args, command, str(cwd), folder
         self.began, self.number = time.monotonic(), 0
-        self.windows, self.failed, self.notes = [], [], []
+        self.windows, self.failed, self.notes, self.beside = [], [], [], []
         self.found = {}  # the records of the turns, merged
         self.seconds, self.epochs = {}, False  # whether repeated epochs end as they do
         self.only = [each for each in args.only if each != "plain"]
@@ -106,6 +106,11 @@ class Session:
                        if key not in ("windows", "failed")}
         self.notes += [f"whatif itself failed in a process of the script: "
                        f"{fault.strip().splitlines()[-1]}" for fault in result.get("faults", ())]
+        beside = [f"pid {pid} at {report.speed(each['beside']['steps'] / each['beside']['seconds'])}"
+                  " steps/s" for pid, each in result["others"].items() if each.get("beside")]
+        if beside:
+            self.beside = [f"{len(beside)} more process{'es' * (len(beside) > 1)} "
+                           f"train{'s' * (len(beside) == 1)} beside it: {', '.join(beside)}"]
         return len(windows)
 
     def goes_on(self, result):
@@ -211,7 +216,7 @@ def result_of(session, confirmed, stopped=False):
         forecast=confirmed.forecast_lines() if confirmed else [],
         confirmation=confirmed.line() if confirmed else None,
         losses=confirmed.loss_lines() if confirmed else [],
-        notes=[*dict.fromkeys([*session.notes, *([found["no_turns"]] if "no_turns" in found
+        notes=[*dict.fromkeys([*session.notes, *session.beside, *([found["no_turns"]] if "no_turns" in found
                                                  else [])])],
         seconds=session.seconds, by_turns="no_turns" not in found, stopped=stopped)
 
@@ -227,8 +232,10 @@ def measure_all(session):
         say("\n".join(report.table(result_of(session, None))))
         confirmed = confirm.Confirmation(session, show=progress)
         confirmed.measure()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         stopped, status = True, 130
+        if confirmed is None and hasattr(stop, "result"):
+            session.take(stop.result)
     if session.windows or "no_turns" in session.found:
         result = result_of(session, confirmed, stopped)
         say(report.text_of(result, with_table=stopped))
