@@ -4,6 +4,7 @@ import collections
 import contextlib
 import copy
 import inspect
+import math
 import threading
 import time
 
@@ -101,9 +102,12 @@ class Kept:
         """Return whether batches have the same shapes."""
         return len({tuple(each.shape for each in tensors_of(batch)) for batch in batches}) <= 1
 
-    def cycle(self):
-        """Return after how many batches the shapes repeat."""
-        return 1 if self.is_alike(self.batches) else len(self.batches)
+    def cycle(self, each=1):
+        """Return after how many steps the shapes repeat, if a step takes `each` batches."""
+        if self.is_alike(self.batches):
+            return 1
+        count = len(self.batches)
+        return count // math.gcd(count, max(1, round(each)))
 
     def next(self, times):
         """Return the next batch, or as many joined."""
