@@ -76,6 +76,7 @@ class Models:
             about["steps"].add(self.run.steps)
             if was == {0} and self.run.steps:  # in the loop: it may be called while it is made
                 about["driver"], about["entry"] = self.run.about.driver()
+                about["library"] = self.run.places.library()
             if about["role"] == "frozen" and role != "frozen":  # it was called before training
                 place = self.run.places.place()
                 about |= dict(role=role, calls=[place["at"]], **place,
