@@ -268,7 +268,10 @@ class Loaders:
     def begin_repeats(self):
         """From now on the training loaders give their kept batches, and their workers end."""
         self.keeps = False
-        self.chosen = [number for number in self.training() if self.kept[number].batches]
+        numbers = self.training()
+        if not {*numbers} & {*self.recent}:  # a loader for each shard: the script is in another
+            numbers = [*self.recent, *numbers]
+        self.chosen = [number for number in numbers if self.kept[number].batches]
         for number in [*self.kept]:
             if number not in self.chosen:
                 del self.kept[number]
