@@ -273,7 +273,7 @@ class Loaders:
         self.keeps = False
         numbers = self.training()
         if not {*numbers} & {*self.recent}:  # a loader for each shard: the script is in another
-            numbers = [*self.recent, *numbers]
+            numbers = [*sorted(self.recent, key=self.steps_of.get, reverse=True), *numbers]
         self.chosen = [number for number in numbers if self.kept[number].batches]
         for number in [*self.kept]:
             if number not in self.chosen:
