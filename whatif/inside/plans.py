@@ -241,6 +241,8 @@ class Turns:
             for number, names in enumerate(sets, 1):
                 if self.agree(time.time() + self.cost(names) > self.until + GRACE):
                     return
+                if names in self.failed and number < len(sets):
+                    continue
                 yield from self.window(names)
                 if number == len(sets):  # the next round begins with its plain window
                     self.state.put_back()
