@@ -99,11 +99,12 @@ def calm_down(run, least=FIRST_WARM[0]):
     while not run.failed and steps < FIRST_WARM[1] and (
             time.perf_counter() - begin < FIRST_WARM[2]) and (
             steps < least or calm < wanted):
-        before = run.compiled()
+        before, scale = run.compiled(), amp.scale_of(run)
         run.skipped = False
         yield
         steps += 1
-        calm = calm + 1 if run.compiled() == before and not run.skipped else 0
+        is_skipped = run.skipped or amp.scale_of(run) < scale
+        calm = calm + 1 if run.compiled() == before and not is_skipped else 0
 
 
 class Turns:
@@ -265,7 +266,7 @@ class Turns:
         for _ in range(WARM.get(self.run.device, 2)):
             yield
         steps, compiled, run.skipped = self.agree(self.steps_of(names)), run.compiled(), False
-        scale = run.scaler.get_scale() if run.scaler else None
+        scale = amp.scale_of(run)
         run.loaders.rewind()
         if run.device == "cuda":
             torch.cuda.synchronize()
@@ -277,8 +278,7 @@ class Turns:
         found = run.clock.end()
         if run.device == "cuda":
             found["memory"] = torch.cuda.max_memory_allocated() - max(0, held)
-        lost = run.compiled() != compiled or run.skipped or (
-            scale is not None and run.scaler.get_scale() < scale)
+        lost = run.compiled() != compiled or run.skipped or amp.scale_of(run) < scale
         if self.agree(lost):
             run.send(thrown_away=names)
             return None
