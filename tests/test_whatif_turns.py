@@ -4,13 +4,14 @@ import collections
 import copy
 import dataclasses
 import gc
+import importlib
 import itertools
 import json
 import pickle
 import random
 import time
-import types
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from whatif.techniques import compile as compiling
 
 ALL = ["amp", "channels_last", "fused", "compile", "batch"]
 LAST = torch.channels_last
+SGD = importlib.import_module("torch.optim.sgd")
 HOOKED = [
     (torch.utils.data.DataLoader, "__init__"), (torch.utils.data.DataLoader, "__iter__"),
     (torch.autograd, "backward"), (torch.amp.GradScaler, "scale"),
@@ -73,7 +75,7 @@ def make_run(monkeypatch, tmp_path):
             monkeypatch.setattr(owner, "step", getattr(step, "__wrapped__", step) if hasattr(
                 step, "hooked") else step)
     for owner in vars(lr_scheduler).values():
-        if isinstance(owner, type) and "step" in vars(owner):
+        if isinstance(owner, type) and hasattr(owner, "step"):
             monkeypatch.setattr(owner, "step", owner.step)
     monkeypatch.setattr(watch.os, "register_at_fork", lambda **_: None)
     monkeypatch.setattr(plans.files, "hold_everything", lambda spec: None)
@@ -200,8 +202,8 @@ def test_state_put_back_gives_the_same_training_to_the_bit(make_run, kind):
 def test_fused_kernels_take_the_place_of_foreach(make_run, monkeypatch):
     taken = []
     for name in ("_fused_sgd", "_multi_tensor_sgd", "_single_tensor_sgd"):
-        real = getattr(torch.optim.sgd, name)
-        monkeypatch.setattr(torch.optim.sgd, name, lambda *args, real=real, name=name, **more: (
+        real = getattr(SGD, name)
+        monkeypatch.setattr(SGD, name, lambda *args, real=real, name=name, **more: (
             taken.append(name), real(*args, **more))[1])
     run, net = make_run(), new_net()
     train(net, [OPTIMIZERS["foreach"](net.parameters())], 4, run, {1: ("fused",), 3: ()})
@@ -894,7 +896,8 @@ def test_a_set_that_fails_is_given_up_and_the_training_is_as_before(
         bad = ("fused",)
         def refuse(*args, **options):
             raise RuntimeError("no step here")
-        monkeypatch.setattr(torch.optim.sgd, "_fused_sgd", refuse)
+
+        monkeypatch.setattr(SGD, "_fused_sgd", refuse)
     good = ("channels_last",)
     turns = turns_of(run, net, optimizer, [bad, good])
     want = values_of(net)
@@ -916,26 +919,24 @@ def test_a_set_that_fails_is_given_up_and_the_training_is_as_before(
 
 
 def test_nothing_of_a_failed_forward_is_in_memory_when_the_plain_one_runs(make_run, monkeypatch):
-    run, net = make_run(), Faulty("memory")
+    run, net = make_run(), new_net()
     optimizer = OPTIMIZERS["sgd"](net.parameters())
-    train(net, [optimizer], 2, run)
     held = []
 
     class Large:
-        def __init__(self):
-            held.append(self)
+        """What a forward has computed."""
     real, alive = Net.forward, []
 
     def forward(module, some):
         if torch.is_autocast_enabled("cpu"):
-            large = types.SimpleNamespace()  # in the frame that the error's traceback holds
-            held.append(__import__("weakref").ref(large))
-            out = real(module, some)
-            out.large = large
-            return out
+            large = Large()  # in a frame that the error's traceback holds
+            held.append(weakref.ref(large))
+            raise torch.OutOfMemoryError("CUDA out of memory")
         alive.append(held and held[-1]() is not None)
         return real(module, some)
     monkeypatch.setattr(Net, "forward", forward)
+    train(net, [optimizer], 2, run)
+    del alive[:]
     run.switch(("amp bfloat16",))
     net(images(0))
     assert run.failed.startswith("OutOfMemoryError") and len(held) == 1 and alive == [False]

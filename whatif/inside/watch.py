@@ -68,6 +68,7 @@ class Run:
         self.late = self.is_scaling = False  # whether steps were made since the last update
         self.plain_steps, self.unfused, self.layouts = {}, {}, WeakIdKeyDictionary()
         self.failed, self.plan, self.is_over, self.cycle = "", None, False, 1
+        self.group = None  # of all processes that train
         self.times = []  # (when a step ended, seconds waited until then) while it is watched
 
     # ---- what it tells, and what it knows of itself
@@ -96,6 +97,16 @@ class Run:
         if dist.is_available() and dist.is_initialized():
             return dist.get_rank(), dist.get_world_size()
         return 0, 1
+
+    def agree(self, value):
+        """Return what rank 0 has, in each rank; all have to ask at the same step."""
+        if self.ranks()[1] == 1:
+            return value
+        dist = torch.distributed
+        self.group = self.group or dist.new_group(backend="gloo")
+        box = [value]
+        dist.broadcast_object_list(box, 0, group=self.group)
+        return box[0]
 
     def live(self, what):
         """Return the optimizers, schedulers or scalers that are still there."""

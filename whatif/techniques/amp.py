@@ -147,6 +147,9 @@ def scaled_step(optimizer, closure=None, **kwargs):
     return loss
 
 
+scaled_step._wrapped_by_lr_sched = True  # or schedulers warn that a step was put over theirs
+
+
 def weights_of(optimizer):
     return [each for group in optimizer.param_groups for each in group["params"]]
 
