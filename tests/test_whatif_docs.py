@@ -11,7 +11,7 @@ import torch
 from helpers import ROOT
 from test_whatif_report import BASELINE, FACTS, LOADER
 
-from whatif import options, report, session, techniques
+from whatif import options, report, run, session, techniques
 from whatif.inside import loading, plans
 
 PAGE = (ROOT / "docs" / "whatif.md").read_text()
@@ -22,9 +22,8 @@ FREE = ("failed", "excluded", "not_tried", "advice", "options", "facts")  # keys
 
 def rows_of(text):
     """Return the cells of each row of the tables in a text, without headings."""
-    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+    return [[cell.strip() for cell in line.split("|")[1:-1]]
             for line in text.splitlines() if line.startswith("|") and not line.startswith("|--")]
-    return rows
 
 
 def documented():
@@ -37,9 +36,9 @@ def documented():
 def window(names, rate):
     """Return a window as the process of the script makes it."""
     sent = []
-    run = SimpleNamespace(ranks=lambda: (0, 1), last_loss=torch.ones(()), send=lambda **record:
-                          sent.append(record["window"]))
-    turns = SimpleNamespace(run=run, windows=[])
+    script = SimpleNamespace(ranks=lambda: (0, 1), last_loss=torch.ones(()),
+                             send=lambda **record: sent.append(record["window"]))
+    turns = SimpleNamespace(run=script, windows=[])
     plans.Turns.add(turns, names, dict(seconds=1.0, steps=4, samples=rate, memory=10**9))
     return json.loads(json.dumps(sent[0]))
 
@@ -54,18 +53,20 @@ class Data(torch.utils.data.Dataset):
 
 def result_of_run(command, spec, *_):
     """Return what a run of a session gives: the turns, or a whole process with a set or without."""
+    base = run.Results().merged() | dict(error="", facts=SEEN)
     watched = dict(seconds=2.0, steps=40, samples=400, wait=0.1, whole=2.2, batches=1.0)
     if spec["mode"] == "fixed":
         seconds = 1.0 if spec["techniques"] else 2.0 + spec["seed"] / 100
-        return dict(windows=[watched | dict(seconds=seconds)], error="", memory=10**9,
-                    facts=SEEN, losses=[1.0] * 60)
+        return base | dict(windows=[watched | dict(seconds=seconds)], memory=10**9,
+                           losses=[1.0] * 60)
     loader = torch.utils.data.DataLoader(Data(), batch_size=4)
     names = [(), *[each for _ in range(6) for each in (("amp bfloat16",), ())]]
-    return dict(
-        windows=[window(each, 200 + number / 9 if each else 100) for number, each in
-                 enumerate(names)], failed=[], error="", facts=SEEN, watched=watched,
-        turns_began=time.time(), turns_over=time.time(), loading=loading.measure_loader(
-            loader, 0.3, cores=1), lines=FACTS["lines"], busy=0.01, kernels={"products": 1.0})
+    return base | dict(
+        windows=[window(each, 200 + number / 9 if each else 100)
+                 for number, each in enumerate(names)],
+        watched=watched, turns_began=time.time(), turns_over=time.time(),
+        loading=loading.measure_loader(loader, 0.3, cores=1), lines=FACTS["lines"], busy=0.01,
+        kernels={"products": 1.0})
 
 
 @pytest.fixture(scope="module")
