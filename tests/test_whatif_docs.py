@@ -128,4 +128,4 @@ def test_commands_can_be_copied(page, monkeypatch):
                   if word.endswith(("whatif", "whatif.pyz")) and number]
         for number in places[:1]:
             found.append(options.parse(words[number + 1:]).command)
-    assert all(found) and len(found) >= {"whatif.md": 7, "README.md": 1}.get(page.name, 0)
+    assert all(found) and len(found) >= {"whatif.md": 6, "README.md": 1}.get(page.name, 0)
