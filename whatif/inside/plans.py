@@ -28,9 +28,20 @@ GRAPHS = "compile reduce-overhead"
 WAITS, KERNELS = 3, 10  # steps in which waiting lines and kernels are looked for
 
 
+def agreed(run, value):
+    """Return what rank 0 has, in each rank, by a group of whatif's own."""
+    if run.ranks()[1] == 1:
+        return value
+    if run.group is None:
+        run.group = torch.distributed.new_group(backend="gloo")
+    box = [value]
+    torch.distributed.broadcast_object_list(box, 0, group=run.group)
+    return box[0]
+
+
 def watch(run):
     """Watch some steps as the script does them; then choose the models."""
-    begin, worked = time.perf_counter(), 0.0
+    begin, worked, asked = time.perf_counter(), 0.0, WATCHED
     run.times = [0.0]  # when each step ended, without validation and waits for data
     run.clock.begin()
     least, most = WATCH_SECONDS
@@ -41,7 +52,13 @@ def watch(run):
         if len(run.times) == 4:  # without the first steps, which set up
             worked = run.times[-1]
             run.clock.begin()
-        if took >= most or len(run.times) > WATCHED and took >= least and not awaits(run.times):
+        is_over = took >= most or len(run.times) > WATCHED and took >= least and not awaits(
+            run.times)
+        if run.ranks()[1] > 1:  # all ranks end at the same step
+            is_asked = len(run.times) >= asked
+            asked *= 1.2 if is_asked else 1
+            is_over = is_asked and agreed(run, is_over)
+        if is_over:
             break
     run.watched = run.clock.end() | dict(batches=run.loaders.batches / run.steps)
     run.cycle = cycle_of(run.times)
@@ -116,7 +133,7 @@ class Turns:
         self.known = {}  # seconds a step takes under a set
         self.round = len(self.windows)
         self.length = spec.get("window") or WINDOW.get(run.device, 0.7)
-        self.order, self.group, self.base = random.Random(self.round), None, {}
+        self.order, self.base = random.Random(self.round), {}
 
     def prepare(self):
         """Hold back what the script writes, repeat its batches, and copy its state."""
@@ -134,8 +151,6 @@ class Turns:
         state.stand_still(schedulers)
         run.settings = dict(cudnn=torch.backends.cudnn.benchmark,
                             tf32=torch.get_float32_matmul_precision())
-        if run.ranks()[1] > 1:
-            self.group = torch.distributed.new_group(backend="gloo")
         if run.device == "cuda":
             torch.cuda.synchronize()
             self.base["memory"] = torch.cuda.memory_allocated()
@@ -169,11 +184,7 @@ class Turns:
 
     def agree(self, value):
         """Return what rank 0 has, in each rank."""
-        if self.group is None:
-            return value
-        box = [value]
-        torch.distributed.broadcast_object_list(box, 0, group=self.group)
-        return box[0]
+        return agreed(self.run, value)
 
     def wanted(self):
         """Return the sets of the next round, in a new order; none if there is no time left."""
@@ -363,6 +374,8 @@ def whole(run):
     yield from watch(run)
     run.switch(tuple(name for name in names if name not in techniques.LOADING))
     yield from calm_down(run)
+    while run.ranks()[0]:  # rank 0 ends the run
+        yield
     began, steps = time.perf_counter(), run.steps
     ahead = 2 * max((run.loaders.about[number]["workers"] for number in run.loaders.training()),
                     default=0)

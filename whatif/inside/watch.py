@@ -62,7 +62,7 @@ class Run:
         self.lead, self.others = None, collections.Counter()
         self.losses, self.last_loss, self.is_silent = [], None, False
         self.scaler, self.scalers, self.stepping, self.skipped = None, {}, False, False
-        self.late = False
+        self.late, self.group = False, None
         self.plain_steps, self.unfused, self.layouts = {}, {}, {}
         self.failed, self.plan, self.is_over, self.cycle = "", None, False, 1
         self.times = []  # (when a step ended, seconds waited until then) while it is watched
