@@ -46,11 +46,11 @@ def models(result):
 
 # ------------------------------------------------------------------- what is counted and timed
 def test_work_between_steps_that_is_longer_than_a_window_counts(scripts):
-    """Five steps of 4 ms and 0.2 s without a step are at most 22 steps/s, not 250."""
-    result = scripts.once("rollout.py", only=["amp"], window=0.1)
-    assert 11 < rate_of(result) < 22.8 and windows_of(result, *AMP)
-    assert all(each["steps"] % 5 == 0 for each in result["windows"])
-    assert result["watched"]["steps"] / result["watched"]["seconds"] < 45
+    """Five steps of 2 ms and 0.1 s without a step are at most 45 steps/s, not 500."""
+    result = scripts.once("rollout.py", only=["fused"])
+    assert 20 < rate_of(result) < 45.5 and all(
+        each["steps"] % 5 == 0 for each in result["windows"])
+    assert result["watched"]["steps"] / result["watched"]["seconds"] < 90
 
 
 def test_pictures_of_several_sizes_are_counted_as_samples(scripts):
@@ -79,12 +79,12 @@ def test_a_thread_that_reads_the_loader_is_no_data_time(scripts):
 
 def test_validation_is_not_in_the_rate_and_workers_end(scripts):
     """Steps wait 0.08 s a batch; validation sleeps as long as an epoch of them."""
-    result = scripts.once("slow_data.py", watch=1.8)
+    result = scripts.once("slow_data.py", watch=1.0, only=["amp"])
     watched = result["watched"]
     assert watched["wait"] / watched["seconds"] > 0.5
-    assert watched["whole"] - watched["seconds"] > 0.7
+    assert watched["whole"] - watched["seconds"] > 0.35
     assert rate_of(result) > 2 * 4 / 0.08  # batches are repeated
-    assert re.fullmatch("1+0+", (scripts.folder / "workers.txt").read_text())
+    assert result["log"].splitlines()[-1] == "0 workers"
 
 
 @pytest.mark.parametrize("name, samples", [("shards.py", 8), ("unusual.py", 4), ("habits.py", 8)])
@@ -190,7 +190,7 @@ def test_what_the_script_has_already_is_not_tried(scripts):
 def test_known_brakes_are_named(scripts):
     result = scripts.once("brakes.py", only=["fused"])
     told = "\n".join(report.also_seen(result["facts"]))
-    assert re.search(r"brakes.py:18: without persistent_workers=True, spawn starts all", told)
+    assert re.search(r"brakes.py:17: without persistent_workers=True, spawn starts all", told)
     assert "DistributedSampler without set_epoch" in told and "DataParallel copies" in told
     assert result["why_not"]["fused"] == "torch has no fused Adadelta"
 
@@ -312,7 +312,7 @@ def test_a_whole_session_and_its_record(scripts, capsys, monkeypatch):
     monkeypatch.setattr(session.run, "catch_signals", lambda: None)
     scripts.copy("plain_loop.py")
     args = scripts.arguments("plain_loop.py", "--size", 8, only=["amp", "fused", "workers"],
-                             minutes=0.35)
+                             minutes=0.25)
     args.json = scripts.folder.parent / "out.json"
     assert session.main(args) == 0
     out, record = capsys.readouterr().out, json.loads(args.json.read_text())
@@ -368,7 +368,7 @@ def test_an_archive_a_copy_and_a_launcher(tmp_path):
     folder = tmp_path / "a folder"
     folder.mkdir()
     shutil.copy(Scripts.source("ddp.py"), folder)
-    done = run(sys.executable, tmp_path / "w.pyz", "--only", "amp", "--minutes", 0.5, "--copy",
+    done = run(sys.executable, tmp_path / "w.pyz", "--only", "amp", "--minutes", 0.3, "--copy",
                "--json", tmp_path / "out.json", "--", sys.executable, "-m",
                "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}",
                "ddp.py", cwd=folder)
