@@ -54,13 +54,17 @@ class Confirmation:
         rate = loading.get("rate")
         if "workers" in names:
             workers, rate = found["workers"], loading["enough"]["rate"]
-        steps = watched.get("steps") or 1
+        steps, batches = watched.get("steps") or 1, watched.get("batches") or 1
+        compute_names = [each for each in names if each not in techniques.LOADING]
+        both = next(((each["compute"], batches * each["loading"])
+                     for each in found.get("beside", ()) if each["workers"] == workers
+                     and list(each["names"]) == compute_names), None)
         return forecast.forecast(
-            compute, (watched.get("batches") or 1) / rate if rate else 0.0,
+            compute, batches / rate if rate else 0.0,
             forecast.between_steps(watched.get("whole", 0), steps,
                                    watched.get("seconds", 0)),
             prefetches=bool(workers) or any(each["threaded"] for each in about),
-            shares_cores=facts["device"] != "cuda" or workers >= facts["cores"])
+            shares_cores=facts["device"] != "cuda" or workers >= facts["cores"], beside=both)
 
     # ---- the runs
     def run(self, names, k, seconds):

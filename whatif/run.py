@@ -151,9 +151,10 @@ class Results:
                 self.by_pid[pid] |= record | dict(done=True)
         else:
             before = self.by_pid.setdefault(pid, dict(pid=pid, windows=[], failed=[]))
-            for one, many in ("window", "windows"), ("whole", "windows"), ("fails", "failed"):
+            for one, many in (("window", "windows"), ("whole", "windows"), ("fails", "failed"),
+                              ("both", "beside")):
                 if one in record:
-                    before[many].append(record.pop(one))
+                    before.setdefault(many, []).append(record.pop(one))
             if not before.get("done"):
                 before |= record
 

@@ -15,6 +15,7 @@ from whatif import confirm, copies, machine, report, run, search, stats, techniq
 COMPUTE_SHARE, COMPUTE_MOST = 0.5, 180.0  # of --minutes, and seconds, for the turns
 LOADER_SHARE, LOADER_MOST = 0.08, 24.0
 CLOSING = 5.0  # seconds that are kept for the report
+SPARE = 10.0  # seconds of --minutes that turns leave where nothing has to be confirmed
 AGAIN = 20.0  # seconds with which a process is worth starting once more
 SLACK = 60.0  # seconds after the deadline, after which a process is cut off
 
@@ -76,11 +77,12 @@ class Session:
         deadline = time.time() + share
         loader = min(LOADER_SHARE * 60 * self.args.minutes, LOADER_MOST)
         self.clock = time.time()
+        last = max(deadline, time.time() + self.left() - loader - SPARE)  # nothing to confirm
         while True:
-            limit = deadline - time.time() + loader + SLACK
+            limit = last - time.time() + loader + SLACK
             failed, epochs = len(self.failed), self.epochs
             result = run.run_once(self.command, self.spec(
-                "turns", deadline=deadline, loader_seconds=loader, turns=self.windows,
+                "turns", deadline=deadline, last=last, loader_seconds=loader, turns=self.windows,
                 failed=self.failed, epochs=self.epochs), limit, self.show)
             if "start" not in self.seconds and result.get("turns_began"):
                 self.seconds["start"] = result["turns_began"] - self.clock
@@ -188,7 +190,9 @@ class Session:
             compute_seconds=statistics.median(compute) if compute else None)
 
     def not_tried(self):
-        """Return {technique: why there are no windows of it}."""
+        """Return {technique: why there are no windows of it}; a note says why there are no turns."""
+        if "no_turns" in self.found:
+            return {}
         failed = {names for names, _ in self.failed}
         found = self.estimates()
         shown = {search.kind(name) for one in found if len(one) > 1 for name in one
@@ -236,7 +240,7 @@ def measure_all(session):
         stopped, status = True, 130
         if confirmed is None and hasattr(stop, "result"):
             session.take(stop.result)
-    if session.windows:
+    if session.windows or "no_turns" in session.found:
         result = result_of(session, confirmed, stopped)
         say(report.text_of(result, with_table=stopped))
         if session.args.json:

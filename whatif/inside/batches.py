@@ -4,6 +4,7 @@ import collections
 import contextlib
 import copy
 import inspect
+import math
 import threading
 import time
 
@@ -41,18 +42,41 @@ def samples_in(batch):
 
 
 def rebuilt(batch):
-    """Return a batch in containers of its own, because a script may change those."""
-    if type(batch) in (list, tuple, dict, collections.OrderedDict, collections.defaultdict):
-        return tree_map(lambda each: each, batch)
-    return batch if isinstance(batch, torch.Tensor) else copy.copy(batch)
+    """Return a batch in containers and objects of its own, because a script may change those.
+
+    The tensors share their memory with the kept ones, but not what a script sets in them.
+    """
+    if type(batch) is torch.Tensor:
+        return batch.detach()
+    if isinstance(batch, (torch.Tensor, torch.nn.Module, type)):
+        return batch
+    if type(batch) in (list, tuple, dict, collections.OrderedDict, collections.defaultdict) or (
+            isinstance(batch, tuple)):  # a namedtuple
+        return tree_map(rebuilt_leaf, batch)
+    if not hasattr(batch, "__dict__"):
+        return batch
+    with contextlib.suppress(Exception):  # it may refuse to be copied
+        new = copy.copy(batch)
+        for name, value in vars(new).items():
+            vars(new)[name] = rebuilt(value)
+        return new
+    return batch
 
 
-def tensors_of(batch):
-    """Return the tensors of a batch, of one in an object of its own, too."""
-    with contextlib.suppress(Exception):
-        if not isinstance(batch, (torch.Tensor, list, tuple, dict)) and hasattr(batch, "__dict__"):
-            batch = [dict(batch) if isinstance(batch, collections.abc.Mapping) else vars(batch)]
-    return [each for each in tree_leaves(batch) if isinstance(each, torch.Tensor)]
+def rebuilt_leaf(leaf):
+    """Return what stands in a container, which tree_map does not look into."""
+    return rebuilt(leaf) if not isinstance(leaf, (list, tuple, dict)) else leaf
+
+
+def tensors_of(batch, depth=4):
+    """Return the tensors of a batch, those in objects too."""
+    found = []
+    for each in tree_leaves(batch):
+        if isinstance(each, torch.Tensor):
+            found.append(each)
+        elif depth and not isinstance(each, (torch.nn.Module, type)) and hasattr(each, "__dict__"):
+            found += tensors_of([*vars(each).values()], depth - 1)
+    return found
 
 
 class Kept:
@@ -103,9 +127,12 @@ class Kept:
         """Return whether batches have the same shapes."""
         return len({tuple(each.shape for each in tensors_of(batch)) for batch in batches}) <= 1
 
-    def cycle(self):
-        """Return after how many batches the shapes repeat."""
-        return 1 if self.is_alike(self.batches) else len(self.batches)
+    def cycle(self, each=1):
+        """Return after how many steps the shapes repeat, if a step takes `each` batches."""
+        if self.is_alike(self.batches):
+            return 1
+        count = len(self.batches)
+        return count // math.gcd(count, max(1, round(each)))
 
     def next(self, times):
         """Return the next batch, or as many joined; `given` is the number of samples in it."""
@@ -296,11 +323,14 @@ class Loaders:
         run, kept = self.run, self.kept[number]
         self.fetched_from[number] = True
         run.clock.resume()
+        if kept.is_changed:  # its clone is copied outside the clock
+            run.clock.pause()
         try:
-            batch = kept.next(larger.times(run.names))
-        except ValueError as error:  # they cannot be joined
+            batch = kept.next(1 if run.failed else larger.times(run.names))
+        except Exception as error:  # they cannot be joined
             run.fail(error)
             batch = kept.next(1)
+        run.clock.resume()
         run.clock.fetched(kept.given if number == self.chosen[0] else 0, 0)
         return batch
 

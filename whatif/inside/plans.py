@@ -13,8 +13,10 @@ from whatif.techniques import amp
 
 WATCHED = 10  # steps, at least, that are watched
 WATCH_SECONDS = 2.0, 20.0  # the least, and the most
+CHECKED = 0.2  # seconds between two checks of several processes whether that is over
 WINDOW = {"cuda": 0.4, "cpu": 0.7}  # seconds
-LEAST = 4  # steps of a window
+LONGER = 1.5  # times its length, from which a first window counts
+LEAST = 3  # steps of a window
 ROUND = 4  # windows of sets in a round, at least
 WARM = {"cuda": 1, "cpu": 2}  # steps before a window, after a switch
 FIRST_WARM = 6, 80, 240.0  # the first time: at least and at most so many steps, or seconds
@@ -25,26 +27,17 @@ GRACE = 20.0  # seconds after the deadline, for sets that have begun
 COSTLY = 25.0  # seconds before it, in which nothing begins to compile
 BUSY = 0.9  # a GPU that works for a larger share of a step does not wait for the host
 GRAPHS = "compile reduce-overhead"
+BESIDE = 3.0  # seconds in which steps and the loader run at once
 WAITS, KERNELS = 3, 10  # steps in which waiting lines and kernels are looked for
-
-
-def agreed(run, value):
-    """Return what rank 0 has, in each rank, by a group of whatif's own."""
-    if run.ranks()[1] == 1:
-        return value
-    if run.group is None:
-        run.group = torch.distributed.new_group(backend="gloo")
-    box = [value]
-    torch.distributed.broadcast_object_list(box, 0, group=run.group)
-    return box[0]
 
 
 def watch(run):
     """Watch some steps as the script does them; then choose the models."""
-    begin, worked, asked = time.perf_counter(), 0.0, WATCHED
+    begin, worked = time.perf_counter(), 0.0
     run.times = [0.0]  # when each step ended, without validation and waits for data
     run.clock.begin()
     least, most = WATCH_SECONDS
+    check = 3  # the step after which all processes ask the first one whether that is all
     while True:
         yield
         took = time.perf_counter() - begin
@@ -52,14 +45,14 @@ def watch(run):
         if len(run.times) == 4:  # without the first steps, which set up
             worked = run.times[-1]
             run.clock.begin()
+        if run.ranks()[1] > 1 and len(run.times) <= check:
+            continue
         is_over = took >= most or len(run.times) > WATCHED and took >= least and not awaits(
             run.times)
-        if run.ranks()[1] > 1:  # all ranks end at the same step
-            is_asked = len(run.times) >= asked
-            asked *= 1.2 if is_asked else 1
-            is_over = is_asked and agreed(run, is_over)
+        is_over, more = run.agree((is_over, int(CHECKED * len(run.times) / took)))
         if is_over:
             break
+        check = len(run.times) + max(0, min(more, WATCHED))
     run.watched = run.clock.end() | dict(batches=run.loaders.batches / run.steps)
     run.cycle = cycle_of(run.times)
     run.loaders.ends = run.spec.get("epochs") or any(
@@ -115,11 +108,12 @@ def calm_down(run, least=FIRST_WARM[0]):
     while not run.failed and steps < FIRST_WARM[1] and (
             time.perf_counter() - begin < FIRST_WARM[2]) and (
             steps < least or calm < wanted):
-        before = run.compiled()
+        before, scale = run.compiled(), amp.scale_of(run)
         run.skipped = False
         yield
         steps += 1
-        calm = calm + 1 if run.compiled() == before and not run.skipped else 0
+        is_skipped = run.skipped or amp.scale_of(run) < scale
+        calm = calm + 1 if run.compiled() == before and not is_skipped else 0
 
 
 class Turns:
@@ -127,7 +121,7 @@ class Turns:
 
     def __init__(self, run):
         spec = run.spec
-        self.run, self.deadline = run, spec["deadline"]
+        self.run, self.deadline, self.until = run, spec["deadline"], spec["deadline"]
         self.windows = [dict(each) for each in spec.get("turns", ())]
         self.failed = {tuple(names): why for names, why in spec.get("failed", ())}
         self.known = {}  # seconds a step takes under a set
@@ -143,7 +137,8 @@ class Turns:
         gc.collect()
         gc.freeze()  # what torch and this package have loaded is not looked through in windows
         run.loaders.begin_repeats()
-        run.cycle = max([run.cycle, *(kept.cycle() for kept in run.loaders.kept.values())])
+        run.cycle = max([run.cycle, *(kept.cycle(run.watched["batches"])
+                                      for kept in run.loaders.kept.values())])
         modules = [*run.models.inner(), *(each for each in run.models.known)]
         schedulers = run.live("schedulers")
         self.state = state.State(dict.fromkeys(modules), run.optimizers, schedulers,
@@ -184,18 +179,34 @@ class Turns:
 
     def agree(self, value):
         """Return what rank 0 has, in each rank."""
-        return agreed(self.run, value)
+        return self.run.agree(value)
 
     def wanted(self):
         """Return the sets of the next round, in a new order; none if there is no time left."""
         sets, found = [], self.estimates()
         if self.run.ranks()[0] == 0:
-            left = self.deadline - time.time()
-            sets = [names for names in self.search.wanted(found, self.failed)
-                    if left > 0 and (left > COSTLY or names in found or not self.is_costly(names))
+            self.until = self.deadline
+            if not self.search.best(found, self.failed):  # nothing to confirm takes the time
+                self.until = max(self.deadline, self.run.spec.get("last", 0))
+            left = self.until - time.time()
+            sets = [names for names in self.search_now(left, found).wanted(found, self.failed)
+                    if left > 0 and (names in found or self.cost(names) < left + GRACE)
                     or left > -GRACE and names in found and found[names].low is None]
             self.order.shuffle(sets)
         return self.agree(sets)
+
+    def search_now(self, left, found):
+        """Return the search; near the end without costly techniques that have no windows yet."""
+        if left > COSTLY:
+            return self.search
+        known = {name for names in found for name in names}
+        return search.Search([name for name in self.names if name in known or not self.is_costly(
+            (name,))], margin=self.search.margin, most_costly=0)
+
+    def cost(self, names):
+        """Return about how many seconds the next window of a set takes, and the plain one."""
+        step, steps = self.known.get((), 0), self.steps_of(names) + WARM.get(self.run.device, 2)
+        return step * (2 * steps + (0 if names in self.known else FIRST_WARM[0]))
 
     @staticmethod
     def is_costly(names):
@@ -231,7 +242,7 @@ class Turns:
             while len(sets) < ROUND:  # a round is worth putting the state back
                 sets = sets + sets
             for number, names in enumerate(sets, 1):
-                if self.agree(time.time() > self.deadline + GRACE):
+                if self.agree(time.time() + self.cost(names) > self.until + GRACE):
                     return
                 if names in self.failed and number < len(sets):
                     continue
@@ -252,6 +263,8 @@ class Turns:
     def window(self, names):
         """Switch to a set, let it warm up, and time a window of it."""
         run = self.run
+        if names in self.failed:  # earlier in this round
+            return
         is_new = self.agree(names not in self.known)
         run.send(now=names)
         run.failed = ""
@@ -267,9 +280,13 @@ class Turns:
             found = yield from self.timed(names)
             if found and not self.gives_up(names):
                 self.known[names] = found["seconds"] / max(1, found["steps"])
-                if attempt or not is_new:  # the first one only tells how long a step takes
+                # the first one only tells how long a step takes, unless it was long enough
+                if attempt or not is_new or self.agree(found["seconds"] > LONGER * self.length):
                     self.add(names, found)
                     return
+        if names and self.agree(names not in self.known):
+            run.failed = run.failed or "a step compiled or was skipped in each window"
+        self.gives_up(names)
 
     def timed(self, names):
         """Time a window; return its counts, or None if something compiled or a step was skipped."""
@@ -277,7 +294,7 @@ class Turns:
         for _ in range(WARM.get(self.run.device, 2)):
             yield
         steps, compiled, run.skipped = self.agree(self.steps_of(names)), run.compiled(), False
-        scale = run.scaler.get_scale() if run.scaler else None
+        scale = amp.scale_of(run)
         run.loaders.rewind()
         if run.device == "cuda":
             torch.cuda.synchronize()
@@ -289,8 +306,7 @@ class Turns:
         found = run.clock.end()
         if run.device == "cuda":
             found["memory"] = torch.cuda.max_memory_allocated() - max(0, held)
-        lost = run.compiled() != compiled or run.skipped or (
-            scale is not None and run.scaler.get_scale() < scale)
+        lost = run.compiled() != compiled or run.skipped or amp.scale_of(run) < scale
         if self.agree(lost):
             run.send(thrown_away=names)
             return None
@@ -329,11 +345,12 @@ class Turns:
 def by_turns(run):
     """Watch, measure the sets by turns, then look at waits, kernels and the loader."""
     yield from watch(run)
-    if sharded := run.models.sharded():
-        run.send(no_turns=f"turns cannot change a model that {sharded} shards")
-        run.finish()
     turns = None
-    if run.spec["only"] or run.loaders.training():
+    if sharded := run.models.sharded():
+        run.send(no_turns=f"Turns cannot change a model that {sharded} shards.",
+                 why_not=techniques.reasons(run.facts(), techniques.NAMES))
+        yield from as_it_is(run)
+    else:
         turns = Turns(run)
         turns.prepare()
         yield from turns.measure()
@@ -344,23 +361,72 @@ def by_turns(run):
         busy, kinds = yield from gpu.time_kernels(run, KERNELS)
         run.send(busy=busy, kernels=kinds)
     if run.ranks()[0] == 0:
-        measure_loading(run, turns.needed() if turns else None)
+        loader, found = measure_loading(run, turns.needed() if turns else None)
+        if turns and found and run.ranks()[1] == 1:
+            yield from compute_beside(run, turns, loader, found)
     run.send(facts=run.facts())
 
 
+def as_it_is(run):
+    """Measure the script without any change, with real loading."""
+    files.hold_everything(run.spec)
+    run.loaders.keeps = False
+    step = statistics.median(gaps_of(run.times)[0] or [1.0])
+    steps = run.agree(max(LEAST, int(run.spec["seconds"] / max(step, 1e-6))))
+    run.clock.begin()
+    for _ in range(steps):
+        yield
+    found = run.clock.end()
+    work = found["samples"] or found["steps"]
+    if found["steps"]:
+        run.send(window=dict(
+            names=(), rate=work * run.ranks()[1] / found["seconds"], at=time.time(),
+            steps=found["steps"], seconds=found["seconds"], finite=True,
+            memory=torch.cuda.max_memory_allocated() if run.device == "cuda" else None,
+            unit="samples" if found["samples"] else "steps"))
+
+
 def measure_loading(run, needed=None):
-    """Measure the first training loader by itself; a step could take `needed` batches/s."""
+    """Measure the first training loader by itself; a step could take `needed` batches/s.
+
+    Return the loader and what was found, or None for both.
+    """
     numbers = run.loaders.training()
     loader = run.loaders.live.get(numbers[0]) if numbers else None
     if loader is None or not run.spec.get("loader_seconds"):
-        return
+        return None, None
     from whatif.inside import loading
-    run.loaders.repeats = run.loaders.keeps = False
     run.send(phase="loader")
     found = loading.measure_loader(
         loader, run.spec["loader_seconds"], run.spec["cores"], is_users=run.places.is_users,
         needed=needed)
     run.send(loading=found)
+    return loader, found
+
+
+def compute_beside(run, turns, loader, found):
+    """Where steps and workers share the cores, measure both at once: as it is, and the best set."""
+    from whatif.inside import loading
+    wanted = [((), found["as_is"]["workers"])] if found.get("rate") else []
+    if best := turns.search.best(turns.estimates(), turns.failed):
+        wanted += [(best, each) for each in dict.fromkeys(
+            [found["as_is"]["workers"], (found.get("enough") or {}).get("workers")])]
+    for names, workers in wanted:
+        if not workers or run.device == "cuda" and workers < run.spec["cores"]:
+            continue
+        run.switch(names)
+        with loading.load_beside(loader, workers) as reading:
+            for _ in range(LEAST):
+                yield
+            reading.mark()
+            run.clock.begin()
+            while run.clock.seconds() < BESIDE or run.clock.counts["steps"] < LEAST:
+                yield
+            both, rate = run.clock.end(), reading.rate()
+        run.switch(())
+        if rate and both["steps"]:
+            run.send(both=dict(names=names, workers=workers, loading=1 / rate,
+                               compute=both["seconds"] / both["steps"]))
 
 
 def whole(run):
@@ -374,8 +440,6 @@ def whole(run):
     yield from watch(run)
     run.switch(tuple(name for name in names if name not in techniques.LOADING))
     yield from calm_down(run)
-    while run.ranks()[0]:  # rank 0 ends the run
-        yield
     began, steps = time.perf_counter(), run.steps
     ahead = 2 * max((run.loaders.about[number]["workers"] for number in run.loaders.training()),
                     default=0)
