@@ -324,7 +324,7 @@ def test_a_whole_session_and_its_record(scripts, capsys, monkeypatch):
             (session.Session, "spec", lambda *args, **more: plain(
                 *args, **more | dict(rounds=1, window=0.05))),
             (session.Session, "best", lambda _: ("fused",)), (confirm, "LEAST_SECONDS", 0.2),
-            (confirm.Confirmation, "fits", lambda self, *_: len(self.took) < 7)):
+            (confirm.Confirmation, "fits", lambda self, *_: len(self.took) < 6)):
         monkeypatch.setattr(owner, name, value)
     scripts.copy("plain_loop.py")
     args = scripts.arguments("plain_loop.py", "--size", 8, only=["amp", "fused"], seconds=0.2)
