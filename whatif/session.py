@@ -33,6 +33,17 @@ def say(text):
     print(text, flush=True)
 
 
+def beside(result):
+    """Return which other processes train beside the first one, or ""."""
+    rates = {pid: each["beside"]["steps"] / each["beside"]["seconds"]
+             for pid, each in result.get("others", {}).items() if each.get("beside")}
+    if not rates:
+        return ""
+    are = "more processes train" if len(rates) > 1 else "more process trains"
+    told = ", ".join(f"pid {pid} at {report.speed(rate)} steps/s" for pid, rate in rates.items())
+    return f"{len(rates)} {are} beside it: {told}"
+
+
 class Session:
     """What one call measures, and the time left for more."""
 
@@ -110,11 +121,8 @@ class Session:
                        if key not in ("windows", "failed")}
         self.notes += [f"whatif itself failed in a process of the script: "
                        f"{fault.strip().splitlines()[-1]}" for fault in result.get("faults", ())]
-        beside = [f"pid {pid} at {report.speed(each['beside']['steps'] / each['beside']['seconds'])}"
-                  " steps/s" for pid, each in result["others"].items() if each.get("beside")]
-        if beside:
-            self.beside = [f"{len(beside)} more process{'es' * (len(beside) > 1)} "
-                           f"train{'s' * (len(beside) == 1)} beside it: {', '.join(beside)}"]
+        if told := beside(result):
+            self.beside = [told]
         return len(windows)
 
     def goes_on(self, result):
@@ -190,7 +198,7 @@ class Session:
             compute_seconds=statistics.median(compute) if compute else None)
 
     def not_tried(self):
-        """Return {technique: why there are no windows of it}; a note says why there are no turns."""
+        """Return {technique: why it has no windows}; a note says why there are no turns."""
         if "no_turns" in self.found:
             return {}
         failed = {names for names, _ in self.failed}
@@ -220,8 +228,8 @@ def result_of(session, confirmed, stopped=False):
         forecast=confirmed.forecast_lines() if confirmed else [],
         confirmation=confirmed.line() if confirmed else None,
         losses=confirmed.loss_lines() if confirmed else [],
-        notes=[*dict.fromkeys([*session.notes, *session.beside, *([found["no_turns"]] if "no_turns" in found
-                                                 else [])])],
+        notes=[*dict.fromkeys([*session.notes, *session.beside,
+                               *filter(None, [found.get("no_turns")])])],
         seconds=session.seconds, by_turns="no_turns" not in found, stopped=stopped)
 
 

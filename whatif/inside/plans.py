@@ -440,6 +440,8 @@ def whole(run):
     yield from watch(run)
     run.switch(tuple(name for name in names if name not in techniques.LOADING))
     yield from calm_down(run)
+    while run.ranks()[0]:  # rank 0 ends the run
+        yield
     began, steps = time.perf_counter(), run.steps
     ahead = 2 * max((run.loaders.about[number]["workers"] for number in run.loaders.training()),
                     default=0)
