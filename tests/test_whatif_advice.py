@@ -587,7 +587,7 @@ def test_autocast_of_float32_is_not_amp(watched):
         """)
     assert [each["half"] for each in facts["autocasts"]] == ["", ""]
     assert not advice.reasons(facts, ["amp bfloat16"])
-    assert "or at train.py:6  with context:: enabled=True, dtype=torch.bfloat16" in advice.write(
+    assert "or at train.py:6  with context: enabled=True, dtype=torch.bfloat16" in advice.write(
         "amp bfloat16", facts)
 
 

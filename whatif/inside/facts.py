@@ -9,7 +9,7 @@ import traceback
 import torch
 from torch import nn
 
-from .calls import arguments_of
+from .calls import arguments_of, is_called
 
 HALVES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -208,7 +208,8 @@ class Facts:
         own line counts.
         """
         places, data = self.places, torch.utils.data
-        library, cls = places.library(loader), type(loader)
+        cls = type(loader)  # a library may stand round its __init__
+        library = "" if is_called(places, cls) else places.library(loader)
         sampler = loader.sampler
         about = dict(
             **places.place(), library=library, workers=loader.num_workers, pin=loader.pin_memory,
