@@ -50,9 +50,16 @@ def autocast_now(device):
 
 
 def has_own_to(module):
-    """Return whether a `to` of the user's may not take memory_format=."""
-    owner = next((each for each in type(module).__mro__ if "to" in vars(each)), nn.Module)
-    return owner.__module__.split(".")[0] not in ("torch", "transformers")
+    """Return whether module.to(memory_format=torch.channels_last) may fail.
+
+    A `to` of the user's may not take it, and torch refuses weights and buffers of five dimensions,
+    which a module's own _apply may have as well.
+    """
+    def is_own(part, name):
+        owner = next((each for each in type(part).__mro__ if name in vars(each)), nn.Module)
+        return owner.__module__.split(".")[0] not in ("torch", "transformers")
+    return is_own(module, "to") or any(is_own(part, "_apply") for part in module.modules()) or any(
+        each.dim() == 5 for each in (*module.parameters(), *module.buffers()))
 
 
 def unwrapped(module):

@@ -384,6 +384,8 @@ def compute_beside(run, turns, loader, found):
     """Where steps and workers share the cores, measure both at once: as it is, and the best set."""
     from whatif.inside import loading
     wanted = [((), found["as_is"]["workers"])] if found.get("rate") else []
+    if 2 * LEAST * turns.known.get((), 0) > run.spec["loader_seconds"]:
+        return  # slow steps: it would take too long
     if best := turns.search.best(turns.estimates(), turns.failed):
         wanted += [(best, each) for each in dict.fromkeys(
             [found["as_is"]["workers"], (found.get("enough") or {}).get("workers")])]
