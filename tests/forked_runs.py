@@ -68,7 +68,11 @@ def begin(words, variables):
     from whatif.inside import plans
     torch.set_num_threads(1)
     multiprocessing.set_start_method(None, force=True)
-    plans.WATCH_SECONDS, plans.WARMUP, plans.FIRST_WARM = (WATCH, 20.0), 0.2, (3, 80, 240.0)
+    multiprocessing.process.ORIGINAL_DIR = os.getcwd()
+    with open(os.path.join(variables["WHATIF"], "spec.json")) as file:
+        spec = json.load(file)
+    plans.WATCH_SECONDS = spec.get("watch", WATCH), 20.0
+    plans.WARMUP, plans.FIRST_WARM = 0.2, (3, 80, 240.0)
     plans.WATCHED = confirm.STEPS = 5
     plans.Turns.wanted = rounds_of(plans.Turns.wanted)
     sys.argv = words
@@ -76,8 +80,7 @@ def begin(words, variables):
     paths = variables.get("PYTHONPATH", "").split(os.pathsep)[1:]  # the first has the hook
     sys.path[:] = [*paths, *(path for path in sys.path if path not in own)]
     sys.path.insert(0, os.path.dirname(os.path.abspath(words[0])))
-    with open(os.path.join(variables["WHATIF"], "spec.json")) as file:
-        enter.enter(json.load(file))
+    enter.enter(spec)
     runpy.run_path(words[0], run_name="__main__")
 
 

@@ -90,11 +90,13 @@ class Session:
             if "turns_over" in result or "no_turns" in result:
                 self.seconds["compute"] = result.get("turns_over", time.time()) - self.clock
                 break
-            if result["error"] and not self.windows:
+            if result["error"] and not self.windows and (self.epochs or "now" not in result):
                 return result
             if not self.goes_on(result) or deadline - time.time() < AGAIN or (
                     gained < 3 and len(self.failed) == failed and self.epochs == epochs):
                 break
+        if result["error"] and not self.windows:
+            return result
         self.seconds.setdefault("compute", time.time() - self.clock)
         self.seconds["loader"] = time.time() - self.clock - self.seconds["compute"]
         return None

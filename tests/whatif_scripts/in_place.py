@@ -5,7 +5,7 @@ import time
 import torch
 from torch.utils.data import DataLoader
 
-ACCUMULATED, STEPS = 4, 150
+ACCUMULATED, STEPS = 4, 100
 data = [{"x": torch.rand(4), "y": torch.rand(1)} for _ in range(96)]
 net = torch.nn.Linear(4, 1)
 adam = torch.optim.AdamW(net.parameters())
@@ -24,4 +24,4 @@ while True:
             adam.step()
             schedule.step()
             adam.zero_grad()
-            time.sleep(0.004)
+            time.sleep(0.006)

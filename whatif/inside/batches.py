@@ -42,29 +42,52 @@ def samples_in(batch):
 
 
 def rebuilt(batch):
-    """Return a batch in containers of its own, because a script may change those."""
-    if type(batch) in (list, tuple, dict, collections.OrderedDict, collections.defaultdict):
-        return tree_map(lambda each: each, batch)
-    return batch if isinstance(batch, torch.Tensor) else copy.copy(batch)
+    """Return a batch in containers and objects of its own, because a script may change those.
+
+    The tensors share their memory with the kept ones, but not what a script sets in them.
+    """
+    if type(batch) is torch.Tensor:
+        return batch.detach()
+    if isinstance(batch, (torch.Tensor, torch.nn.Module, type)):
+        return batch
+    if type(batch) in (list, tuple, dict, collections.OrderedDict, collections.defaultdict) or (
+            isinstance(batch, tuple)):  # a namedtuple
+        return tree_map(rebuilt_leaf, batch)
+    if not hasattr(batch, "__dict__"):
+        return batch
+    with contextlib.suppress(Exception):  # it may refuse to be copied
+        new = copy.copy(batch)
+        for name, value in vars(new).items():
+            vars(new)[name] = rebuilt(value)
+        return new
+    return batch
 
 
-def tensors_of(batch):
-    """Return the tensors of a batch, of one in an object of its own, too."""
-    with contextlib.suppress(Exception):
-        if not isinstance(batch, (torch.Tensor, list, tuple, dict)) and hasattr(batch, "__dict__"):
-            batch = [dict(batch) if isinstance(batch, collections.abc.Mapping) else vars(batch)]
-    return [each for each in tree_leaves(batch) if isinstance(each, torch.Tensor)]
+def rebuilt_leaf(leaf):
+    """Return what stands in a container, which tree_map does not look into."""
+    return rebuilt(leaf) if not isinstance(leaf, (list, tuple, dict)) else leaf
+
+
+def tensors_of(batch, depth=4):
+    """Return the tensors of a batch, those in objects too."""
+    found = []
+    for each in tree_leaves(batch):
+        if isinstance(each, torch.Tensor):
+            found.append(each)
+        elif depth and not isinstance(each, (torch.nn.Module, type)) and hasattr(each, "__dict__"):
+            found += tensors_of([*vars(each).values()], depth - 1)
+    return found
 
 
 class Kept:
     """The batches of one loader that are repeated, as the loader gave them."""
 
     def __init__(self):
-        self.batches, self.clones, self.versions = [], [], []
-        self.turn, self.joins, self.bytes, self.is_changed = 0, {}, 0, False
+        self.batches, self.clones, self.versions, self.samples = [], [], [], []
+        self.turn, self.joins, self.bytes, self.is_changed, self.given = 0, {}, 0, False, 0
 
-    def keep(self, batch):
-        """Keep a batch before the script gets it; return what the script gets."""
+    def keep(self, batch, samples=None):
+        """Keep a batch of so many samples before the script gets it; return what that gets."""
         tensors = tensors_of(batch)
         size = sum(each.numel() * each.element_size() for each in tensors)
         if len(self.batches) >= KEPT or (
@@ -75,6 +98,7 @@ class Kept:
             self.clones.append([each.detach().clone() for each in tensors])
         self.versions.append([self.version(each) for each in tensors])
         self.batches.append(batch)
+        self.samples.append(samples_in(batch) if samples is None else samples)
         return rebuilt(batch)
 
     @staticmethod
@@ -88,12 +112,13 @@ class Kept:
         self.is_changed = any(
             self.version(tensor) != before for batch, versions in zip(self.batches, self.versions)
             for tensor, before in zip(tensors_of(batch), versions))
-        full = max(map(samples_in, self.batches), default=0)
-        whole = [number for number, batch in enumerate(self.batches) if samples_in(batch) == full]
+        full = max(self.samples, default=0)
+        whole = [number for number, samples in enumerate(self.samples) if samples == full]
         if 2 <= len(whole) < len(self.batches) and self.is_alike([self.batches[at]
                                                                   for at in whole]):
             self.batches = [self.batches[at] for at in whole]  # without an epoch's last batch
             self.clones = [self.clones[at] for at in whole]
+            self.samples = [full] * len(whole)
         if not self.is_changed:
             self.clones = []
 
@@ -110,8 +135,9 @@ class Kept:
         return count // math.gcd(count, max(1, round(each)))
 
     def next(self, times):
-        """Return the next batch, or as many joined."""
+        """Return the next batch, or as many joined; `given` is the number of samples in it."""
         if times > 1:
+            self.given = sum(self.samples[number % len(self.batches)] for number in range(times))
             if times not in self.joins:
                 order = [self.batches[number % len(self.batches)] for number in range(times)]
                 self.joins = {times: larger.joined(order)}  # of one size, because of memory
@@ -119,7 +145,7 @@ class Kept:
             return tree_map(lambda each: each.clone() if self.is_changed and isinstance(
                 each, torch.Tensor) else each, batch)
         number, self.turn = self.turn % len(self.batches), self.turn + 1
-        batch = self.batches[number]
+        batch, self.given = self.batches[number], self.samples[number]
         if self.is_changed:
             with torch.no_grad():
                 for tensor, clone in zip(tensors_of(batch), self.clones[number]):
@@ -165,7 +191,7 @@ class Batches:
             size = samples_in(batch)
         loaders.fetched(number, size, wait)
         if loaders.keeps and torch.is_grad_enabled():
-            return loaders.kept[number].keep(batch)
+            return loaders.kept[number].keep(batch, size)
         return batch
 
     def __getattr__(self, name):  # a script may ask the iterator of a DataLoader for more
@@ -272,7 +298,10 @@ class Loaders:
     def begin_repeats(self):
         """From now on the training loaders give their kept batches, and their workers end."""
         self.keeps = False
-        self.chosen = [number for number in self.training() if self.kept[number].batches]
+        numbers = self.training()
+        if not {*numbers} & {*self.recent}:  # a loader for each shard: the script is in another
+            numbers = [*sorted(self.recent, key=self.steps_of.get, reverse=True), *numbers]
+        self.chosen = [number for number in numbers if self.kept[number].batches]
         for number in [*self.kept]:
             if number not in self.chosen:
                 del self.kept[number]
@@ -291,15 +320,18 @@ class Loaders:
         if self.flood > FLOOD * max(1, self.run.cycle):
             self.flood = 0
             raise StopIteration
-        run = self.run
+        run, kept = self.run, self.kept[number]
         self.fetched_from[number] = True
         run.clock.resume()
+        if kept.is_changed:  # its clone is copied outside the clock
+            run.clock.pause()
         try:
-            batch = self.kept[number].next(larger.times(run.names))
-        except ValueError as error:  # they cannot be joined
+            batch = kept.next(1 if run.failed else larger.times(run.names))
+        except Exception as error:  # they cannot be joined
             run.fail(error)
-            batch = self.kept[number].next(1)
-        run.clock.fetched(samples_in(batch) if number == self.chosen[0] else 0, 0)
+            batch = kept.next(1)
+        run.clock.resume()
+        run.clock.fetched(kept.given if number == self.chosen[0] else 0, 0)
         return batch
 
     def rewind(self):

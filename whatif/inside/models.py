@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import inspect
 import warnings
 
 import torch
@@ -14,16 +15,27 @@ from whatif.inside import facts, places
 WRAPPERS = nn.DataParallel, nn.parallel.DistributedDataParallel
 
 
-class Forward(functools.partial):
-    """A function of a plain forward. Copies and pickles of the model get the plain one."""
+class Forward:
+    """The forward of a model that sets change. Copies and pickles of the model get its own."""
+
+    def __init__(self, models, module):
+        self.models, self.module, self.plain = models, module, module.forward
+        functools.update_wrapper(self, self.plain)
+
+    def __call__(self, *args, **kwargs):
+        return self.models.forward(self.module, self.plain, *args, **kwargs)
 
     def __reduce__(self):
-        return functools.partial, self.args
+        return functools.partial, (self.plain,)
 
 
 def inside(module):
-    """Return the module within DataParallel or DistributedDataParallel."""
-    while isinstance(module, WRAPPERS):
+    """Return the module within DistributedDataParallel, or within DataParallel on one device.
+
+    DataParallel on several GPUs copies what is inside, with the forward of the first GPU.
+    """
+    while isinstance(module, WRAPPERS) and not (
+            isinstance(module, nn.DataParallel) and len(module.device_ids) > 1):
         module = module.module
     return module
 
@@ -108,7 +120,7 @@ class Models:
                 self.run.see(trait)
             inner = inside(module)
             self.plain[inner] = inner.forward
-            inner.forward = Forward(functools.partial(self.forward, inner), inner.forward)
+            inner.forward = Forward(self, inner)
 
     def inner(self):
         """Return the chosen models, without their wrappers."""
@@ -135,13 +147,18 @@ class Models:
             if not run.can_fail():
                 raise
             run.fail(error)
-            return plain(*args, **kwargs)
+        self.free()  # what the error held is gone by now
+        return plain(*args, **kwargs)
 
     def forget(self, names):
         """Free what was compiled for a set."""
         names = techniques.changes_forward(names)
         for key in [key for key in self.forwards if key[1] == names]:
             del self.forwards[key]
+        self.free()
+
+    @staticmethod
+    def free():
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -175,10 +192,16 @@ def wrap_anew(module):
         bucket_cap_mb=module.bucket_bytes_cap / 2**20,
         find_unused_parameters=module.find_unused_parameters,
         gradient_as_bucket_view=module.gradient_as_bucket_view, static_graph=module.static_graph)
-    hooks = {name: value for name, value in vars(module).items()
-             if name.endswith("_hooks") or name == "forward"}
-    for weight in module.module.parameters():
-        weight.grad = None if options["gradient_as_bucket_view"] else weight.grad
+    more = {"skip_all_reduce_unused_params", "bucket_cap_mb_list", "batched_grad_copy"}
+    options |= {name: getattr(module, name) for name in more.intersection(
+        inspect.signature(ddp.__init__).parameters) if hasattr(module, name)}
+    if "init_sync" in inspect.signature(ddp.__init__).parameters:
+        options["init_sync"] = False  # a process may have buffers of its own
+    kept = {name for name in vars(module) if name == "forward" or name.endswith("_hooks")}
+    for weight in module.module.parameters() if options["gradient_as_bucket_view"] else ():
+        weight.grad = None if weight.grad is None else weight.grad.clone()  # not a part of a bucket
+    for hook in getattr(module, "_accum_grad_hooks", ()):
+        hook.remove()
     for name in ("reducer", "logger"):  # the old hooks of the gradients go with the reducer
         with contextlib.suppress(AttributeError):
             delattr(module, name)
@@ -186,4 +209,7 @@ def wrap_anew(module):
     with warnings.catch_warnings():  # an option may be deprecated
         warnings.simplefilter("ignore")
         new = ddp(module.module, **options)
-    vars(module).update({name: value for name, value in vars(new).items() if name not in hooks})
+    vars(module).update({name: value for name, value in vars(new).items()
+                         if name not in kept or name == "_accum_grad_hooks"})
+    for hook, state in getattr(module, "_comm_hooks", ()):
+        torch.distributed._register_comm_hook(module.reducer, state, hook)

@@ -13,6 +13,7 @@ from whatif.techniques import amp
 
 WATCHED = 10  # steps, at least, that are watched
 WATCH_SECONDS = 2.0, 20.0  # the least, and the most
+CHECKED = 0.2  # seconds between two checks of several processes whether that is over
 WINDOW = {"cuda": 0.4, "cpu": 0.7}  # seconds
 WAITING = 0.1  # data time, from which workers may gain
 LONGER = 1.5  # times its length, from which a first window counts
@@ -37,6 +38,7 @@ def watch(run):
     run.times = [0.0]  # when each step ended, without validation and waits for data
     run.clock.begin()
     least, most = WATCH_SECONDS
+    check = 3  # the step after which all processes ask the first one whether that is all
     while True:
         yield
         took = time.perf_counter() - begin
@@ -44,8 +46,14 @@ def watch(run):
         if len(run.times) == 4:  # without the first steps, which set up
             worked = run.times[-1]
             run.clock.begin()
-        if took >= most or len(run.times) > WATCHED and took >= least and not awaits(run.times):
+        if run.ranks()[1] > 1 and len(run.times) <= check:
+            continue
+        is_over = took >= most or len(run.times) > WATCHED and took >= least and not awaits(
+            run.times)
+        is_over, more = run.agree((is_over, int(CHECKED * len(run.times) / took)))
+        if is_over:
             break
+        check = len(run.times) + max(0, min(more, WATCHED))
     run.watched = run.clock.end() | dict(batches=run.loaders.batches / run.steps)
     run.cycle = cycle_of(run.times)
     run.loaders.ends = run.spec.get("epochs") or any(
@@ -101,11 +109,12 @@ def calm_down(run, least=FIRST_WARM[0]):
     while not run.failed and steps < FIRST_WARM[1] and (
             time.perf_counter() - begin < FIRST_WARM[2]) and (
             steps < least or calm < wanted):
-        before = run.compiled()
+        before, scale = run.compiled(), amp.scale_of(run)
         run.skipped = False
         yield
         steps += 1
-        calm = calm + 1 if run.compiled() == before and not run.skipped else 0
+        is_skipped = run.skipped or amp.scale_of(run) < scale
+        calm = calm + 1 if run.compiled() == before and not is_skipped else 0
 
 
 class Turns:
@@ -119,7 +128,7 @@ class Turns:
         self.known = {}  # seconds a step takes under a set
         self.round = len(self.windows)
         self.length = spec.get("window") or WINDOW.get(run.device, 0.7)
-        self.order, self.group, self.base = random.Random(self.round), None, {}
+        self.order, self.base = random.Random(self.round), {}
 
     def prepare(self):
         """Hold back what the script writes, repeat its batches, and copy its state."""
@@ -138,8 +147,6 @@ class Turns:
         state.stand_still(schedulers)
         run.settings = dict(cudnn=torch.backends.cudnn.benchmark,
                             tf32=torch.get_float32_matmul_precision())
-        if run.ranks()[1] > 1:
-            self.group = torch.distributed.new_group(backend="gloo")
         if run.device == "cuda":
             torch.cuda.synchronize()
             self.base["memory"] = torch.cuda.memory_allocated()
@@ -173,11 +180,7 @@ class Turns:
 
     def agree(self, value):
         """Return what rank 0 has, in each rank."""
-        if self.group is None:
-            return value
-        box = [value]
-        torch.distributed.broadcast_object_list(box, 0, group=self.group)
-        return box[0]
+        return self.run.agree(value)
 
     def wanted(self):
         """Return the sets of the next round, in a new order; none if there is no time left."""
@@ -248,6 +251,8 @@ class Turns:
             for number, names in enumerate(sets, 1):
                 if self.agree(time.time() + self.cost(names) > self.until + GRACE):
                     return
+                if names in self.failed and number < len(sets):
+                    continue
                 yield from self.window(names)
                 if number == len(sets):  # the next round begins with its plain window
                     self.state.put_back()
@@ -265,6 +270,8 @@ class Turns:
     def window(self, names):
         """Switch to a set, let it warm up, and time a window of it."""
         run = self.run
+        if names in self.failed:  # earlier in this round
+            return
         is_new = self.agree(names not in self.known)
         run.send(now=names)
         run.failed = ""
@@ -284,6 +291,9 @@ class Turns:
                 if attempt or not is_new or self.agree(found["seconds"] > LONGER * self.length):
                     self.add(names, found)
                     return
+        if names and self.agree(names not in self.known):
+            run.failed = run.failed or "a step compiled or was skipped in each window"
+        self.gives_up(names)
 
     def timed(self, names):
         """Time a window; return its counts, or None if something compiled or a step was skipped."""
@@ -291,7 +301,7 @@ class Turns:
         for _ in range(WARM.get(self.run.device, 2)):
             yield
         steps, compiled, run.skipped = self.agree(self.steps_of(names)), run.compiled(), False
-        scale = run.scaler.get_scale() if run.scaler else None
+        scale = amp.scale_of(run)
         run.loaders.rewind()
         if run.device == "cuda":
             torch.cuda.synchronize()
@@ -303,8 +313,7 @@ class Turns:
         found = run.clock.end()
         if run.device == "cuda":
             found["memory"] = torch.cuda.max_memory_allocated() - max(0, held)
-        lost = run.compiled() != compiled or run.skipped or (
-            scale is not None and run.scaler.get_scale() < scale)
+        lost = run.compiled() != compiled or run.skipped or amp.scale_of(run) < scale
         if self.agree(lost):
             run.send(thrown_away=names)
             return None
@@ -343,23 +352,45 @@ class Turns:
 def by_turns(run):
     """Watch, measure the sets by turns, then look at waits, kernels and the loader."""
     yield from watch(run)
+    turns = None
     if sharded := run.models.sharded():
-        run.send(no_turns=f"Techniques cannot be tried on a model that {sharded} shards.")
-        run.finish()
-    turns = Turns(run)
-    turns.prepare()
-    yield from turns.measure()
-    run.switch(())
-    run.send(turns_over=time.time())
+        run.send(no_turns=f"Turns cannot change a model that {sharded} shards.",
+                 why_not=techniques.reasons(run.facts(), techniques.NAMES))
+        yield from as_it_is(run)
+    else:
+        turns = Turns(run)
+        turns.prepare()
+        yield from turns.measure()
+        run.switch(())
+        run.send(turns_over=time.time())
     if run.device == "cuda" and run.ranks()[1] == 1:
         yield from gpu.find_waits(run, WAITS)
         busy, kinds = yield from gpu.time_kernels(run, KERNELS)
         run.send(busy=busy, kernels=kinds)
     if run.ranks()[0] == 0:
-        loader, found = measure_loading(run, turns.needed())
-        if found and run.ranks()[1] == 1:
+        loader, found = measure_loading(run, turns.needed() if turns else None)
+        if turns and found and run.ranks()[1] == 1:
             yield from compute_beside(run, turns, loader, found)
     run.send(facts=run.facts())
+
+
+def as_it_is(run):
+    """Measure the script without any change, with real loading."""
+    files.hold_everything(run.spec)
+    run.loaders.keeps = False
+    step = statistics.median(gaps_of(run.times)[0] or [1.0])
+    steps = run.agree(max(LEAST, int(run.spec["seconds"] / max(step, 1e-6))))
+    run.clock.begin()
+    for _ in range(steps):
+        yield
+    found = run.clock.end()
+    work = found["samples"] or found["steps"]
+    if found["steps"]:
+        run.send(window=dict(
+            names=(), rate=work * run.ranks()[1] / found["seconds"], at=time.time(),
+            steps=found["steps"], seconds=found["seconds"], finite=True,
+            memory=torch.cuda.max_memory_allocated() if run.device == "cuda" else None,
+            unit="samples" if found["samples"] else "steps"))
 
 
 def measure_loading(run, needed=None):

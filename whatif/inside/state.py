@@ -2,12 +2,14 @@
 
 import contextlib
 import copy
+import functools
 import random
 import sys
 
 import torch
 
 TECHNIQUES = ("fused", "foreach")  # keys of param_groups that techniques switch
+RATES = ("lr", "momentum", "betas")  # those that schedulers change
 
 
 def copied(value):
@@ -21,11 +23,13 @@ class State:
     """A copy of modules, optimizers, schedulers, scalers and random states."""
 
     def __init__(self, modules, optimizers, schedulers=(), scalers=()):
-        weights = {id(each): each for module in modules
-                   for each in (*module.parameters(), *module.buffers())}
+        weights = {id(each): each for module in modules for each in module.parameters()}
         weights |= {id(each): each for optimizer in optimizers
                     for group in optimizer.param_groups for each in group["params"]}
         self.weights = [(each, copied(each)) for each in weights.values()]
+        parts = {id(part): part for module in modules for part in module.modules()}
+        self.buffers = [(part, name, copied(each), each.device) for part in parts.values()
+                        for name, each in part._buffers.items() if each is not None]
         self.optimizers = [(each, self.state_of(each), self.groups_of(each))
                            for each in optimizers]
         self.schedulers = [(each, self.values_of(each)) for each in schedulers]
@@ -34,7 +38,9 @@ class State:
 
     @staticmethod
     def state_of(optimizer):
-        return {weight: {name: copied(value) for name, value in values.items()}
+        """Return {weight: {name: (a copy of the value, the device of a tensor)}}."""
+        return {weight: {name: (copied(value), getattr(value, "device", None))
+                         for name, value in values.items()}
                 for weight, values in optimizer.state.items()}
 
     @staticmethod
@@ -62,6 +68,12 @@ class State:
         with torch.no_grad():
             for weight, value in self.weights:
                 weight.data.copy_(value)
+            for part, name, value, device in self.buffers:  # a step may have put others there
+                there = part._buffers.get(name)
+                if there is not None and there.shape == value.shape:
+                    there.data.copy_(value)
+                else:
+                    part._buffers[name] = value.to(device, copy=True)
             for optimizer, state, groups in self.optimizers:
                 self.put_back_optimizer(optimizer, state, groups)
         for scheduler, values in self.schedulers:
@@ -85,40 +97,52 @@ class State:
             now = optimizer.state[weight]
             for name in [name for name in now if name not in values]:
                 del now[name]
-            for name, value in values.items():
+            for name, (value, device) in values.items():
                 there = now.get(name)
                 if isinstance(value, torch.Tensor) and isinstance(there, torch.Tensor) and (
                         there.shape == value.shape):
                     there.copy_(value)
                 elif isinstance(value, torch.Tensor):
-                    now[name] = value.to(weight.device, copy=True)
+                    now[name] = value.to(device, copy=True)
                 else:
                     now[name] = copy.deepcopy(value)
         for group, values in zip(optimizer.param_groups, groups):
-            for name, value in values.items():
-                if isinstance(value, torch.Tensor):
-                    group[name].copy_(value)
-                else:
-                    group[name] = copy.deepcopy(value)
+            put_values(group, values)
 
 
 def stand_still(schedulers):
-    """Let the step of each scheduler do its work, but leave rates and counts as they were."""
-    for scheduler in schedulers:
-        plain = scheduler.step
+    """Let the step of each scheduler do its work, but leave rates and counts as they were.
 
-        def step(*args, _scheduler=scheduler, _plain=plain, **kwargs):
-            counts = State.values_of(_scheduler)
-            groups = _scheduler.optimizer.param_groups
-            rates = [{name: copied(group[name]) for name in ("lr", "momentum", "betas")
-                      if name in group} for group in groups]
-            with contextlib.suppress(Exception):  # one may refuse to go beyond its last step
-                _plain(*args, **kwargs)
-            vars(_scheduler).update(counts)
-            for group, values in zip(groups, rates):
-                for name, value in values.items():
-                    if isinstance(group[name], torch.Tensor):
-                        group[name].copy_(value)
-                    else:
-                        group[name] = value
-        scheduler.step = step
+    Only classes are changed: a script may save all attributes of a scheduler.
+    """
+    for cls in {type(each) for each in schedulers}:
+        if not hasattr(cls.step, "stands_still"):
+            cls.step = still(cls.step)
+
+
+def still(plain):
+    """Return a scheduler's method `step` that changes nothing in the end."""
+    @functools.wraps(plain)
+    def step(scheduler, *args, **kwargs):
+        if not getattr(scheduler, "_step_count", 1):  # it is being made, and sets the first rate
+            return plain(scheduler, *args, **kwargs)
+        counts, optimizer = State.values_of(scheduler), getattr(scheduler, "optimizer", None)
+        groups = optimizer.param_groups if optimizer else []
+        rates = [{name: copied(group[name]) for name in RATES if name in group}
+                 for group in groups]
+        with contextlib.suppress(Exception):  # one may refuse to go beyond its last step
+            plain(scheduler, *args, **kwargs)
+        vars(scheduler).update(counts)
+        for group, values in zip(groups, rates):
+            put_values(group, values)
+    step.stands_still = True
+    return step
+
+
+def put_values(group, values):
+    """Put values of a group of weights back, into the tensors that are there."""
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor) and isinstance(group.get(name), torch.Tensor):
+            group[name].copy_(value)
+        else:
+            group[name] = copy.deepcopy(value)

@@ -11,6 +11,7 @@ import weakref
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from whatif import records, techniques
 from whatif.inside import facts, parsers, plans
@@ -21,6 +22,8 @@ from whatif.inside.places import Places
 from whatif.techniques import amp
 
 LOSSES = 1000  # the most losses that are kept
+SCHEDULERS = ("LRScheduler", "ReduceLROnPlateau", "SequentialLR", "ChainedScheduler")  # these
+# do not call the __init__ of the first
 MANY = 10  # steps of an optimizer without one of the leading one, after which it leads
 
 
@@ -62,9 +65,10 @@ class Run:
         self.lead, self.others = None, collections.Counter()
         self.losses, self.last_loss, self.is_silent = [], None, False
         self.scaler, self.scalers, self.stepping, self.skipped = None, {}, False, False
-        self.late = False
-        self.plain_steps, self.unfused, self.layouts = {}, {}, {}
+        self.late = self.is_scaling = False  # whether steps were made since the last update
+        self.plain_steps, self.unfused, self.layouts = {}, {}, WeakIdKeyDictionary()
         self.failed, self.plan, self.is_over, self.cycle = "", None, False, 1
+        self.group = None  # of all processes that train
         self.times = []  # (when a step ended, seconds waited until then) while it is watched
 
     # ---- what it tells, and what it knows of itself
@@ -94,6 +98,16 @@ class Run:
             return dist.get_rank(), dist.get_world_size()
         return 0, 1
 
+    def agree(self, value):
+        """Return what rank 0 has, in each rank; all have to ask at the same step."""
+        if self.ranks()[1] == 1:
+            return value
+        dist = torch.distributed
+        self.group = self.group or dist.new_group(backend="gloo")
+        box = [value]
+        dist.broadcast_object_list(box, 0, group=self.group)
+        return box[0]
+
     def live(self, what):
         """Return the optimizers, schedulers or scalers that are still there."""
         return [each for each in (one() for one in self.made[what]) if each is not None]
@@ -116,13 +130,17 @@ class Run:
         wrap(torch.amp.GradScaler, "scale", self.scale)
         wrap(torch.optim.Optimizer, "__init__", self.make_optimizer)
         before(torch.amp.GradScaler, "__init__", lambda it, *_, **__: self.note("scalers", it))
-        before(torch.optim.lr_scheduler.LRScheduler, "__init__",
-               lambda it, *_, **__: self.note("schedulers", it))
+        for name in SCHEDULERS:
+            before(getattr(torch.optim.lr_scheduler, name), "__init__",
+                   lambda it, *_, **__: self.note("schedulers", it))
         before(torch.amp.autocast_mode.autocast, "__enter__", self.enter_autocast)
         before(data.distributed.DistributedSampler, "set_epoch",
                lambda *_, **__: self.see("set_epoch"))
+        wrap(torch.optim.Optimizer, "add_param_group", self.add_param_group)
+        _, hook = wrap(torch.optim.Optimizer, "profile_hook_step", self.hook_step)
+        torch.optim.Optimizer.profile_hook_step = staticmethod(hook)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            before(torch.nn.utils, name, lambda *_, **__: amp.unscale(self))
+            wrap(torch.nn.utils, name, self.clip)
         for each in (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel):
             before(each, "__init__", self.note_wrapper)
         self.parsers.install()
@@ -153,6 +171,30 @@ class Run:
         if self.names:
             self.switch(self.names, again=True)
 
+    def add_param_group(self, original, optimizer, group):
+        original(optimizer, group)
+        if self.names and optimizer in self.optimizers:  # it was made before
+            self.switch(self.names, again=True)
+
+    def hook_step(self, original, step):
+        """Take the place of the function by which torch adds hooks to the step of a class."""
+        @functools.wraps(step)
+        def can_fail(optimizer, *args, **kwargs):
+            try:
+                return step(optimizer, *args, **kwargs)
+            except Exception as error:
+                if not Run.active.names or not Run.active.can_fail():
+                    raise
+                Run.active.fail(error)
+        return original(can_fail)
+
+    def clip(self, original, parameters, *args, **kwargs):
+        """Take the place of torch's functions that clip gradients."""
+        if self.scaler:
+            parameters = [parameters] if isinstance(parameters, torch.Tensor) else [*parameters]
+            amp.unscale(self, parameters)
+        return original(parameters, *args, **kwargs)
+
     def enter_autocast(self, context):
         """Note the script's own mixed precision; autocast of float32 is none."""
         if not self.names and not self.models.chosen and torch.is_grad_enabled():
@@ -169,7 +211,7 @@ class Run:
             if len(self.losses) < LOSSES:
                 self.losses.append(self.last_loss.clone())
             if self.scaler:
-                tensors = self.scaler.scale(tensors)
+                tensors = amp.scaled(self, tensors)
         else:
             self.see("hidden losses")
         try:
@@ -199,8 +241,7 @@ class Run:
         """Note why the set that is on failed; the rest of the step goes on without it."""
         lines = str(error).strip().splitlines() or [""]
         self.failed = f"{type(error).__name__}: {lines[0][:200]}".rstrip(": ")
-        self.is_out_of_memory = isinstance(error, torch.OutOfMemoryError)
-        if self.scaler:
+        if self.scaler and not self.stepping:
             self.scaler.update(self.scaler.get_scale())
 
     # ---- steps

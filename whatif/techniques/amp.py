@@ -5,6 +5,7 @@ import re
 from types import MethodType
 
 from .. import advice
+from . import fused
 
 NAMES = "amp bfloat16", "amp float16"
 CALM = 20  # steps without a skipped one, before a window counts
@@ -108,12 +109,14 @@ def on(run, name):
     for optimizer in run.optimizers:
         run.plain_steps[optimizer] = optimizer.__dict__.get("step")
         optimizer.step = MethodType(scaled_step, optimizer)
+        fused.make_momentum(optimizer)  # the script's own optimizer may be fused
 
 
 def off(run, name):
     """Undo what on() did."""
     if not run.scaler:
         return
+    update(run)
     run.scaler = None
     for optimizer, step in run.plain_steps.items():
         optimizer.__dict__.pop("step", None)
@@ -128,23 +131,59 @@ def scaled_step(optimizer, closure=None, **kwargs):
     run = Run.active
     plain = run.plain_steps.get(optimizer) or MethodType(type(optimizer).step, optimizer)
     if run.stepping or not run.scaler:  # called by the scaler
-        return plain(**kwargs)
+        return plain(*[closure] * bool(closure), **kwargs)
     loss = closure() if closure else None  # the scaler takes none
+    if all(each.grad is None for each in weights_of(optimizer)):
+        plain(**kwargs)
+        return loss
     run.stepping, run.late = True, False
     try:
-        with contextlib.suppress(AssertionError):  # no gradient
-            run.scaler.step(optimizer, **kwargs)
+        run.scaler.step(optimizer, **kwargs)
+        run.is_scaling = True
     finally:
         run.stepping = False
-    run.scaler.update()
     if not run.late:  # the scaler left the step out
         run.skipped = True
     run.step(optimizer)
     return loss
 
 
-def unscale(run):
-    """Unscale the gradients before the script clips them."""
-    for optimizer in run.optimizers if run.scaler else ():
-        with contextlib.suppress(RuntimeError, AssertionError):  # unscaled, or no gradients
-            run.scaler.unscale_(optimizer)
+scaled_step._wrapped_by_lr_sched = True  # or schedulers warn that a step was put over theirs
+
+
+def weights_of(optimizer):
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def scaled(run, loss):
+    """Return a loss times the scale, which is that of the last steps from now on."""
+    update(run)
+    return run.scaler.scale(loss)
+
+
+def update(run):
+    """Let the scaler end a step of all optimizers, which have to see the same scale in it."""
+    if run.is_scaling:
+        run.is_scaling = False
+        with contextlib.suppress(AssertionError):  # a step that failed
+            run.scaler.update()
+
+
+def unscale(run, weights):
+    """Unscale the gradients of those optimizers whose weights the script is about to clip."""
+    ids = {*map(id, weights)}
+    for optimizer in run.optimizers:
+        if not ids.isdisjoint(map(id, weights_of(optimizer))):
+            with contextlib.suppress(RuntimeError, AssertionError):  # unscaled, or no gradients
+                run.scaler.unscale_(optimizer)
+
+
+def scale_of(run):
+    """Return the scale of float16, which a skipped step lowers; 0 without a scaler.
+
+    A fused step skips itself, so the scale alone shows it.
+    """
+    if run.scaler is None:
+        return 0
+    update(run)
+    return run.scaler.get_scale()

@@ -83,8 +83,8 @@ def change(run, layout):
     weights = {id(each): each for module in run.inner_modules() for each in module.parameters()
                if each.dim() == 4}
     with torch.no_grad():
-        for key, weight in weights.items():
-            copies = run.layouts.setdefault(key, {None: weight.data})
+        for weight in weights.values():
+            copies = run.layouts.setdefault(weight, {None: weight.data})
             if layout not in copies:
                 copies[layout] = torch.empty_like(weight.data, memory_format=layout)
             if copies[layout].data_ptr() != weight.data_ptr():
@@ -95,4 +95,5 @@ def change(run, layout):
             for weight, state in optimizer.state.items():
                 for name, value in state.items() if id(weight) in weights else ():
                     if getattr(value, "shape", None) == weight.shape:
-                        state[name] = torch.empty_like(weight.data, dtype=value.dtype).copy_(value)
+                        state[name] = torch.empty_like(
+                            weight.data, dtype=value.dtype, device=value.device).copy_(value)

@@ -1,6 +1,7 @@
 """torch.compile, with the default mode or with CUDA graphs (reduce-overhead)."""
 
 import functools
+import inspect
 import types
 
 from .. import advice
@@ -51,12 +52,24 @@ def forward(plain, name, run):
                   "accumulated_cache_size_limit"):  # functions below `plain` belong to all sets
         if hasattr(config, limit):
             setattr(config, limit, max(getattr(config, limit), 1024))
+    keep_apart()
     mode = name.removeprefix("compile").strip() or None
     compiled = torch.compile(copied(plain), mode=mode)
 
     def call(*args, **kwargs):
         return compiled(*args, **kwargs)
     return call
+
+
+def keep_apart():
+    """Leave a cache on the disk alone in which bfloat16 and float16 of autocast are the same.
+
+    In torch 2.11 its key only tells whether there is an autocast (findings/torch_autocast_cache.sh).
+    """
+    from torch._functorch import config
+    from torch._functorch._aot_autograd import autograd_cache
+    if "autocast_state" not in inspect.getsource(autograd_cache):
+        config.enable_autograd_cache = False
 
 
 def copied(plain):

@@ -66,7 +66,7 @@ def watch(optimizers):
 def on(run, name):
     """Let each optimizer that can do so take its fused kernels, in place of foreach."""
     for optimizer in run.optimizers:
-        if "fused" in optimizer.defaults:
+        if is_torchs(optimizer):
             run.unfused[optimizer] = (
                 optimizer.__dict__.get("_step_supports_amp_scaling"),
                 [(group, group.get("fused"), group.get("foreach"))
@@ -74,9 +74,15 @@ def on(run, name):
             for group in optimizer.param_groups:
                 group["fused"], group["foreach"] = True, False
             optimizer._step_supports_amp_scaling = True
-            if run.scaler:
+            if run.scaler or run.live("scalers"):
                 make_momentum(optimizer)
             move_steps(optimizer)
+
+
+def is_torchs(optimizer):
+    """Return whether the step is one of torch's own, which has a fused kernel."""
+    return "fused" in optimizer.defaults and type(optimizer).step.__module__.startswith(
+        "torch.optim")
 
 
 def off(run, name):
@@ -92,13 +98,15 @@ def off(run, name):
 
 
 def make_momentum(optimizer):
-    """Make SGD's momentum before the first step, which the scaler may skip.
+    """Make the momentum of a fused SGD before the first step, which the scaler may skip.
 
     PyTorch would leave it uninitialised then.
     """
     import torch
+    if not isinstance(optimizer, torch.optim.SGD):
+        return
     for group in optimizer.param_groups:
-        for weight in group["params"] if group.get("momentum") else ():
+        for weight in group["params"] if group["momentum"] and group.get("fused") else ():
             if optimizer.state[weight].get("momentum_buffer") is None:
                 optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
 

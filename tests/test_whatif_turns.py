@@ -1,0 +1,968 @@
+"""Switching of techniques within one training: states, gradients, batches and compiled functions."""
+
+import collections
+import copy
+import dataclasses
+import gc
+import importlib
+import itertools
+import json
+import pickle
+import random
+import time
+import warnings
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from whatif import session as session_module
+from whatif import techniques
+from whatif.inside import batches, models, plans, state, watch
+from whatif.techniques import batch as larger
+from whatif.techniques import compile as compiling
+
+ALL = ["amp", "channels_last", "fused", "compile", "batch"]
+LAST = torch.channels_last
+SGD = importlib.import_module("torch.optim.sgd")
+HOOKED = [
+    (torch.utils.data.DataLoader, "__init__"), (torch.utils.data.DataLoader, "__iter__"),
+    (torch.autograd, "backward"), (torch.amp.GradScaler, "scale"),
+    (torch.amp.GradScaler, "__init__"), (torch.optim.Optimizer, "__init__"),
+    (torch.optim.Optimizer, "add_param_group"),
+    *((getattr(lr_scheduler, name), "__init__") for name in watch.SCHEDULERS),
+    (torch.amp.autocast_mode.autocast, "__enter__"),
+    (torch.utils.data.distributed.DistributedSampler, "set_epoch"),
+    (nn.utils, "clip_grad_norm_"), (nn.utils, "clip_grad_value_"),
+    (nn.DataParallel, "__init__"), (nn.parallel.DistributedDataParallel, "__init__"),
+    (nn.Module, "__call__"), (watch.Run, "active")]
+OPTIMIZERS = {
+    "sgd": lambda weights: torch.optim.SGD(weights, 0.05),
+    "momentum": lambda weights: torch.optim.SGD(weights, 0.05, 0.9, weight_decay=0.01),
+    "nesterov": lambda weights: torch.optim.SGD(weights, 0.05, 0.9, nesterov=True),
+    "foreach": lambda weights: torch.optim.SGD(weights, 0.05, 0.9, foreach=True),
+    "fused": lambda weights: torch.optim.SGD(weights, 0.05, 0.9, fused=True),
+    "adam": lambda weights: torch.optim.Adam(weights, 0.01),
+    "adam, foreach": lambda weights: torch.optim.Adam(weights, 0.01, foreach=True),
+    "adam, fused": lambda weights: torch.optim.Adam(weights, 0.01, fused=True, amsgrad=True),
+    "adamw, Tensor lr": lambda weights: torch.optim.AdamW(weights, torch.tensor(0.01)),
+    "adagrad": lambda weights: torch.optim.Adagrad(weights, 0.01),
+    "rmsprop": lambda weights: torch.optim.RMSprop(weights, 0.01, momentum=0.5),
+}
+
+
+def spec_of(folder, **more):
+    (folder / "records").touch()
+    return dict(mode="turns", techniques=[], only=ALL, cwd=str(folder), roots=[str(folder)],
+                folder=str(folder), cores=2, seconds=1, least_steps=5, window=0.001,
+                deadline=time.time() + 60, free=[]) | more
+
+
+@pytest.fixture
+def make_run(monkeypatch, tmp_path):
+    """Return a function that makes a Run with its hooks, which are gone after the test."""
+    for owner, name in HOOKED:
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(torch.optim.Optimizer, "profile_hook_step",
+                        staticmethod(torch.optim.Optimizer.profile_hook_step))
+    classes = [each for each in vars(torch.optim).values() if isinstance(each, type)]
+    for owner in classes:  # one that has hooks gets none of the new run
+        step = owner.__dict__.get("step")
+        if step and owner is not torch.optim.Optimizer:
+            monkeypatch.setattr(owner, "step", getattr(step, "__wrapped__", step) if hasattr(
+                step, "hooked") else step)
+    for owner in vars(lr_scheduler).values():
+        if isinstance(owner, type) and hasattr(owner, "step"):
+            monkeypatch.setattr(owner, "step", owner.step)
+    monkeypatch.setattr(watch.os, "register_at_fork", lambda **_: None)
+    monkeypatch.setattr(plans.files, "hold_everything", lambda spec: None)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    hooks, register = [], watch.register_optimizer_step_post_hook
+    monkeypatch.setattr(watch, "register_optimizer_step_post_hook",
+                        lambda hook: hooks.append(register(hook)))
+
+    def make(**more):
+        run = watch.Run(spec_of(tmp_path, **more))
+        run.parsers.install = lambda: None
+        run.install()
+        run.plan = itertools.repeat(None)
+        run.settings = dict(cudnn=False, tf32="highest")
+        return run
+    yield make
+    for hook in hooks:
+        hook.remove()
+
+
+def records(folder):
+    return [json.loads(line) for line in (folder / "records").read_text().splitlines()]
+
+
+class Net(nn.Module):
+    """Two convolutions, a norm and a line, with a weight that no step uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(),
+                                    nn.Conv2d(4, 5, 3), nn.ReLU())
+        self.last, self.unused = nn.Linear(5, 2), nn.Linear(2, 2)
+
+    def forward(self, images):
+        return self.last(self.layers(images).mean((2, 3)))
+
+
+def images(step, count=4):
+    return torch.randn(count, 3, 9, 9, generator=torch.Generator().manual_seed(step))
+
+
+def train(net, optimizers, steps, run=None, turns={}, after=lambda step: None, ahead=0):
+    """Train, with sets switched before some steps: {step: set}. Return the losses."""
+    losses = []
+    for step in range(ahead, ahead + steps):
+        if run and step == 1 and not run.models.chosen:
+            run.models.choose(1)
+        if run and step in turns:
+            run.switch(turns[step])
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = (net(images(step)) - 1).square().mean()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        after(step)
+        losses.append(loss.item())
+    return losses
+
+
+def new_net():
+    torch.manual_seed(0)
+    return Net()
+
+
+def values_of(net):
+    return {name: value.detach().clone() for name, value in net.state_dict().items()}
+
+
+def assert_alike(one, other, **limits):
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], **limits, msg=lambda text, name=name:
+                                   f"{name}: {text}")
+
+
+# ----------------------------------------------------------------------- sets switched and back
+TURNS = {2: ("channels_last",), 4: (), 5: ("fused",), 7: ("channels_last", "fused"), 9: (),
+         10: ("fused",), 12: ("channels_last",), 13: ()}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_training_that_switches_ends_where_it_would_without(make_run, kind):
+    net = new_net()
+    want = train(net, [OPTIMIZERS[kind](net.parameters())], 16)
+    want_end = values_of(net)
+    run, net = make_run(), new_net()
+    optimizer = OPTIMIZERS[kind](net.parameters())
+    before = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
+    strides = [each.stride() for each in net.parameters()]
+
+    def check(step):
+        """Momentum and gradients have the weights' layout; the kernels find the step."""
+        for weight in net.layers.parameters():
+            if weight.dim() == 4:
+                assert weight.is_contiguous(memory_format=LAST if "channels_last" in run.names else
+                                            torch.contiguous_format)
+            assert weight.grad.stride() == weight.stride()
+            for value in optimizer.state[weight].values():
+                if getattr(value, "shape", None) == weight.shape:
+                    assert value.stride() == weight.stride()
+    assert train(net, [optimizer], 16, run, TURNS, check) == pytest.approx(want, rel=1e-4)
+    assert_alike(values_of(net), want_end, rtol=1e-4, atol=1e-5)
+    after = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
+    assert after == before and [each.stride() for each in net.parameters()] == strides
+    assert not run.failed and not run.unfused and "step" not in vars(optimizer)
+
+
+@pytest.mark.parametrize("kind", ["momentum", "adam", "adam, fused"])
+def test_state_put_back_gives_the_same_training_to_the_bit(make_run, kind):
+    run, net = make_run(), new_net()
+    optimizer = OPTIMIZERS[kind](net.parameters())
+    train(net, [optimizer], 3, run)
+    kept = state.State([net], [optimizer])
+    want, end = train(net, [optimizer], 4, run, ahead=3), values_of(net)
+    for names in ("channels_last",), ("fused",), ("channels_last", "fused"), ("amp bfloat16",):
+        kept.put_back()
+        train(net, [optimizer], 3, run, {3: names}, ahead=3)
+        kept.put_back()  # while the set is on, as at the end of a round
+        assert train(net, [optimizer], 4, run, {3: ()}, ahead=3) == want
+        assert_alike(values_of(net), end, rtol=0, atol=0)
+
+
+def test_fused_kernels_take_the_place_of_foreach(make_run, monkeypatch):
+    taken = []
+    for name in ("_fused_sgd", "_multi_tensor_sgd", "_single_tensor_sgd"):
+        real = getattr(SGD, name)
+        monkeypatch.setattr(SGD, name, lambda *args, real=real, name=name, **more: (
+            taken.append(name), real(*args, **more))[1])
+    run, net = make_run(), new_net()
+    train(net, [OPTIMIZERS["foreach"](net.parameters())], 4, run, {1: ("fused",), 3: ()})
+    assert taken == ["_multi_tensor_sgd", "_fused_sgd", "_fused_sgd", "_multi_tensor_sgd"]
+
+
+def test_groups_and_optimizers_that_come_later(make_run):
+    """A group is added under a set, and each epoch makes its own optimizers."""
+    def trained(run=None, turns={}):
+        net, extra = new_net(), nn.Linear(2, 2)
+        nn.init.ones_(extra.weight)
+        net.extra = extra
+        losses = []
+        for epoch in range(3):
+            one = torch.optim.Adam(net.layers.parameters(), 0.01)
+            other = torch.optim.SGD(net.last.parameters(), 0.05, 0.9)
+
+            def after(step, epoch=epoch, other=other):
+                if step == 4 * epoch + 1:
+                    other.add_param_group(dict(params=[*extra.parameters()], lr=0.1))
+                    if run:
+                        groups = other.param_groups
+                        assert [group.get("fused") for group in groups] == [
+                            True if "fused" in run.names else None] * 2
+            losses += train(net, [one, other], 4, run, turns, after, ahead=4 * epoch)
+        if run:
+            run.switch(())
+            assert [group.get("fused") for group in other.param_groups] == [None, None]
+        return losses, values_of(net)
+    want = trained()
+    got = trained(make_run(), {3: ("fused",), 9: ("channels_last",)})
+    assert got[0] == pytest.approx(want[0], rel=1e-4)
+    assert_alike(got[1], want[1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_of_the_users_own_is_not_taken_for_a_fused_one(make_run):
+    """It would get gradients that are still scaled."""
+    class Own(torch.optim.Adam):
+        def step(self, closure=None):
+            for weight in self.param_groups[0]["params"]:
+                if weight.grad is not None:
+                    weight.data.sub_(weight.grad, alpha=0.1)
+    run, net = make_run(), new_net()
+    optimizer = Own(net.parameters())
+    train(net, [optimizer], 2, run)
+    run.switch(("fused",))
+    assert not optimizer.param_groups[0]["fused"] and not hasattr(
+        optimizer, "_step_supports_amp_scaling")
+
+
+def test_scripts_that_save_or_copy_a_model_under_a_set(make_run):
+    run, net = make_run(), new_net()
+    optimizer = OPTIMIZERS["momentum"](net.parameters())
+    scheduler = lr_scheduler.StepLR(optimizer, 2)
+    state.stand_still([scheduler])
+    train(net, [optimizer], 3, run, {2: ("channels_last", "amp bfloat16")})
+    some = images(9)
+    net.eval()
+    want = net.layers[0].weight.mean()
+    for other in copy.deepcopy(net), pickle.loads(pickle.dumps(net)):
+        assert other.layers[0].weight is not net.layers[0].weight
+        other.layers[0].weight.data.zero_()
+        assert (other(some) - net(some)).abs().max() > 1e-4  # it computes with its own weights
+    assert net.layers[0].weight.mean() == want
+    pickle.dumps([optimizer.state_dict(), scheduler.state_dict()])
+    assert net.forward.__name__ == "forward"
+
+
+def test_data_parallel_is_changed_from_outside():
+    """Inside, copies on other GPUs would call the forward of the first one."""
+    net = Net()
+    parallel = nn.DataParallel(net)
+    parallel.device_ids = [0]
+    assert models.inside(parallel) is net
+    parallel.device_ids = [0, 1]
+    assert models.inside(parallel) is parallel
+
+
+# ----------------------------------------------------------------------- float16 and its scaler
+class Sharp(nn.Module):
+    """Its gradients grow too large for float16 if the loss is scaled a lot."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, some):
+        return (self.weight * some).sum()
+
+
+HALF = ("amp float16",)
+
+
+def sharp_run(make_run, make=lambda weights: torch.optim.SGD(weights, 0.01, 0.9)):
+    run, net = make_run(), Sharp()
+    optimizer = make(net.parameters())
+    net(torch.ones(4)).backward()
+    run.models.choose(1)
+    optimizer.zero_grad()
+    return run, net, optimizer
+
+
+def infinite(scaler):
+    """Let the next gradients overflow."""
+    return torch.full((4,), 3e38 / scaler.get_scale() * 4)
+
+
+@pytest.mark.parametrize("make", [
+    lambda weights: torch.optim.SGD(weights, 0.01, 0.9),
+    lambda weights: torch.optim.SGD(weights, 0.01, 0.9, fused=True),
+    lambda weights: torch.optim.Adam(weights, 0.01, fused=True),
+    lambda weights: torch.optim.AdamW(weights, 0.01)], ids=["sgd", "fused sgd", "fused adam",
+                                                            "adamw"])
+@pytest.mark.parametrize("names", [HALF, (*HALF, "fused")], ids=["amp", "amp+fused"])
+def test_a_skipped_step_is_counted_and_changes_nothing(make_run, make, names):
+    run, net, optimizer = sharp_run(make_run, make)
+    run.switch(names)
+    scale, steps = run.scaler.get_scale(), run.steps
+    net(infinite(run.scaler)).backward()
+    optimizer.step()
+    assert net.weight.tolist() == [1] * 4 and run.steps == steps + 1
+    assert watch.amp.scale_of(run) == scale / 2
+    for _ in range(2):  # momentum is not what memory held before
+        optimizer.zero_grad()
+        net(torch.ones(4)).backward()
+        optimizer.step()
+    assert run.steps == steps + 3 and 0.9 < net.weight[0] < 1
+    want = Sharp()
+    plain = make(want.parameters())
+    for _ in range(2):
+        plain.zero_grad()
+        want(torch.ones(4)).backward()
+        plain.step()
+    torch.testing.assert_close(net.weight, want.weight, rtol=1e-3, atol=1e-4)
+    run.switch(())
+    assert run.scaler is None and "step" not in vars(optimizer)
+
+
+def test_a_window_with_a_skipped_step_is_thrown_away(make_run, tmp_path):
+    run, net, optimizer = sharp_run(make_run)
+    turns = plans.Turns(run)
+    run.switch(HALF)
+    found = []
+
+    def plan():
+        found.append((yield from turns.timed(HALF)))
+        found.append((yield from turns.timed(HALF)))
+        while True:
+            yield
+    turns.known = {HALF: 1.0, (): 1.0}
+    turns.base = {"memory": 0}
+    run.plan = plan()
+    for step in range(30):
+        optimizer.zero_grad()
+        net(infinite(run.scaler) if step == 4 else torch.ones(4)).backward()
+        optimizer.step()
+    assert found[0] is None and found[1]["steps"] >= plans.LEAST
+    assert [each["thrown_away"] for each in records(tmp_path) if "thrown_away" in each] == [
+        [*HALF]]
+
+
+def test_windows_of_float16_wait_for_20_steps_without_a_skip(make_run):
+    run, net, optimizer = sharp_run(make_run, lambda weights: torch.optim.SGD(
+        weights, 0.01, 0.9, fused=True))
+    run.switch(HALF)
+    done = []
+
+    def plan():
+        yield from plans.calm_down(run)
+        done.append(run.steps)
+        while True:
+            yield
+    run.plan, begin = plan(), run.steps
+    for step in range(60):
+        optimizer.zero_grad()
+        net(infinite(run.scaler) if step == 9 else torch.ones(4)).backward()
+        optimizer.step()
+    assert done[0] - begin - 10 in (watch.amp.CALM, watch.amp.CALM + 1)
+
+
+def test_clipping_sees_unscaled_gradients(make_run):
+    run = make_run()
+    nets = [Sharp(), Sharp()]
+    optimizers = [torch.optim.SGD(net.parameters(), 0.01) for net in nets]
+    for net in nets:
+        net(torch.ones(4)).backward()
+    run.models.choose(1)
+    run.switch(HALF)
+    norms = []
+    for net, optimizer in zip(nets, optimizers):  # one after the other, as a GAN
+        optimizer.zero_grad()
+        net(torch.ones(4)).backward()
+        norms.append(nn.utils.clip_grad_norm_(net.parameters(), 1.0).item())  # a generator
+        optimizer.step()
+    for net, optimizer in zip(nets, optimizers):  # all clipped before any steps
+        optimizer.zero_grad()
+        net(torch.ones(4)).backward()
+        norms.append(nn.utils.clip_grad_norm_([*net.parameters()], 1.0).item())
+        nn.utils.clip_grad_value_(net.weight, 0.25)
+    for optimizer in optimizers:
+        optimizer.step()
+    assert norms == pytest.approx([2, 2, 2, 2])
+    for net in nets:
+        assert net.weight.tolist() == pytest.approx([1 - 0.01 * 0.5 - 0.01 * 0.25] * 4)
+
+
+def test_several_optimizers_see_one_scale_in_a_step(make_run):
+    run = make_run()
+    net = nn.ModuleList([Sharp(), Sharp()])
+    net.forward = lambda some: net[0](some) + net[1](some)
+    optimizers = [torch.optim.SGD(each.parameters(), 0.01) for each in net]
+    net(torch.ones(4)).backward()
+    run.models.choose(1)
+    run.switch(HALF)
+    run.scaler._growth_interval = 1  # the scale grows after each step
+    for _ in range(3):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        net(torch.ones(4)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    for each in net:
+        assert each.weight.tolist() == pytest.approx([0.97] * 4)
+
+
+def test_a_step_without_gradients_under_float16(make_run):
+    run, net, optimizer = sharp_run(make_run)
+    run.switch(HALF)
+    optimizer.zero_grad()
+    steps = run.steps
+    optimizer.step()
+    assert run.steps == steps + 1 and not run.skipped
+
+
+def test_a_closure_and_schedulers_that_wrapped_the_step(make_run):
+    run, net, optimizer = sharp_run(make_run)
+    scheduler = lr_scheduler.StepLR(optimizer, 1, 0.5)
+    wrapped = vars(optimizer)["step"]
+    run.switch(HALF)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = net(torch.ones(4))
+        loss.backward()
+        return loss
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # that a scheduler stepped before its optimizer
+        assert optimizer.step(closure).item() == 4
+        scheduler.step()
+    assert net.weight.tolist() == pytest.approx([0.99] * 4)
+    run.switch(())
+    assert vars(optimizer)["step"] is wrapped
+    optimizer.step(closure)
+    scheduler.step()
+    assert scheduler.get_last_lr() == [0.0025]
+
+
+def test_a_scaler_of_the_scripts_own_is_put_back(make_run):
+    run, net = make_run(), Sharp()
+    optimizer = torch.optim.SGD(net.parameters(), 0.01, 0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024, growth_interval=3)
+
+    def step(some):
+        optimizer.zero_grad()
+        scaler.scale(net(some)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    step(torch.ones(4))
+    run.models.choose(1)
+    assert "amp" in run.seen and run.last_loss == 4  # without the scale
+    kept = state.State([net], run.optimizers, scalers=run.live("scalers"))
+    want = scaler.state_dict()
+    run.switch(("fused",))
+    step(torch.full((4,), float("inf")))
+    assert scaler.get_scale() == 512 and net.weight.isfinite().all()
+    for _ in range(4):
+        step(torch.ones(4))
+    kept.put_back()
+    assert scaler.state_dict() == want and scaler.get_scale() == 1024
+
+
+# ----------------------------------------------------------------------- state
+def test_state_is_put_back(make_run):
+    run, net = make_run(), new_net()
+    net.register_buffer("queue", torch.zeros(3))
+    optimizers = [OPTIMIZERS["momentum"](net.layers.parameters()), torch.optim.Adam(
+        net.last.parameters(), 0.01)]
+    train(net, optimizers, 1, run)
+    train(net, optimizers, 2, run, ahead=1)
+    kept = state.State([net], optimizers)
+
+    def now():
+        return (values_of(net), [copy.deepcopy(each.state_dict()) for each in optimizers],
+                torch.rand(1), random.random(), np.random.rand())
+    want = now()
+    assert want[0]["layers.1.num_batches_tracked"] == 3
+    for round in range(2):
+        net.queue = torch.ones(3)  # in place of the buffer
+        optimizers[0].param_groups[0]["lr"] = 7
+        train(net, optimizers, 3, run, ahead=9)
+        if round:  # an optimizer may forget, or begin to know more
+            optimizers[1].state.clear()
+            optimizers[0].state[net.layers[0].weight]["more"] = torch.ones(1)
+            optimizers[0].state[net.unused.weight]["momentum_buffer"] = torch.ones(2, 2)
+        kept.put_back()
+        got = now()
+        assert_alike(got[0], want[0], rtol=0, atol=0)
+        assert got[2:] == want[2:]
+        for one, other in zip(got[1], want[1]):
+            assert one["param_groups"] == other["param_groups"]
+            assert one["state"].keys() == other["state"].keys()
+            for key in one["state"]:
+                assert_alike(one["state"][key], other["state"][key], rtol=0, atol=0)
+                assert [str(each.device) for each in one["state"][key].values()
+                        if each is not None] == ["cpu"] * sum(
+                            each is not None for each in one["state"][key].values())
+
+
+SCHEDULERS = {
+    "StepLR": lambda it: lr_scheduler.StepLR(it, 2),
+    "OneCycleLR": lambda it: lr_scheduler.OneCycleLR(it, 0.1, total_steps=4),
+    "LambdaLR": lambda it: lr_scheduler.LambdaLR(it, lambda step: 1 / (step + 1)),
+    "plateau": lambda it: lr_scheduler.ReduceLROnPlateau(it, patience=0),
+    "sequence": lambda it: lr_scheduler.SequentialLR(it, [
+        lr_scheduler.ConstantLR(it, 0.1, 2), lr_scheduler.ExponentialLR(it, 0.9)], [2]),
+    "chain": lambda it: lr_scheduler.ChainedScheduler([
+        lr_scheduler.ConstantLR(it, 0.1, 9), lr_scheduler.ExponentialLR(it, 0.9)]),
+    "cyclic": lambda it: lr_scheduler.CyclicLR(it, 0.01, 0.1, 3)}
+
+
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["float", "Tensor"])
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_schedulers_are_put_back_and_stand_still(make_run, kind, rate):
+    run = make_run()
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], copy.copy(rate), 0.9)
+    try:
+        scheduler = SCHEDULERS[kind](optimizer)
+    except (TypeError, ValueError, RuntimeError) as error:
+        pytest.skip(f"torch itself refuses this: {error}")
+    assert scheduler in run.live("schedulers")
+    words = [1.0] if kind == "plateau" else []
+
+    def step():
+        weight.grad = torch.ones(2)
+        optimizer.step()
+        scheduler.step(*words)
+
+    def now():
+        return float(optimizer.param_groups[0]["lr"]), copy.deepcopy(
+            {name: value for name, value in scheduler.state_dict().items()
+             if isinstance(value, (int, float))})
+    step()
+    kept = state.State([], [optimizer], run.live("schedulers"))
+    want = now()
+    for _ in range(2):
+        step()
+    following = now()
+    kept.put_back()
+    assert now() == want
+    for _ in range(2):
+        step()
+    assert now() == following != want
+    kept.put_back()
+    state.stand_still(run.live("schedulers"))
+    for _ in range(9):  # beyond the end of a cycle too
+        step()
+    assert now() == want
+    assert isinstance(optimizer.param_groups[0]["lr"], type(rate))
+    pickle.dumps({name: value for name, value in scheduler.state_dict().items()
+                  if kind != "LambdaLR" and not name.startswith("_")})
+
+
+# ----------------------------------------------------------------------- kept batches
+Pair = collections.namedtuple("Pair", "images labels")
+
+
+@dataclasses.dataclass
+class Own:
+    """A batch in a class of its own, as detection and graphs have them."""
+    images: torch.Tensor
+    more: dict
+
+
+def give(kept, many, times=1):
+    return [kept.next(times) for _ in range(many)]
+
+
+def kept_of(*some, settle=True):
+    kept = batches.Kept()
+    given = [kept.keep(each) for each in some]
+    if settle:
+        kept.settle()
+    return kept, given
+
+
+def changed(kind):
+    """Return (a batch, what a step does with it, how to read it)."""
+    one = torch.arange(6.).view(2, 3)
+    return {
+        "in place": ([one, one + 1], lambda batch: batch[0].mul_(2), lambda batch: batch[0]),
+        "pop": (dict(x=one, y=one), lambda batch: (batch.pop("y"), batch["x"].add_(1)),
+                lambda batch: batch["x"] + 0 * batch["y"]),
+        "append": ([one, [one]], lambda batch: batch[1].append(one[:1] + len(batch[1])),
+                   lambda batch: torch.cat(batch[1])),
+        "namedtuple": (Pair(one, one), lambda batch: batch.images.zero_(),
+                       lambda batch: batch.images),
+        "own": (Own(one, dict(y=one)), lambda batch: (batch.more.pop("y").zero_(), setattr(
+            batch, "images", None)), lambda batch: batch.images + batch.more["y"]),
+        "list of own": ([Own(one, {})], lambda batch: setattr(batch[0], "images", None),
+                        lambda batch: batch[0].images),
+        "gradient": ([one], lambda batch: batch[0].requires_grad_().sum().backward(),
+                     lambda batch: batch[0].clone() if batch[0].grad is None and
+                     not batch[0].requires_grad else None),
+        "data": ([one], lambda batch: setattr(batch[0], "data", one[:1]), lambda batch: batch[0]),
+        "tensor": (one, lambda batch: batch.neg_(), lambda batch: batch)}[kind]
+
+
+@pytest.mark.parametrize("kind", ["in place", "pop", "append", "namedtuple", "own", "list of own",
+                                  "gradient", "data", "tensor"])
+def test_a_batch_is_as_the_loader_gave_it_whatever_steps_do(kind):
+    batch, step, read = changed(kind)
+    want = read(batch).clone()
+    kept, (given,) = kept_of(batch, settle=False)
+    assert type(given) is type(batch)
+    step(given)
+    kept.settle()
+    for _ in range(3):
+        again = kept.next(1)
+        assert type(again) is type(batch)
+        assert read(again).tolist() == want.tolist()
+        step(again)
+
+
+def test_clones_are_freed_unless_steps_change_batches():
+    kept, _ = kept_of(torch.ones(2), torch.ones(2))
+    assert not kept.is_changed and not kept.clones
+    kept, given = kept_of(torch.ones(2), torch.ones(2), settle=False)
+    given[1].add_(1)
+    kept.settle()
+    assert kept.is_changed and len(kept.clones) == 2
+
+
+def test_smaller_last_batches_are_dropped_but_not_other_shapes():
+    kept, _ = kept_of(*(torch.full((size, 2), float(size)) for size in (4, 4, 4, 1)))
+    assert [len(each) for each in give(kept, 4)] == [4, 4, 4, 4] and kept.cycle() == 1
+    kept, _ = kept_of(*(torch.ones(4, size) for size in (4, 3, 5)))
+    assert [each.shape[1] for each in give(kept, 6)] == [4, 3, 5, 4, 3, 5] and kept.cycle() == 3
+    kept, _ = kept_of(torch.ones(4, 2), torch.ones(1, 2))  # only one is whole
+    assert [len(each) for each in give(kept, 2)] == [4, 1]
+
+
+def test_batches_are_joined():
+    some = [dict(x=torch.full((2, 3), float(at)), name="a", pair=Pair(torch.ones(2), [at]))
+            for at in range(3)]
+    kept, _ = kept_of(*some)
+    for times, want in (2, [0, 0, 1, 1]), (4, [0, 0, 1, 1, 2, 2, 0, 0]):
+        batch = kept.next(times)
+        assert batch["x"][:, 0].tolist() == want and batch["name"] == "a"
+        assert type(batch["pair"]) is Pair and len(batch["pair"].images) == 2 * times
+    assert [*kept.joins] == [4]  # of one size
+    kept, given = kept_of(torch.ones(2), torch.zeros(2), settle=False)
+    given[0].add_(1)
+    kept.settle()
+    kept.next(1)
+    for _ in range(2):
+        batch = kept.next(2)
+        assert batch.tolist() == [1, 1, 0, 0]
+        batch.add_(1)
+    detection = [torch.ones(3, 4, 5), torch.ones(3, 5, 4)], [dict(box=1), dict(box=2)]
+    assert [len(each) for each in larger.joined([detection, detection])] == [4, 4]
+    for wrong in [torch.ones(2, 3), torch.ones(2, 4)], [Own(torch.ones(1), {})] * 2:
+        with pytest.raises(ValueError, match="cannot be joined"):
+            larger.joined(wrong)
+
+
+def test_memory_of_kept_batches_has_a_limit(monkeypatch):
+    kept, _ = kept_of(*[torch.ones(10)] * 20)
+    assert len(kept.batches) == batches.KEPT
+    monkeypatch.setattr(batches, "KEPT_BYTES", 100)
+    kept, given = kept_of(*(torch.full((10,), float(at)) for at in range(5)))
+    assert len(kept.batches) == 2 and given[4].tolist() == [4] * 10  # two are kept always
+
+
+def test_a_loader_gives_its_kept_batches_without_end(make_run):
+    run = make_run()
+    data = torch.utils.data.TensorDataset(torch.arange(11.))
+    loader = torch.utils.data.DataLoader(data, batch_size=4)
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.0)
+
+    def step(some):
+        net(torch.ones(len(some), 4)).sum().backward()
+        optimizer.step()
+    for (some,) in loader:
+        step(some)
+    run.models.choose(3)
+    run.loaders.begin_repeats()
+    assert len(run.loaders.kept[0].batches) == 2
+    seen = []
+    for (some,) in loader:
+        seen.append(some.tolist())
+        step(some)
+        if len(seen) == 5:
+            run.switch(("batch x2",))
+        if len(seen) == 7:
+            break
+    assert seen[:5] == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2 + [[0, 1, 2, 3]]
+    assert seen[5] == seen[6] == [*range(8)]
+    with torch.no_grad():  # validation is as it was
+        assert len([*loader]) == 3
+
+
+# ----------------------------------------------------------------------- compiled functions
+class Broken(Net):
+    """Its parts are compiled one by one, because a line in between cannot be."""
+
+    def forward(self, images):
+        images = self.layers(images)
+        torch._dynamo.graph_break()
+        return self.part(images)
+
+    def part(self, images):
+        images = images.mean((2, 3))
+        torch._dynamo.graph_break()
+        return self.last(images)
+
+
+def surroundings(inputs):
+    half = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    return half, tuple(each.stride() for each in inputs
+                       if isinstance(each, torch.Tensor) and each.dim() == 4)
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Let torch.compile take a backend that notes where a graph is made, and where it is called."""
+    made, called = [], []
+
+    def backend(graph, inputs):
+        where = surroundings(inputs)
+        made.append(where)
+
+        def call(*args):
+            called.append((where, surroundings(args)))
+            return graph.forward(*args)
+        return call
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda what, mode=None: real(what, backend=backend))
+    torch._dynamo.reset()
+    yield made, called
+    torch._dynamo.reset()
+
+
+SETS = [("compile",), ("amp bfloat16", "compile"), ("channels_last", "compile"),
+        ("amp float16", "compile"), ("amp bfloat16", "channels_last", "compile")]
+
+
+@pytest.mark.parametrize("kind", [Net, Broken])
+@pytest.mark.parametrize("script", [None, torch.float32, torch.bfloat16],
+                         ids=["plain", "own float32", "own bfloat16"])
+def test_what_is_compiled_for_one_set_is_not_called_in_another(make_run, recorded, kind, script):
+    made, called = recorded
+    torch.manual_seed(0)
+    run, net = make_run(), kind()
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+
+    def step(at):
+        with warnings.catch_warnings(), torch.autocast("cpu", script, enabled=bool(script)):
+            warnings.simplefilter("ignore")  # autocast of float32 does nothing on a CPU
+            output = net(images(at))
+        output.float().square().mean().backward()
+        optimizer.step()
+        return output.dtype
+    step(0)
+    run.models.choose(1)
+    counts = {}
+    for turn in range(2):
+        for at, names in enumerate(SETS):
+            run.switch(names)
+            before = len(made), len(called)
+            for again in range(2):
+                assert step(2 * at + again) == (torch.float32 if script is None or any(
+                    "amp" in name for name in names) else torch.bfloat16
+                    if script is torch.bfloat16 else torch.float32)
+            assert not run.failed
+            since = called[before[1]:]
+            assert since and all(where == there for where, there in since)
+            halves = {where[0] for where, _ in since}
+            wanted = next((getattr(torch, name.split()[1]) for name in names if "amp" in name),
+                          script if script is torch.bfloat16 else None)
+            assert halves == {wanted}
+            layouts = [strides for where, _ in since for strides in where[1] if strides[1] != 1]
+            assert bool(layouts) != ("channels_last" in names)
+            counts.setdefault(names, []).append(len(made) - before[0])
+    assert all(first and not later for first, later in counts.values()), counts
+
+
+def test_a_cache_on_the_disk_that_mixes_types_is_left_alone(monkeypatch):
+    from torch._functorch import config
+    monkeypatch.setattr(config, "enable_autograd_cache", True)
+    monkeypatch.setattr(compiling.inspect, "getsource", lambda it: "autocast_state")
+    compiling.keep_apart()
+    assert config.enable_autograd_cache
+    monkeypatch.setattr(compiling.inspect, "getsource", lambda it: "disable_amp")
+    compiling.keep_apart()
+    assert not config.enable_autograd_cache
+
+
+def test_a_compiled_step_of_an_optimizer_still_compiles(make_run, recorded):
+    run, net = make_run(), new_net()
+    optimizer = torch.optim.SGD(net.parameters(), 0.01, 0.9)
+    step = torch.compile(lambda: optimizer.step())
+    net(images(0)).square().mean().backward()
+    before = values_of(net)
+    step()
+    assert (values_of(net)["last.weight"] != before["last.weight"]).any()
+    assert recorded[0]
+
+
+# ----------------------------------------------------------------------- sets that fail
+class Faulty(Net):
+    """Fails under autocast: in forward, in backward, or for want of memory."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.is_failing = kind, True
+
+    def forward(self, images):
+        output = super().forward(images)
+        if not torch.is_autocast_enabled("cpu") or not self.is_failing:
+            return output
+        if self.kind == "memory":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
+        if self.kind == "forward":
+            raise RuntimeError("no autocast here")
+        output.register_hook(self.fail)
+        return output
+
+    @staticmethod
+    def fail(gradient):
+        raise RuntimeError("no backward here")
+
+
+def drive(run, net, optimizer, measured, most=4000):
+    """Take steps until the plan says that it is done; return the losses."""
+    losses = []
+    done = []
+
+    def plan():
+        yield from measured()
+        done.append(True)
+        while True:
+            yield
+    run.plan = plan()
+    while not done and len(losses) < most:
+        optimizer.zero_grad()
+        loss = (net(images(0)) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert done
+    return losses
+
+
+def turns_of(run, net, optimizer, wanted, rounds=3):
+    """Prepare turns that measure these sets for some rounds; return (Turns, plan)."""
+    for step in range(3):
+        train(net, [optimizer], 1, run, ahead=step)
+    turns = plans.Turns(run)
+    turns.prepare()
+    left = [rounds]
+
+    def sets():
+        left[0] -= 1
+        return [each for each in wanted if each not in turns.failed] if left[0] >= 0 else []
+    turns.wanted = sets
+    return turns
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward", "memory", "step"])
+def test_a_set_that_fails_is_given_up_and_the_training_is_as_before(
+        make_run, monkeypatch, tmp_path, kind):
+    run = make_run()
+    torch.manual_seed(0)
+    net = Faulty(kind)
+    optimizer = OPTIMIZERS["momentum"](net.parameters())
+    bad = ("amp bfloat16",)
+    if kind == "step":
+        bad = ("fused",)
+        def refuse(*args, **options):
+            raise RuntimeError("no step here")
+
+        monkeypatch.setattr(SGD, "_fused_sgd", refuse)
+    good = ("channels_last",)
+    turns = turns_of(run, net, optimizer, [bad, good])
+    want = values_of(net)
+    losses = drive(run, net, optimizer, turns.measure)
+    assert all(np.isfinite(losses))
+    why = turns.failed[bad]
+    assert [*turns.failed] == [bad] and ("OutOfMemoryError: CUDA out of memory" in why
+                                         if kind == "memory" else f"no {kind} here" in why
+                                         or "no autocast here" in why)
+    fails = [each["fails"] for each in records(tmp_path) if "fails" in each]
+    assert fails == [[[*bad], why]]
+    names = [each["names"] for each in turns.windows]
+    assert bad not in names and names.count(good) >= 3 and names.count(()) >= 3
+    assert run.names == () and not run.failed
+    assert not [key for key in run.models.forwards if "amp bfloat16" in key[1]]
+    # measure() ends with the state put back; one step follows in which nothing is switched
+    turns.state.put_back()
+    assert_alike(values_of(net), want, rtol=0, atol=0)
+
+
+def test_nothing_of_a_failed_forward_is_in_memory_when_the_plain_one_runs(make_run, monkeypatch):
+    run, net = make_run(), new_net()
+    optimizer = OPTIMIZERS["sgd"](net.parameters())
+    held = []
+
+    class Large:
+        """What a forward has computed."""
+    real, alive = Net.forward, []
+
+    def forward(module, some):
+        if torch.is_autocast_enabled("cpu"):
+            large = Large()  # in a frame that the error's traceback holds
+            held.append(weakref.ref(large))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        alive.append(held and held[-1]() is not None)
+        return real(module, some)
+    monkeypatch.setattr(Net, "forward", forward)
+    train(net, [optimizer], 2, run)
+    del alive[:]
+    run.switch(("amp bfloat16",))
+    net(images(0))
+    assert run.failed.startswith("OutOfMemoryError") and len(held) == 1 and alive == [False]
+
+
+def test_a_set_without_a_whole_window_is_given_up(make_run, tmp_path):
+    """Each step compiles, or the scaler skips steps for ever."""
+    run, net = make_run(), new_net()
+    optimizer = OPTIMIZERS["sgd"](net.parameters())
+    turns = turns_of(run, net, optimizer, [("channels_last",)], rounds=6)
+    run.compiled = lambda: run.steps if run.names else 0
+    drive(run, net, optimizer, turns.measure)
+    assert "in each window" in turns.failed["channels_last",]
+    assert run.names == ()
+
+
+def test_errors_of_the_script_itself_stay_errors(make_run):
+    run, net = make_run(), Faulty("forward")
+    optimizer = OPTIMIZERS["sgd"](net.parameters())
+    train(net, [optimizer], 2, run)
+    with pytest.raises(RuntimeError, match="no autocast here"), torch.autocast("cpu"):
+        net(images(0))
+    with pytest.raises(RuntimeError):
+        net(torch.ones(1))
+    assert not run.failed
+    run.spec["mode"] = "fixed"  # of a whole run the error is the result
+    run.switch(("amp bfloat16",))
+    with pytest.raises(RuntimeError, match="no autocast here"):
+        net(images(0))
