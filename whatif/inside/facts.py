@@ -166,6 +166,8 @@ class Facts:
     def note_call(self, about, output):
         """Add a later call of a model, after it: its line, and what it gave."""
         about["is_tensor"] = isinstance(output, torch.Tensor)
+        about["are_tensors"] = type(output) in (tuple, list) and all(
+            isinstance(each, torch.Tensor) and each.is_floating_point() for each in output)
         about["calls"] = [*dict.fromkeys([*about["calls"], self.places.place()["at"]])]
 
     def note_wrapper(self, module):

@@ -81,7 +81,10 @@ def autocast_of(model, device, dtype):
         lines = [f"with {autocast}:", f"    {model['statement']}"]
         if is_tensor and ", " not in model["target"]:
             lines.append(f"{model['target']} = {model['target']}.float()")
-    if not is_tensor:
+    are_tensors = model["statement"] and model.get("are_tensors") and ", " in model["target"]
+    if are_tensors:
+        lines.append(f"{model['target']} = (each.float() for each in ({model['target']}))")
+    elif not is_tensor:
         lines.append("and a loss outside of the model takes the output's tensors as .float()")
     return lines
 
