@@ -398,7 +398,8 @@ def test_tuples_get_a_with_block(watched):
     assert """
             with torch.autocast("cpu", torch.bfloat16):
                 logits, loss = model(torch.rand(4, 8), torch.rand(4, 8))
-            logits, loss = (each.float() for each in (logits, loss))""" in advice.write("amp bfloat16", facts)
+            logits, loss = (each.float() for each in (logits, loss))
+        watch""" in advice.write("amp bfloat16", facts)
 
 
 def test_models_that_other_objects_hold(watched):
