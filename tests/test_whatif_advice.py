@@ -398,7 +398,8 @@ def test_tuples_get_a_with_block(watched):
     assert """
             with torch.autocast("cpu", torch.bfloat16):
                 logits, loss = model(torch.rand(4, 8), torch.rand(4, 8))
-            and a loss outside""" in advice.write("amp bfloat16", facts)
+            logits, loss = (each.float() for each in (logits, loss))
+        watch""" in advice.write("amp bfloat16", facts)
 
 
 def test_models_that_other_objects_hold(watched):
@@ -587,7 +588,7 @@ def test_autocast_of_float32_is_not_amp(watched):
         """)
     assert [each["half"] for each in facts["autocasts"]] == ["", ""]
     assert not advice.reasons(facts, ["amp bfloat16"])
-    assert "or at train.py:6  with context:: enabled=True, dtype=torch.bfloat16" in advice.write(
+    assert "or at train.py:6  with context: enabled=True, dtype=torch.bfloat16" in advice.write(
         "amp bfloat16", facts)
 
 

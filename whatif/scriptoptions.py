@@ -294,19 +294,25 @@ def options_for(technique, options, libraries=(), extra=None):
     """
     options = [option for option in options if option["flags"]]
     found = FINDERS[technique.split()[0]](technique, options, libraries, extra or {})
-    if not found and technique.startswith("amp") and {"lightning", "pytorch_lightning"} & {
-            *libraries}:
-        return hydra_precision(technique, options)
-    return found
+    return found or hydra_argument(technique, options)
 
 
-def hydra_precision(technique, options):
-    """Return the override that adds the precision to a config that makes Lightning's Trainer."""
-    for option in options:
+def hydra_argument(technique, options):
+    """Return the override that adds an argument to what a hydra config makes, or [].
+
+    That is Lightning's Trainer, and an optimizer of torch.optim.
+    """
+    owner, argument = {
+        "amp": (r"lightning\..*Trainer$", f"precision={WORDS.get(technique, [''])[0]}"),
+        "cudnn": (r"lightning\..*Trainer$", "benchmark=True"),
+        "fused": (r"torch\.optim\.", "fused=True")}.get(technique.split()[0], ("", ""))
+    flags = {option["flags"][0] for option in options}
+    for option in options if owner else ():
         path, _, last = option["flags"][0].rpartition(".")
-        if option["style"] == "key=value" and last == "_target_" and re.search(
-                r"lightning\..*Trainer$", str(option["value"])):
-            return [f"+{path}.precision={WORDS[technique][0]}"]
+        if option["style"] == "key=value" and last == "_target_" and re.match(
+                owner, str(option["value"])) and "lr_scheduler" not in str(option["value"]) and (
+                f"{path}.{argument.partition('=')[0]}" not in flags):
+            return [f"+{path}.{argument}"]
     return []
 
 

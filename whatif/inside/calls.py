@@ -31,6 +31,14 @@ def call_in_line(frame, line, owner):
     return calls[0] if len(calls) == 1 else None
 
 
+def is_called(places, owner):
+    """Return whether the user's line itself calls the class `owner`, or one that it is made of."""
+    frame, line = places.frames()[0]
+    node = call_in_line(frame, line, owner)
+    function = node and evaluate(node.func, {**frame.f_globals, **frame.f_locals})
+    return isinstance(function, type) and function in owner.__mro__
+
+
 def is_spread(node):
     """Return whether a node is the `**options` of a call."""
     return isinstance(node, ast.keyword) and node.arg is None

@@ -9,7 +9,7 @@ import traceback
 import torch
 from torch import nn
 
-from .calls import arguments_of
+from .calls import arguments_of, is_called
 
 HALVES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -50,9 +50,16 @@ def autocast_now(device):
 
 
 def has_own_to(module):
-    """Return whether a `to` of the user's may not take memory_format=."""
-    owner = next((each for each in type(module).__mro__ if "to" in vars(each)), nn.Module)
-    return owner.__module__.split(".")[0] not in ("torch", "transformers")
+    """Return whether module.to(memory_format=torch.channels_last) may fail.
+
+    A `to` of the user's may not take it, and torch refuses weights and buffers of five dimensions,
+    which a module's own _apply may have as well.
+    """
+    def is_own(part, name):
+        owner = next((each for each in type(part).__mro__ if name in vars(each)), nn.Module)
+        return owner.__module__.split(".")[0] not in ("torch", "transformers")
+    return is_own(module, "to") or any(is_own(part, "_apply") for part in module.modules()) or any(
+        each.dim() == 5 for each in (*module.parameters(), *module.buffers()))
 
 
 def unwrapped(module):
@@ -159,6 +166,8 @@ class Facts:
     def note_call(self, about, output):
         """Add a later call of a model, after it: its line, and what it gave."""
         about["is_tensor"] = isinstance(output, torch.Tensor)
+        about["are_tensors"] = type(output) in (tuple, list) and all(
+            isinstance(each, torch.Tensor) and each.is_floating_point() for each in output)
         about["calls"] = [*dict.fromkeys([*about["calls"], self.places.place()["at"]])]
 
     def note_wrapper(self, module):
@@ -208,7 +217,8 @@ class Facts:
         own line counts.
         """
         places, data = self.places, torch.utils.data
-        library, cls = places.library(loader), type(loader)
+        cls = type(loader)  # a library may stand round its __init__
+        library = "" if is_called(places, cls) else places.library(loader)
         sampler = loader.sampler
         about = dict(
             **places.place(), library=library, workers=loader.num_workers, pin=loader.pin_memory,

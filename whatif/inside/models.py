@@ -86,13 +86,8 @@ class Models:
             about = self.known.get(module) or self.note(module)
             role, was = facts.role_of(module), set(about["steps"])
             about["steps"].add(self.run.steps)
-            if was == {0} and self.run.steps:  # in the loop: it may be called while it is made
-                about["driver"], about["entry"] = self.run.about.driver()
-                about["library"] = self.run.places.library()
-            if about["role"] == "frozen" and role != "frozen":  # it was called before training
-                place = self.run.places.place()
-                about |= dict(role=role, calls=[place["at"]], **place,
-                              **self.run.places.assigned(about["local"]))
+            if role != "frozen" and (about["role"] == "frozen" or was == {0} and self.run.steps):
+                about |= self.run.about.describe_model(module)  # it was called before training
             output = original(module, *args, **kwargs)
             if about["role"] == role:
                 self.run.about.note_call(about, output)

@@ -6,6 +6,7 @@ style (how its words are written) and front (it has to stand before the other ar
 """
 
 import argparse
+import contextlib
 import functools
 import math
 import sys
@@ -154,7 +155,11 @@ def of_fire(frames=()):
 def leaves(config, path=""):
     """Yield (path, value) of the leaves of a nested config."""
     for key in config:
-        value = config[key] if not is_missing(config, key) else None
+        if key == "hydra" and not path:  # hydra's own settings
+            continue
+        value = None
+        with contextlib.suppress(Exception):  # an interpolation may have no value
+            value = config[key] if not is_missing(config, key) else None
         inner = f"{path}.{key}".lstrip(".")
         if hasattr(value, "items"):
             yield from leaves(value, inner)

@@ -15,6 +15,7 @@ WATCHED = 10  # steps, at least, that are watched
 WATCH_SECONDS = 2.0, 20.0  # the least, and the most
 CHECKED = 0.2  # seconds between two checks of several processes whether that is over
 WINDOW = {"cuda": 0.4, "cpu": 0.7}  # seconds
+WAITING = 0.1  # data time, from which workers may gain
 LONGER = 1.5  # times its length, from which a first window counts
 LEAST = 3  # steps of a window
 ROUND = 4  # windows of sets in a round, at least
@@ -186,14 +187,20 @@ class Turns:
         sets, found = [], self.estimates()
         if self.run.ranks()[0] == 0:
             self.until = self.deadline
-            if not self.search.best(found, self.failed):  # nothing to confirm takes the time
-                self.until = max(self.deadline, self.run.spec.get("last", 0))
+            if not self.search.best(found, self.failed) and not self.may_gain_workers():
+                self.until = max(self.deadline, self.run.spec.get("last", 0))  # none to confirm
             left = self.until - time.time()
             sets = [names for names in self.search_now(left, found).wanted(found, self.failed)
                     if left > 0 and (names in found or self.cost(names) < left + GRACE)
                     or left > -GRACE and names in found and found[names].low is None]
             self.order.shuffle(sets)
         return self.agree(sets)
+
+    def may_gain_workers(self):
+        """Return whether steps wait for data and workers can be tried, in whole processes."""
+        watched = self.run.watched
+        return "workers" in self.run.spec["only"] and "workers" not in self.why and (
+            watched["wait"] > WAITING * watched["seconds"])
 
     def search_now(self, left, found):
         """Return the search; near the end without costly techniques that have no windows yet."""
@@ -408,6 +415,8 @@ def compute_beside(run, turns, loader, found):
     """Where steps and workers share the cores, measure both at once: as it is, and the best set."""
     from whatif.inside import loading
     wanted = [((), found["as_is"]["workers"])] if found.get("rate") else []
+    if 2 * LEAST * turns.known.get((), 0) > run.spec["loader_seconds"]:
+        return  # slow steps: it would take too long
     if best := turns.search.best(turns.estimates(), turns.failed):
         wanted += [(best, each) for each in dict.fromkeys(
             [found["as_is"]["workers"], (found.get("enough") or {}).get("workers")])]

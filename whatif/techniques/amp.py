@@ -1,6 +1,7 @@
 """Automatic mixed precision: torch.autocast, with a GradScaler for float16."""
 
 import contextlib
+import re
 from types import MethodType
 
 from .. import advice
@@ -50,9 +51,10 @@ def watch(name, is_library=False):
 
 def own_autocast(name, facts):
     """Return the line of an autocast of the script's own that computes in float32, or ""."""
-    found = [each for each in facts.get("autocasts", ()) if not each["half"]]
-    return (f"or at {advice.line(found[0])}: enabled=True, dtype=torch.{name.split()[-1]}"
-            if found else "")
+    found = [each for each in facts.get("autocasts", ()) if not each["half"] and (
+        "(" not in each["text"] or re.search(r"(?<!\w)autocast\(", each["text"]))]
+    return (f"or at {advice.line(found[0]).rstrip(':')}: enabled=True, "
+            f"dtype=torch.{name.split()[-1]}" if found else "")
 
 
 def scaler_of(facts):
@@ -79,7 +81,10 @@ def autocast_of(model, device, dtype):
         lines = [f"with {autocast}:", f"    {model['statement']}"]
         if is_tensor and ", " not in model["target"]:
             lines.append(f"{model['target']} = {model['target']}.float()")
-    if not is_tensor:
+    are_tensors = model["statement"] and model.get("are_tensors") and ", " in model["target"]
+    if are_tensors:
+        lines.append(f"{model['target']} = (each.float() for each in ({model['target']}))")
+    elif not is_tensor:
         lines.append("and a loss outside of the model takes the output's tensors as .float()")
     return lines
 

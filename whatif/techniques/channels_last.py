@@ -16,10 +16,10 @@ def why_not(name, facts):
 
 
 def to_layout(model, name):
-    """Return the lines that change a model's weights; its own to() may take no memory_format."""
+    """Return the lines that change a model's weights, one by one where its to() may fail."""
     if not model.get("own_to"):
         return [f"{name}.to({LAYOUT})"]
-    return [f"for weights in {name}.parameters():  # its own to() may not take memory_format",
+    return [f"for weights in {name}.parameters():  # to() may fail here",
             "    if weights.dim() == 4:",
             f"        weights.data = weights.data.contiguous({LAYOUT})"]
 

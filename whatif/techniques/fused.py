@@ -36,6 +36,9 @@ def write(name, facts, extra):
             lines.append(advice.inside(library, text) if library else text)
     if text := watch(todo):
         lines.append(text)
+    if {"lightning", "pytorch_lightning", "fabric"} & {*advice.drivers_of(facts)}:
+        lines.append("watch: with amp, Lightning refuses to clip gradients (gradient_clip_val) of "
+                     "a fused optimizer")
     return advice.paragraphs(*dict.fromkeys(lines), advice.example(name))
 
 
