@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.optim import lr_scheduler
 
 from whatif import confirm, report, trials
@@ -773,9 +774,10 @@ def test_what_is_compiled_for_one_set_is_not_called_in_another(make_run, recorde
     optimizer = torch.optim.SGD(net.parameters(), 0.01)
 
     def step(at):
-        with warnings.catch_warnings(), torch.autocast("cpu", script, enabled=bool(script)):
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # autocast of float32 does nothing on a CPU
-            output = net(images(at))
+            with torch.autocast("cpu", script, enabled=bool(script)):
+                output = net(images(at))
         output.float().square().mean().backward()
         optimizer.step()
         return output.dtype
@@ -1009,8 +1011,7 @@ def check_wrappers(run, rank):
 
     def hook(state, bucket):
         calls.append(True)
-        return torch.distributed.algorithms.ddp_comm_hooks.default_hooks.allreduce_hook(
-            None, bucket)
+        return allreduce_hook(None, bucket)
     for number, options in enumerate([*OPTIONS, "hook"]):
         has_hook, options = options == "hook", {} if options == "hook" else options
         unused = "find_unused_parameters" in options
@@ -1025,21 +1026,21 @@ def check_wrappers(run, rank):
         run.models.known[ddp] = dict(steps={1, 2}, role="trains")
         run.models.calls = nn.Module.__call__, nn.Module.__call__
         run.models.choose(1)
-        before = vars(ddp).keys() - {"_ddp_params_and_buffers_to_ignore"}
-        for step in range(10):
-            if step in (2, 4, 6, 8):
+        before = vars(ddp).keys()
+        for step in range(6):
+            if step in (2, 4):
                 reducer = ddp.reducer
-                run.switch(("channels_last", "fused") if step % 4 else ())
-                assert (ddp.reducer is not reducer) and vars(ddp).keys() >= before
+                run.switch(("channels_last", "fused") if step == 2 else ())
+                assert ddp.reducer is not reducer and vars(ddp).keys() >= before
                 assert net.layers[0].weight.is_contiguous(
-                    memory_format=LAST if step % 4 else torch.contiguous_format)
+                    memory_format=LAST if step == 2 else torch.contiguous_format)
             got = gradients_of(ddp, optimizer, rank, step)
             want = gradients_of(alone, other, 0, step, ranks=1)
             assert_alike(got, want, rtol=1e-4, atol=1e-5)
             optimizer.step()
             other.step()
         assert ddp.gradient_as_bucket_view == options.get("gradient_as_bucket_view", False)
-        assert not has_hook or len(calls) >= 10
+        assert not has_hook or len(calls) >= 6
         run.switch(())
 
 
@@ -1095,6 +1096,7 @@ def rank_of_two(rank, folder):
                                          world_size=2)
     plans.files.hold_everything = lambda spec: None
     plans.WATCH_SECONDS = 0.1, 5.0
+    gc.freeze()  # as turns do
     run = watch.Run(spec_of(folder, only=["amp", "channels_last", "fused"]))
     run.parsers.install = lambda: None
     run.install()
