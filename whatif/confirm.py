@@ -20,9 +20,9 @@ def numbers(losses):
 class Confirmation:
     """Pairs of runs, and what came out of them."""
 
-    def __init__(self, session, show):
+    def __init__(self, session, show, names=None):
         self.session, self.show = session, show
-        self.names = self.with_workers(session.best())
+        self.names = self.with_workers(session.best()) if names is None else names
         self.runs = {(): [], self.names: []}  # of whole processes, by set
         self.took, self.why, self.errors = [], "", {}
         self.losses, self.began = [], time.monotonic()
@@ -123,7 +123,11 @@ class Confirmation:
     # ---- what came out
     def rates(self, names):
         timed = [each for each in self.runs[names] if each["is_timed"]]
-        return [(each["samples"] or each["steps"]) / each["seconds"] for each in timed]
+        return [self.rate(each) for each in timed]
+
+    @staticmethod
+    def rate(found):
+        return (found["samples"] or found["steps"]) / found["seconds"]
 
     def estimate(self):
         """Return the Estimate of the pairs, or None."""
@@ -136,8 +140,13 @@ class Confirmation:
         return found is not None and found.low is not None and (found.low > 1 or found.high < 1)
 
     def is_advised(self):
-        """Return whether the set is still advised: whole runs do not say that it is slower."""
+        """Return whether the set is still advised: whole runs do not say that it is slower.
+
+        What was not measured by turns has to be confirmed.
+        """
         found = self.estimate()
+        if "no_turns" in self.session.found and len(self.names) > 1 and not self.is_clear():
+            return False
         changes = any(one["changes"] for one in self.losses)
         return not changes and not (self.is_clear() and found.high < 1)
 
@@ -148,9 +157,7 @@ class Confirmation:
         found, clear = self.estimate(), self.is_clear()
         why = self.why or ("" if clear else "there was no time for enough runs (--minutes)"
                            if not found or found.n < PAIRS else "its runs differ too much")
-        off = ""
-        if clear:
-            off = self.off()
+        off = self.off() if clear and "no_turns" not in self.session.found else ""
         memory = [each["memory"] for each in self.runs[self.names] if each["memory"]]
         return dict(techniques=self.names, speedup=found and found.speedup,
                     low=found and found.low, high=found and found.high, n=found.n if found else 0,
@@ -176,7 +183,7 @@ class Confirmation:
 
     def forecast_lines(self):
         """Return what the report says of the forecasts of the set and of its techniques."""
-        if not self.names:
+        if not self.names or "no_turns" in self.session.found:
             return []
         lines, plain = [], self.forecast_of(())
         alone = [(name,) for name in self.names if (name,) in self.session.estimates()]
