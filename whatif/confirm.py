@@ -42,8 +42,11 @@ class Confirmation:
             return names
         return techniques.ordered({*names, "workers"})
 
-    def forecast_of(self, names):
-        """Return the Forecast of a set with real loading: what a step takes."""
+    def forecast_of(self, names, is_beside=True):
+        """Return the Forecast of a set with real loading: what a step takes.
+
+        Both sides of a comparison have to know what loading beside steps takes, or none.
+        """
         session, found = self.session, self.session.found
         facts, watched = session.facts(), found.get("watched") or {}
         loading, one = found.get("loading") or {}, session.estimates().get(tuple(
@@ -57,7 +60,8 @@ class Confirmation:
         steps, batches = watched.get("steps") or 1, watched.get("batches") or 1
         compute_names = [each for each in names if each not in techniques.LOADING]
         both = next(((each["compute"], batches * each["loading"])
-                     for each in found.get("beside", ()) if each["workers"] == workers
+                     for each in found.get("beside", ()) if is_beside and (
+                         each["workers"] == workers)
                      and list(each["names"]) == compute_names), None)
         return forecast.forecast(
             compute, batches / rate if rate else 0.0,
@@ -185,10 +189,10 @@ class Confirmation:
         """Return what the report says of the forecasts of the set and of its techniques."""
         if not self.names or "no_turns" in self.session.found:
             return []
-        lines, plain = [], self.forecast_of(())
+        lines = []
         alone = [(name,) for name in self.names if (name,) in self.session.estimates()]
         for names in dict.fromkeys([*alone, self.names]):
-            one = self.forecast_of(names)
+            plain, one = (self.forecast_of(each, names == self.names) for each in ((), names))
             low, high = forecast.speedup(plain, one)
             how = "range" if low < high else "longer" if one.low < (
                 one.compute + one.loading + one.between) else "sum"

@@ -414,28 +414,35 @@ def measure_loading(run, needed=None):
 def compute_beside(run, turns, loader, found):
     """Where steps and workers share the cores, measure both at once: as it is, and the best set."""
     from whatif.inside import loading
-    wanted = [((), found["as_is"]["workers"])] if found.get("rate") else []
     if 2 * LEAST * turns.known.get((), 0) > run.spec["loader_seconds"]:
         return  # slow steps: it would take too long
-    if best := turns.search.best(turns.estimates(), turns.failed):
-        wanted += [(best, each) for each in dict.fromkeys(
-            [found["as_is"]["workers"], (found.get("enough") or {}).get("workers")])]
-    for names, workers in wanted:
-        if not workers or run.device == "cuda" and workers < run.spec["cores"]:
+    as_is, enough = found["as_is"]["workers"], (found.get("enough") or {}).get("workers")
+    best = turns.search.best(turns.estimates(), turns.failed)
+    wanted = {as_is: [(), best] if best and found.get("rate") else []}
+    if best:
+        wanted.setdefault(enough, []).append(best)
+    for workers, sets in wanted.items():
+        if not sets or not workers or run.device == "cuda" and workers < run.spec["cores"]:
             continue
-        run.switch(names)
         with loading.load_beside(loader, workers) as reading:
-            for _ in range(LEAST):
-                yield
-            reading.mark()
-            run.clock.begin()
-            while run.clock.seconds() < BESIDE or run.clock.counts["steps"] < LEAST:
-                yield
-            both, rate = run.clock.end(), reading.rate()
+            for names in sets:
+                run.switch(names)
+                yield from both_at_once(run, names, workers, reading)
         run.switch(())
-        if rate and both["steps"]:
-            run.send(both=dict(names=names, workers=workers, loading=1 / rate,
-                               compute=both["seconds"] / both["steps"]))
+
+
+def both_at_once(run, names, workers, reading):
+    """Take steps while the loader reads; tell the seconds of a step and of a batch."""
+    for _ in range(LEAST):
+        yield
+    reading.mark()
+    run.clock.begin()
+    while run.clock.seconds() < BESIDE or run.clock.counts["steps"] < LEAST:
+        yield
+    both, rate = run.clock.end(), reading.rate()
+    if rate and both["steps"]:
+        run.send(both=dict(names=names, workers=workers, loading=1 / rate,
+                           compute=both["seconds"] / both["steps"]))
 
 
 def whole(run):
