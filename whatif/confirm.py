@@ -17,15 +17,8 @@ def numbers(losses):
     return [float(each) for each in losses]
 
 
-class Confirmation:
-    """Pairs of runs, and what came out of them."""
-
-    def __init__(self, session, show, names=None):
-        self.session, self.show = session, show
-        self.names = self.with_workers(session.best()) if names is None else names
-        self.runs = {(): [], self.names: []}  # of whole processes, by set
-        self.took, self.why, self.errors = [], "", {}
-        self.losses, self.began = [], time.monotonic()
+class Outlook:
+    """The part of a Confirmation that forecasts, from compute and loading by themselves."""
 
     def with_workers(self, names):
         """Return the set with workers, if the loader by itself says that more of them pay."""
@@ -70,7 +63,49 @@ class Confirmation:
             prefetches=bool(workers) or any(each["threaded"] for each in about),
             shares_cores=facts["device"] != "cuda" or workers >= facts["cores"], beside=both)
 
-    # ---- the runs
+    def off(self):
+        """Return which part of the forecast was off, if it differs by more than 10 %; or ""."""
+        low, high = forecast.speedup(self.forecast_of(()), self.forecast_of(self.names))
+        speedup = self.estimate().speedup
+        if low / (1 + forecast.APART) <= speedup <= high * (1 + forecast.APART):
+            return ""
+        told = []
+        for names in (), self.names:
+            timed = [each for each in self.runs[names] if each["is_timed"]]
+            mean = [statistics.median(each[key] / each["steps"] for each in timed)
+                    for key in ("whole", "wait", "seconds")]
+            parts = forecast.parts_off(self.forecast_of(names), forecast.Confirmed(
+                mean[0], mean[1], mean[0] - mean[2]))
+            told += [f"{part} of {report.name_of(names)} by {report.duration(abs(seconds))} a step"
+                     for part, seconds in parts]
+        return ", ".join(told) or "no single part by more than 10 %"
+
+    def forecast_lines(self):
+        """Return what the report says of the forecasts of the set and of its techniques."""
+        if not self.names or "no_turns" in self.session.found:
+            return []
+        lines = []
+        alone = [(name,) for name in self.names if (name,) in self.session.estimates()]
+        for names in dict.fromkeys([*alone, self.names]):
+            plain, one = (self.forecast_of(each, names == self.names) for each in ((), names))
+            low, high = forecast.speedup(plain, one)
+            how = "range" if low < high else "longer" if one.low < (
+                one.compute + one.loading + one.between) else "sum"
+            lines.append(dict(techniques=names, speedup=(low * high) ** 0.5, low=low, high=high,
+                              how=how))
+        return lines if self.session.found.get("loading") else []
+
+
+class Confirmation(Outlook):
+    """Pairs of runs, and what came out of them."""
+
+    def __init__(self, session, show, names=None):
+        self.session, self.show = session, show
+        self.names = self.with_workers(session.best()) if names is None else names
+        self.runs = {(): [], self.names: []}  # of whole processes, by set
+        self.took, self.why, self.errors = [], "", {}
+        self.losses, self.began = [], time.monotonic()
+
     def run(self, names, k, seconds):
         """Run a set in a process of its own, with seeds shifted by k; return its result."""
         session, begin = self.session, time.monotonic()
@@ -167,38 +202,6 @@ class Confirmation:
                     low=found and found.low, high=found and found.high, n=found.n if found else 0,
                     confirmed=clear, why=why, off=off, memory=max(memory, default=None),
                     rates=self.rates(()), rates_with=self.rates(self.names))
-
-    def off(self):
-        """Return which part of the forecast was off, if it differs by more than 10 %; or ""."""
-        low, high = forecast.speedup(self.forecast_of(()), self.forecast_of(self.names))
-        speedup = self.estimate().speedup
-        if low / (1 + forecast.APART) <= speedup <= high * (1 + forecast.APART):
-            return ""
-        told = []
-        for names in (), self.names:
-            timed = [each for each in self.runs[names] if each["is_timed"]]
-            mean = [statistics.median(each[key] / each["steps"] for each in timed)
-                    for key in ("whole", "wait", "seconds")]
-            parts = forecast.parts_off(self.forecast_of(names), forecast.Confirmed(
-                mean[0], mean[1], mean[0] - mean[2]))
-            told += [f"{part} of {report.name_of(names)} by {report.duration(abs(seconds))} a step"
-                     for part, seconds in parts]
-        return ", ".join(told) or "no single part by more than 10 %"
-
-    def forecast_lines(self):
-        """Return what the report says of the forecasts of the set and of its techniques."""
-        if not self.names or "no_turns" in self.session.found:
-            return []
-        lines = []
-        alone = [(name,) for name in self.names if (name,) in self.session.estimates()]
-        for names in dict.fromkeys([*alone, self.names]):
-            plain, one = (self.forecast_of(each, names == self.names) for each in ((), names))
-            low, high = forecast.speedup(plain, one)
-            how = "range" if low < high else "longer" if one.low < (
-                one.compute + one.loading + one.between) else "sum"
-            lines.append(dict(techniques=names, speedup=(low * high) ** 0.5, low=low, high=high,
-                              how=how))
-        return lines if self.session.found.get("loading") else []
 
     # ---- losses
     def loss_lines(self):

@@ -117,43 +117,8 @@ def calm_down(run, least=FIRST_WARM[0]):
         calm = calm + 1 if run.compiled() == before and not is_skipped else 0
 
 
-class Turns:
-    """Windows of sets by turns, from one state and on kept batches."""
-
-    def __init__(self, run):
-        spec = run.spec
-        self.run, self.deadline, self.until = run, spec["deadline"], spec["deadline"]
-        self.windows = [dict(each) for each in spec.get("turns", ())]
-        self.failed = {tuple(names): why for names, why in spec.get("failed", ())}
-        self.known = {}  # seconds a step takes under a set
-        self.round = len(self.windows)
-        self.length = spec.get("window") or WINDOW.get(run.device, 0.7)
-        self.order, self.base = random.Random(self.round), {}
-
-    def prepare(self):
-        """Hold back what the script writes, repeat its batches, and copy its state."""
-        run = self.run
-        run.send(phase="turns", turns_began=time.time())
-        files.hold_everything(run.spec)
-        gc.collect()
-        gc.freeze()  # what torch and this package have loaded is not looked through in windows
-        run.loaders.begin_repeats()
-        run.cycle = max([run.cycle, *(kept.cycle(run.watched["batches"])
-                                      for kept in run.loaders.kept.values())])
-        modules = [*run.models.inner(), *(each for each in run.models.known)]
-        schedulers = run.live("schedulers")
-        self.state = state.State(dict.fromkeys(modules), run.optimizers, schedulers,
-                                 run.live("scalers"))
-        state.stand_still(schedulers)
-        run.settings = dict(cudnn=torch.backends.cudnn.benchmark,
-                            tf32=torch.get_float32_matmul_precision())
-        if run.device == "cuda":
-            torch.cuda.synchronize()
-            self.base["memory"] = torch.cuda.memory_allocated()
-        self.why = {} if run.ranks()[0] else self.reasons()
-        self.look_for([name for name in techniques.NAMES if name not in techniques.LOADING
-                       and techniques.kind(name) in run.spec["only"] and name not in self.why
-                       and name != GRAPHS])
+class Choice:
+    """Which sets get windows next: the part of Turns that looks at what there is."""
 
     def look_for(self, names):
         """Search the best set of these techniques."""
@@ -177,10 +142,6 @@ class Turns:
         rates = [each["steps"] / each["seconds"] for each in self.windows
                  if tuple(each["names"]) == self.search.best(self.estimates(), self.failed)]
         return statistics.median(rates) if rates else None
-
-    def agree(self, value):
-        """Return what rank 0 has, in each rank."""
-        return self.run.agree(value)
 
     def wanted(self):
         """Return the sets of the next round, in a new order; none if there is no time left."""
@@ -236,6 +197,49 @@ class Turns:
             self.look_for([*self.names, GRAPHS])
         run.send(why_not=self.why)
         return share < BUSY
+
+
+class Turns(Choice):
+    """Windows of sets by turns, from one state and on kept batches."""
+
+    def __init__(self, run):
+        spec = run.spec
+        self.run, self.deadline, self.until = run, spec["deadline"], spec["deadline"]
+        self.windows = [dict(each) for each in spec.get("turns", ())]
+        self.failed = {tuple(names): why for names, why in spec.get("failed", ())}
+        self.known = {}  # seconds a step takes under a set
+        self.round = len(self.windows)
+        self.length = spec.get("window") or WINDOW.get(run.device, 0.7)
+        self.order, self.base = random.Random(self.round), {}
+
+    def prepare(self):
+        """Hold back what the script writes, repeat its batches, and copy its state."""
+        run = self.run
+        run.send(phase="turns", turns_began=time.time())
+        files.hold_everything(run.spec)
+        gc.collect()
+        gc.freeze()  # what torch and this package have loaded is not looked through in windows
+        run.loaders.begin_repeats()
+        run.cycle = max([run.cycle, *(kept.cycle(run.watched["batches"])
+                                      for kept in run.loaders.kept.values())])
+        modules = [*run.models.inner(), *(each for each in run.models.known)]
+        schedulers = run.live("schedulers")
+        self.state = state.State(dict.fromkeys(modules), run.optimizers, schedulers,
+                                 run.live("scalers"))
+        state.stand_still(schedulers)
+        run.settings = dict(cudnn=torch.backends.cudnn.benchmark,
+                            tf32=torch.get_float32_matmul_precision())
+        if run.device == "cuda":
+            torch.cuda.synchronize()
+            self.base["memory"] = torch.cuda.memory_allocated()
+        self.why = {} if run.ranks()[0] else self.reasons()
+        self.look_for([name for name in techniques.NAMES if name not in techniques.LOADING
+                       and techniques.kind(name) in run.spec["only"] and name not in self.why
+                       and name != GRAPHS])
+
+    def agree(self, value):
+        """Return what rank 0 has, in each rank."""
+        return self.run.agree(value)
 
     def measure(self):
         """Take turns until no set is open, or time is over."""
