@@ -1,18 +1,18 @@
-"""Is the forecast of whatif.py true? Change copies of a script as it says, and time those alone.
+"""Is what whatif measures true? Change copies of a script as it says, and time those alone.
 
     python benchmarks/forecast.py [--seconds 600] EXAMPLES/imagenet/main.py FOUND ARGUMENT ...
 
-The script is imagenet/main.py or mnist/main.py of pytorch/examples, FOUND is what whatif.py --json
-wrote about it. Each set of techniques that whatif.py measured is written into a copy beside the
-script, by the replacements below, and the copy is run with ARGUMENTs. Its speed is that of the
-progress lines that it prints. The script itself is run first and last. What was measured is added
-to FOUND: samples/s as "by_hand" of each row, a list as "plain_by_hand", and the script's folder.
+The script is imagenet/main.py or mnist/main.py of pytorch/examples, FOUND is what whatif's --json
+wrote about it. Each set that whatif measured by turns is written into a copy beside the script, by
+the replacements below. The copy repeats 8 batches, as whatif does, and is run with ARGUMENTs. Its
+speed is that of the progress lines that it prints. The script itself is run first and last. Then
+the confirmed set and the script run with real loading. What was measured is added to FOUND:
+samples/s as "by_hand" of each row, "plain_by_hand", "loading_by_hand", and the script's folder.
 FOUND becomes a page of results/ as results/<machine and script>/forecast.json.
 """
 
 import argparse
 import json
-import os
 import re
 import signal
 import statistics
@@ -25,6 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tools"))
 import report
+
+from whatif import report as printed
 
 # of each script: what calls the model, backward and step, the loader, and what is timed
 SCRIPTS = {
@@ -41,6 +43,7 @@ SCRIPTS = {
         images="data.to(device", loader="{'num_workers': 1,", workers="{{'num_workers': {},",
         epoch=2, first=1, last=700)}  # samples of the second epoch
 LINE = r"Epoch: \[?(\d+)\]?\s*\[\s*(\d+)/(\d+)"
+KEPT = "kept batches"
 CACHED = """
 KEPT = []
 def cached(loader):
@@ -61,7 +64,7 @@ def above_optimizer(text, line):
 
 
 def changed(text, technique, about):
-    """Return the script's text with one technique, as whatif.py says that it is to be written."""
+    """Return the script's text with one technique, written as whatif says."""
     model, kind = about["model"], technique.split()[0]
     if kind == "amp":
         text = replaced(text, about["forward"], (
@@ -77,9 +80,8 @@ def changed(text, technique, about):
         return replaced(text, about["images"],
                         f"{about['images']}, memory_format=torch.channels_last")
     if kind == "workers":
-        workers = max(1, min(16, len(os.sched_getaffinity(0))))
-        return replaced(text, about["loader"], about["workers"].format(workers))
-    if kind == "no_loading":
+        return replaced(text, about["loader"], about["workers"].format(technique.split()[1]))
+    if technique == KEPT:
         text = replaced(text, "\ndef main():", f"\n{CACHED}\n\ndef main():")
         return replaced(text, "in enumerate(train_loader):", "in enumerate(cached(train_loader)):")
     if kind == "fused":
@@ -132,8 +134,86 @@ def speed(rate):
     return f"{rate:,.{0 if rate > 99 else 1}f}"
 
 
+def machine(about):
+    """Return the machine in a few words."""
+    if about.get("gpu"):
+        return f"{about['processes']}x {about['gpu']}"
+    return f"{about['cores']} cores"
+
+
+def last_line(about, found):
+    """Return the line that says where, when and how a table was measured."""
+    cores = f", {about['cores']} cores" if about.get("gpu") else ""
+    return (f"{machine(about)}{cores}; torch {about['torch']}, Python {about['python']}; "
+            f"{found['date']}; `{found['command']}`")
+
+
 def cells(row, base):
-    """Return the cells of a row of the table; `base` is the plain script's speed by hand."""
+    """Return the cells of a set's row; `base` is the plain script's speed by hand."""
+    gain = row["by_hand"] / base if row.get("by_hand") else 0
+    memory = f"{row['memory'] / 1e9:.2f}" if row["memory"] else ""
+    return [row["name"], times(row), f"{gain:.2f}x" if gain else "",
+            f"{gain / row['speedup'] - 1:+.1%}" if gain else "", memory, str(row["n"]),
+            row["verdict"]]
+
+
+def markdown(found):
+    """Return the table of what whatif measured of a script, and of what was measured by hand."""
+    if "version" not in found:
+        return markdown_of_old(found)
+    unit, plain = found["unit"], found["plain_by_hand"]
+    rates = ", ".join(map(speed, plain))
+    plain_rate = speed(found["baseline"]["rate"])
+    return report.text_of([
+        report.table("| set | by turns | by hand | apart | GPU GB | n | verdict |",
+                     [cells(row, statistics.mean(plain)) for row in found["rows"]]),
+        f"The script as it is: {plain_rate} {unit}/s by turns; {rates} by hand.",
+        "`by turns` is the speedup that whatif measured on kept batches. `by hand` is a copy "
+        "of the script that was changed as whatif says, repeats 8 batches and ran once without "
+        "whatif: how many times as fast it is as the script as it is (the mean by hand). `apart`: "
+        "how far that is from the speedup by turns.",
+        loading_line(found),
+        "`n` is the number of windows, or of pairs of whole runs, ± the interval of 95 %.",
+        [f"- Not tried: {name}: {why}" for name, why in {
+            **found["excluded"], **found["failed"], **found["not_tried"]}.items()],
+        last_line(found["machine"], found)], [])
+
+
+def times(row):
+    """Return the speedup of a row or of a confirmation, with the larger half of its interval."""
+    return printed.times(row["speedup"], row["low"], row["high"])
+
+
+def loading_line(found):
+    """Return the sentence on the confirmed set with real loading, or ""."""
+    confirmation, by_hand = found["confirmation"], found.get("loading_by_hand") or {}
+    if not confirmation or not by_hand.get("set"):
+        return ""
+    gain = by_hand["set"] / statistics.mean(by_hand["plain"])
+    told = "confirmed" if confirmation["confirmed"] else "not confirmed"
+    return (f"With real loading, {printed.name_of(confirmation['techniques'])}: "
+            f"{times(confirmation)} by whatif ({told}, n={confirmation['n']}), "
+            f"{gain:.2f}x by hand, {gain / confirmation['speedup'] - 1:+.1%}.")
+
+
+def shows(found):
+    """Return (machine, workload, what it shows, date), as tools/report.py asks for."""
+    facts, base = found["facts"], statistics.mean(found["plain_by_hand"])
+    batches = [facts["loaders"][number]["batch"] for number in facts["training"]]
+    what = [found["script"], *(model["kind"] for model in facts["models"]),
+            *(f"batch {batch:,}" for batch in batches if batch)]
+    best = found["best"] if "version" not in found else " + ".join(found["best"])
+    row = next((each for each in found["rows"] if each["name"] == best), None)
+    told = best or "nothing is faster"
+    if row:
+        told += f": {times(row) if 'version' in found else report.gain(row)}"
+        told += f", by hand {row['by_hand'] / base:.2f}x" if row.get("by_hand") else ""
+    return machine(facts), ", ".join(what), told, found["date"]
+
+
+# ------------------------------------------------------------------------------ older records
+def cells_of_old(row, base):
+    """Return the cells of a row of whatif.py; `base` is the plain script's speed by hand."""
     runs, is_plain, hand = row["runs"], row["name"] == "as it is", row.get("by_hand")
     if not runs:
         return [row["name"], *[""] * 8, row["verdict"]]
@@ -147,20 +227,16 @@ def cells(row, base):
             row["verdict"]]
 
 
-def machine(facts):
-    """Return the machine in a few words."""
-    return f"{facts['processes']}x {facts['gpu']}" if "gpu" in facts else f"{facts['cores']} cores"
-
-
-def markdown(found):
-    """Return the table of what whatif.py said of a script, and of what was measured by hand."""
-    facts, unit, plain = found["facts"], found["unit"], found["plain_by_hand"]
+def markdown_of_old(found):
+    """Return the table of a record of whatif.py, the tool before whatif/."""
+    unit, plain = found["unit"], found["plain_by_hand"]
     rates = ", ".join(f"{rate:,.0f}" for rate in plain)
-    cores = f", {facts['cores']} cores" if "gpu" in facts else ""
     return report.text_of([
+        "This record is of whatif.py, an older tool that started a process for each run and had "
+        "other verdicts.",
         report.table(
             f"| | {unit}/s | by hand | as fast | by hand | apart | waits | GPU GB | n | verdict |",
-            [cells(row, statistics.mean(plain)) for row in found["rows"]]),
+            [cells_of_old(row, statistics.mean(plain)) for row in found["rows"]]),
         f"The script as it is: {found['rows'][0]['rate']:,.0f} {unit}/s by whatif.py; "
         f"{rates} by hand.",
         "`by hand` is a copy of the script that was changed as whatif.py says and ran once without "
@@ -168,59 +244,62 @@ def markdown(found):
         "by hand). `apart`: how far the gain by hand is from the forecast.",
         "`n` is the number of runs, ± the uncertainty of 95 %.",
         [f"- Not tried: {name}: {why}" for name, why in found["left_out"].items()],
-        f"{machine(facts)}{cores}; torch {facts['torch']}, Python {facts['python']}; "
-        f"{found['date']}; `{found['command']}`"], [])
+        last_line(found["facts"], found)], [])
 
 
-def shows(found):
-    """Return (machine, workload, what it shows, date), as tools/report.py asks for."""
-    facts, base = found["facts"], statistics.mean(found["plain_by_hand"])
-    row = next(each for each in found["rows"] if each["name"] == found["best"])
-    told = f"{found['best']}: {report.gain(row)}"
-    told += f", by hand {row['by_hand'] / base:.2f}x" if "by_hand" in row else ""
-    batches = [facts["loaders"][number]["batch"] for number in facts["training"]]
-    what = [found["script"], *(model["kind"] for model in facts["models"]),
-            *(f"batch {batch:,}" for batch in batches if batch)]
-    return machine(facts), ", ".join(what), told, found["date"]
+# ------------------------------------------------------------------------------ measuring
+def sets_to_measure(found):
+    """Return the rows that are written by hand: the best set first, then what changes most."""
+    rows = [row for row in found["rows"] if row["speedup"] and "batch" not in row["name"]]
+    return sorted(rows, key=lambda row: (row["techniques"] != found["best"], len(row["techniques"]),
+                                         -abs(row["speedup"] - 1)))
+
+
+def numbered(found, names):
+    """Return techniques with the number of workers that whatif found to be enough."""
+    return [f"workers {found['loader']['enough']['workers']}" if name == "workers" else name
+            for name in names]
+
+
+def measure_sets(found, script, arguments, scale, deadline):
+    """Add the speeds of all sets on kept batches to `found`, then those with real loading."""
+    def speed_of(*names):
+        left = deadline - time.monotonic()
+        rate = measure(script, names, arguments, left) if left > 30 else None
+        if rate is None:
+            print("no speed of", " + ".join(names) or "the script as it is")
+        return rate and scale * rate
+
+    plain = [speed_of(KEPT)]
+    for row in sets_to_measure(found):
+        row["by_hand"] = speed_of(KEPT, *row["techniques"])
+    found["plain_by_hand"] = [each for each in (*plain, speed_of(KEPT)) if each]
+    if confirmation := found["confirmation"]:
+        plain = [speed_of()]
+        best = speed_of(*numbered(found, confirmation["techniques"]))
+        plain = [each for each in (*plain, speed_of()) if each]
+        found["loading_by_hand"] = dict(plain=plain, set=best if plain else None)
 
 
 def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("script", type=Path, help="imagenet/main.py or mnist/main.py")
-    parser.add_argument("found", type=Path, help="what whatif.py --json wrote about it")
+    parser.add_argument("found", type=Path, help="what whatif's --json wrote about it")
     parser.add_argument("--seconds", type=float, default=600, help="for all runs together")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
     args = parser.parse_args()
     script, found = args.script.resolve(), json.loads(args.found.read_text())
-    rows = {row["name"]: row for row in found["rows"] if "ratio" in row}
-    deadline, batch = time.monotonic() + args.seconds, found["facts"]["loaders"][0]["batch"]
+    if found.get("version") != 1:
+        sys.exit(f"forecast.py: {args.found} is not a record of version 1 of whatif's --json")
+    batch = found["facts"]["loaders"][0]["batch"]
     scale = batch if script.parent.name == "imagenet" else 1  # its lines count batches
-    # the best set first, then the single techniques that change most
-    names = sorted((name for name in rows if "batch" not in name and name != "as it is"),
-                   key=lambda name: (name != found["best"], name.count("+"),
-                                     -abs(rows[name]["ratio"] - 1)))
-    plain, measured = [measure(script, [], args.arguments, args.seconds)], []
-    for name in names:
-        if time.monotonic() > deadline - 30:
-            print("no time left for", name)
-            continue
-        rate = measure(script, name.split(" + "), args.arguments, deadline - time.monotonic())
-        if rate:
-            measured.append((name, rate))
-    plain = [scale * each for each in (*plain, measure(script, [], args.arguments, 120)) if each]
-    if not plain:
+    measure_sets(found, script, args.arguments, scale, time.monotonic() + args.seconds)
+    if not found["plain_by_hand"]:
         sys.exit("forecast.py: the script as it is gave no speed")
-    found |= dict(plain_by_hand=plain, script=f"{script.parent.name}/{script.name}")
-    print(f"as it is: {', '.join(f'{rate:,.0f}' for rate in plain)} samples/s by hand, "
-          f"{rows['as it is']['rate']:,.0f} under whatif.py")
-    for name, rate in measured:
-        row = rows[name]
-        row["by_hand"] = scale * rate
-        ratio = row["by_hand"] / statistics.mean(plain)
-        print(f"{name:<50} {row['ratio']:.2f}x +- {row['spread']:.2f}, by hand {ratio:.2f}x, "
-              f"{ratio / row['ratio'] - 1:+.0%}")
+    found |= dict(script=f"{script.parent.name}/{script.name}")
     args.found.write_text(json.dumps(found, indent=1) + "\n")
+    print(markdown(found))
 
 
 if __name__ == "__main__":

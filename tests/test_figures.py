@@ -30,9 +30,12 @@ SETTINGS = {
                      "2%": "ADVISED in stats.py", "10%": "CLEAR and MOVED there"},
     "reliability.md": {"2,000": "an example of FUZZ", "3.11": "a version of Python"},
     "techniques.md": {"20%": "a threshold"},
-    "whatif.md": {"3 s": "the least warm-up", "20%": "of a single ratio, and a threshold",
-                  "2%": "a threshold", "5%": "a threshold", "80%": "a threshold",
-                  "1.1x": "a threshold", "4x": "a larger batch"}}
+    "whatif.md": {"95%": "COVERAGE in stats.py", "3%": "MARGIN_GPU there", "2%": "ADVISED there",
+                  "0.5%": "LOSS_STEADY there", "10%": "MARGIN_CPU there, APART in forecast.py",
+                  "0.4 s": "WINDOW in plans.py", "0.7 s": "WINDOW there",
+                  "90%": "BUSY there", "20%": "WAITS in report.py",
+                  "80%": "a threshold there", **dict.fromkeys(
+                      ("0", "1", "2", "130"), "a status, or the version of torch or the record")}}
 
 
 def figures(text):

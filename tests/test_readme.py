@@ -26,13 +26,15 @@ def test_every_file_and_section_linked_is_there(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_option_named_is_one_of_the_scripts(page):
-    files = [*SRC.glob("*.py"), *ROOT.glob("*.py"), *ROOT.glob("*.sh"), *(ROOT / "tools").glob("*")]
+    files = [*SRC.glob("*.py"), *ROOT.glob("*.py"), *ROOT.glob("*.sh"), *(ROOT / "tools").glob("*"),
+             *(ROOT / "whatif").glob("*.py")]
     text = "".join(path.read_text() for path in files if path.is_file())
     torchrun = {"--nnodes", "--nproc_per_node", "--max-restarts", "--rdzv_id", "--rdzv_backend",
                 "--rdzv_endpoint", "--standalone"}
     others = {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--cpus-per-task",  # Slurm
               "--depth", "--help", "--dist"}  # git, every script, pytest
-    for option in set(re.findall(r"(?<![\w-])(--[a-z]\w[\w-]*)", page.read_text())):
+    own = re.sub(r"^```text.*?^```", "", page.read_text(), flags=re.M | re.S)  # not of others
+    for option in set(re.findall(r"(?<![\w-])(--[a-z]\w[\w-]*)", own)):
         assert option in text or option in torchrun | others, option
 
 
@@ -67,7 +69,8 @@ def test_lines_of_text_are_not_too_long(page):
 
 def test_no_path_of_the_machine_that_made_it():
     for path in [*PAGES, *SRC.glob("*.py"), *ROOT.glob("*.py"), *ROOT.glob("*.sh"),
-                 *(ROOT / "tools").glob("*.*"), *(ROOT / "results").glob("*/README.md")]:
+                 *(ROOT / "tools").glob("*.*"), *(ROOT / "whatif").rglob("*.py"),
+                 *(ROOT / "results").glob("*/README.md")]:
         assert str(ROOT) not in path.read_text(), path
 
 

@@ -1,11 +1,14 @@
 """Tables, charts and pages that tools/report.py makes from records."""
 
 import json
+import sys
+import time
 
 import pytest
 from helpers import ROOT
 
 import report
+from whatif import report as printed
 
 MACHINE = dict(cpu="A CPU", cores=16, bfloat16=True, gpus=1, gpu="NVIDIA X1", driver="580",
                cuda="13.0", cudnn=91000, python="3.12.1", packages={"torch": "2.14.1"})
@@ -171,8 +174,8 @@ def test_a_kind_of_record_is_a_file_in_benchmarks(root, monkeypatch):
     assert "unknown" not in index and "toy" not in report.results()
 
 
-def test_the_table_of_a_forecast():
-    """The script as it is ran twice; by hand it trained 100 a second."""
+def test_the_table_of_an_older_forecast():
+    """whatif.py made it: the script as it is ran twice; by hand it trained 100 a second."""
     def row(name, *rates, **details):
         runs = [dict(memory=None, wait=0.5)] * len(rates)
         measured = dict(ratio=rates[0] / 2000, spread=0.01, rate=rates[0]) if rates else {}
@@ -189,7 +192,8 @@ def test_the_table_of_a_forecast():
               row("compile", verdict="RuntimeError: no compiler")])
     tables, shows = report.functions("forecast")
     text = tables(found)
-    assert text.splitlines()[2:7] == [
+    assert text.startswith("This record is of whatif.py, an older tool")
+    assert text.splitlines()[4:9] == [
         "| as it is | 2,000 | 100 |  |  |  | 50% |  | 2 |  |",
         "| amp | 3,000 | 165 | 1.50x ±0.01 | 1.65x | +10% | 50% |  | 2 | pays |",
         "| cudnn | 2,020 |  | 1.01x ±0.01 |  |  | 50% |  | 1 | ran once |",
@@ -202,6 +206,57 @@ def test_the_table_of_a_forecast():
     assert "2 cores; torch 2.14.1, Python 3.12.1; 2026-11-24; `python whatif.py main.py`" in text
     assert shows(found) == ("2 cores", "mnist/main.py, Net, batch 64",
                             "amp + fused: 1.65x ±0.01, by hand 1.50x", "2026-11-24")
+
+
+def forecast_record():
+    """A record of whatif's --json, with two sets, and what was measured by hand."""
+    loader = dict(batch=64, workers=2, method="fork", pin=True, at="")
+    facts = dict(models=[], loaders=[loader], training=[0], device="cuda", seen=[],
+                 gpu="NVIDIA X1", cores=16, processes=1, torch="2.14.1", python="3.12.1")
+    rows = [printed.Row(("amp",), 1.5, 1.48, 1.51, 6, "faster", memory=int(2e9)),
+            printed.Row(("amp", "compile"), 2.0, 1.9, 2.05, 12, "faster"),
+            printed.Row(("batch x2",), 1.1, 1.0, 1.2, 6, "open")]
+    found = printed.record(printed.Result(
+        "main.py", [], "samples", facts, dict(rate=1000.4, n=20), rows=rows,
+        failed={"tf32": "an error"}, excluded={"cudnn": "already there"},
+        confirmation=dict(techniques=("amp", "workers"), speedup=3.0, low=2.8, high=3.1, n=4,
+                          confirmed=True, why="", off=""),
+        loader=dict(enough=dict(workers=8))))
+    found["best"] = ["amp", "compile"]
+    found["rows"][0]["by_hand"], found["rows"][1]["by_hand"] = 153, 190
+    return found | dict(plain_by_hand=[90, 110], script="imagenet/main.py", date="2026-11-27",
+                        loading_by_hand=dict(plain=[50, 50], set=147), command="python whatif x")
+
+
+def test_the_table_of_a_forecast():
+    found = forecast_record()
+    tables, shows = report.functions("forecast")
+    text = tables(found)
+    assert text.splitlines()[2:5] == [
+        "| amp | 1.50x ±0.02 | 1.53x | +2.0% | 2.00 | 6 | faster |",
+        "| amp + compile | 2.00x ±0.10 | 1.90x | -5.0% |  | 12 | faster |",
+        "| batch x2 | 1.10x ±0.10 |  |  |  | 6 | open |"]
+    assert "1,000 samples/s by turns; 90.0, 110 by hand" in text
+    assert ("With real loading, amp + workers: 3.00x ±0.20 by whatif (confirmed, n=4), 2.94x by "
+            "hand, -2.0%.") in text
+    assert "\n- Not tried: cudnn: already there\n- Not tried: tf32: an error\n" in text
+    assert "1x NVIDIA X1, 16 cores; torch 2.14.1, Python 3.12.1; 2026-11-27; `python whatif" in text
+    assert shows(found) == ("1x NVIDIA X1", "imagenet/main.py, batch 64",
+                            "amp + compile: 2.00x ±0.10, by hand 1.90x", "2026-11-27")
+
+
+def test_what_a_forecast_measures_by_hand(monkeypatch):
+    """Each set on kept batches, the best first; then the confirmed set with real loading."""
+    found, asked = forecast_record(), []
+    forecast = sys.modules[report.functions("forecast")[0].__module__]
+    monkeypatch.setattr(forecast, "measure", lambda script, names, *_: asked.append(names) or 2)
+    forecast.measure_sets(found, None, [], 64, time.monotonic() + 999)
+    kept = forecast.KEPT
+    assert asked == [(kept,), (kept, "amp", "compile"), (kept, "amp"), (kept,), (),
+                     ("amp", "workers 8"), ()]
+    assert [row.get("by_hand") for row in found["rows"]] == [128, 128, None]
+    assert found["plain_by_hand"] == [128, 128]
+    assert found["loading_by_hand"] == dict(plain=[128, 128], set=128)
 
 
 def test_marked_parts_of_pages_are_made_anew(root):

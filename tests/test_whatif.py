@@ -1,660 +1,380 @@
-"""whatif.py, on small scripts in whatif_scripts/."""
+"""whatif/ on small scripts of whatif_scripts/: what a user sees of each kind of script.
+
+Most runs are forks (forked_runs.py); some at the end are commands as a user gives them.
+"""
 
 import json
-import math
 import re
 import shutil
 import signal
 import sys
-from types import MethodType, SimpleNamespace
+import zipapp
 
 import pytest
-import torch
-from helpers import ROOT, assert_one_line, free_port, processes_of, run, start, torchrun, wait_until
+from forked_runs import Scripts, windows_of
+from helpers import ROOT, free_port, processes_of, run, start, wait_until
 
-import whatif
+from whatif import advice, confirm, report, session, stats
 
-SCRIPTS = ROOT / "tests" / "whatif_scripts"
-WHATIF = [sys.executable, ROOT / "whatif.py"]
-ONCE = ["--seconds", 0.5, "--runs", 1]  # figures are not what is tested
-
-
-def copy_of(name, folder):
-    shutil.copy(SCRIPTS / name, folder)
-    return folder
+WHATIF = [sys.executable, ROOT / "whatif"]
+AMP = ("amp bfloat16",)
 
 
-def record_of(folder):
-    return folder.parent / f"{folder.name}.json"
+@pytest.fixture
+def scripts(tmp_path, monkeypatch):
+    folder = tmp_path / "a project"
+    folder.mkdir()
+    return Scripts(folder, monkeypatch)
 
 
-def facts_of(folder):
-    """Return what the last run of `ask` in `folder` has seen of the script."""
-    return json.loads(record_of(folder).read_text())["facts"]
+def rate_of(result, names=()):
+    """Return the median rate of a set's windows."""
+    return stats.statistics.median(each["rate"] for each in windows_of(result, *names))
 
 
-def ask(folder, *words, only, options=ONCE):
-    """Run whatif.py in `folder` with --only; return (its rows by name, its output)."""
-    record = record_of(folder)
-    done = run(*WHATIF, *options, "--only", only, "--json", record, *words, cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert not processes_of(folder)
-    return {row["name"]: row for row in json.loads(record.read_text())["rows"]}, done.stdout
+def a_step(result, names=()):
+    """Return how many samples a step has, by counts."""
+    found = [each["rate"] * each["seconds"] / each["steps"]
+             for each in windows_of(result, *names) if each["unit"] == "samples"]
+    assert found
+    return found
 
 
-@pytest.mark.fault(77)
-def test_techniques_losses_advice_and_files(tmp_path):
-    folder = copy_of("plain_loop.py", tmp_path)
-    before = (folder / "plain_loop.py").read_bytes()
-    rows, out = ask(folder, "plain_loop.py", "--size", 8, only="amp,fused")
-    assert list(rows) == ["as it is", "amp bfloat16", "fused"]
-    for row in rows.values():
-        assert len(row["runs"]) == 1 and len(row["runs"][0]["rates"]) == whatif.WINDOWS
-        assert row["rate"] > 0 and row["ratio"] > 0 and row["runs"][0]["losses"]
-    assert "other losses" in rows["amp bfloat16"]["verdict"]
-    assert "losses" not in rows["fused"]["verdict"]
-    one, other = (rows[name]["runs"][0]["losses"] for name in ("as it is", "fused"))
-    n = min(20, len(one), len(other))
-    assert other[:n] == pytest.approx(one[:n], rel=1e-4)
-    assert "Net, SGD" in out and "plain_loop.py:46: a DataLoader without workers" in out
-    assert re.search(r"amp float16: it needs an NVIDIA GPU", out)
-    # the plain run wrote, the others did not
-    assert {path.name for path in folder.iterdir()} == {"plain_loop.py", "run", "started.txt"}
-    assert {path.name for path in (folder / "run").iterdir()} <= {"last.pt", "last.pt.part"}
+def models(result):
+    return {each["name"]: each["role"] for each in result["facts"]["models"]}
+
+
+# ------------------------------------------------------------------- what is counted and timed
+def test_work_between_steps_that_is_longer_than_a_window_counts(scripts):
+    """Five steps of 4 ms and 0.2 s without a step are at most 22 steps/s, not 250."""
+    result = scripts.once("rollout.py", only=["amp"], window=0.1)
+    assert 11 < rate_of(result) < 22.8 and windows_of(result, *AMP)
+    assert all(each["steps"] % 5 == 0 for each in result["windows"])
+    assert result["watched"]["steps"] / result["watched"]["seconds"] < 45
+
+
+def test_pictures_of_several_sizes_are_counted_as_samples(scripts):
+    result = scripts.once("detection.py", only=["amp", "batch"], rounds=4)
+    assert a_step(result) == pytest.approx([5] * len(windows_of(result)))
+    assert a_step(result, ["batch x2"]) == pytest.approx([10] * len(windows_of(result, "batch x2")))
+    assert result["facts"]["loaders"][0]["batch"] == 5 and windows_of(result, *AMP)
+
+
+def test_the_start_of_workers_in_each_step_is_data_time(scripts):
+    """A worker takes 0.1 s to start, a step 0.05 s."""
+    result = scripts.once("new_iterator.py")
+    watched = result["watched"]
+    assert watched["wait"] / watched["steps"] > 0.1
+    assert watched["wait"] / watched["seconds"] > 0.5
+    assert result["facts"]["training"] == [0] and rate_of(result) > 8 / 0.15  # no worker starts
+
+
+def test_a_thread_that_reads_the_loader_is_no_data_time(scripts):
+    """It waits 8 ms a batch, the steps of 30 ms for none."""
+    result = scripts.once("prefetch_thread.py")
+    watched = result["watched"]
+    assert watched["wait"] < 0.004 * watched["steps"] and watched["steps"] > 3
+    assert result["facts"]["loaders"][0]["threaded"] and result["facts"]["training"] == [0]
+
+
+def test_validation_is_not_in_the_rate_and_workers_end(scripts):
+    """Steps wait 0.08 s a batch; validation sleeps as long as an epoch of them."""
+    result = scripts.once("slow_data.py", watch=1.8)
+    watched = result["watched"]
+    assert watched["wait"] / watched["seconds"] > 0.5
+    assert watched["whole"] - watched["seconds"] > 0.7
+    assert rate_of(result) > 2 * 4 / 0.08  # batches are repeated
+    assert re.fullmatch("1+0+", (scripts.folder / "workers.txt").read_text())
+
+
+@pytest.mark.parametrize("name, samples", [("shards.py", 8), ("unusual.py", 4), ("habits.py", 8)])
+def test_batches_of_unusual_loaders_are_counted(name, samples, scripts):
+    """A loader for each shard, one without end, and two equal ones in one line."""
+    result = scripts.once(name, only=["amp"])
+    assert a_step(result) == pytest.approx([samples] * len(windows_of(result)), rel=0.02)
+    assert windows_of(result, *AMP)
+    assert len(result["facts"]["models"]) == 1  # not its layers, which backward calls again
+
+
+def test_changed_batches_popped_keys_accumulation_and_a_short_schedule(scripts):
+    """A window holds whole optimizer steps: four batches of three."""
+    result = scripts.once("in_place.py", only=["amp", "fused"])
+    assert not result["failed"] and result["steps"] > 100, result["log"]
+    assert a_step(result) == pytest.approx([12] * len(windows_of(result)))
+    assert windows_of(result, *AMP) and windows_of(result, "fused")
+    assert result["watched"]["batches"] == pytest.approx(4, rel=0.2)
+
+
+# ----------------------------------------------------------------------- models and optimizers
+def test_a_part_that_is_called_once_is_no_model(scripts):
+    result = scripts.once("measured_part.py", only=["channels_last"])
+    assert models(result) == {"net": "trains"} and windows_of(result, "channels_last")
+    for name in "amp bfloat16", "compile":
+        assert "wide" not in advice.write(name, result["facts"])
+
+
+def test_a_loader_that_is_used_once_does_not_train(scripts):
+    result = scripts.once("full_batch.py", only=["fused"])
+    assert result["facts"]["training"] == [] and windows_of(result)[0]["unit"] == "steps"
+    for name in "workers", "batch x2":
+        assert result["why_not"][name] == "the script trains without a torch DataLoader"
+
+
+def test_a_package_that_lies_elsewhere_is_the_users(scripts, tmp_path, monkeypatch):
+    package = tmp_path / "library" / "our_package"
+    package.mkdir(parents=True)
+    scripts.copy("elsewhere.py", package).rename(package / "__init__.py")
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    facts = scripts.once("elsewhere.py")["facts"]
+    for about, text in ((facts["models"][0], "net(x).mean().backward()"),
+                        (facts["optimizers"][0], "optimizer = torch.optim.AdamW(net.param"),
+                        (facts["loaders"][0], "batches = DataLoader(")):
+        assert about["at"].startswith(f"{package}/__init__.py:") and about["text"].startswith(text)
+
+
+def test_options_that_are_unpacked_and_self(scripts):
+    facts = scripts.once("spread_options.py")["facts"]
+    assert 'in for_loader (spread_options.py:7): "num_workers": 2' in advice.write(
+        "workers", facts, dict(workers=2))
+    fused = advice.write("fused", facts)
+    assert "in for_adam (spread_options.py:8): fused=True" in fused
+    assert facts["models"][0]["local"] == "self.critic"
+    assert 'torch.autocast("cpu", torch.bfloat16)(self.critic)(...)' in advice.write(*AMP, facts)
+
+
+def test_networks_that_do_not_train_are_named_and_changed(scripts):
+    """And a model that trains in eval mode is one. The teacher refuses autocast."""
+    result = scripts.once("teacher.py", only=["amp", "channels_last"])
+    assert models(result) == {"pupil": "eval", "teacher": "frozen"}
+    (failed,) = result["failed"]
+    assert failed == [[*AMP], "ValueError: the teacher has been changed"]
+    assert windows_of(result, "channels_last") and not result["error"]
+    (told,) = [each for each in report.also_seen(result["facts"]) if "Teacher" in each]
+    assert told.startswith("teacher.py:") and "does not train" in told
+    assert "teacher (frozen)" in advice.write("channels_last", result["facts"])
+
+
+def test_tensors_that_train_without_a_module(scripts):
+    result = scripts.once("tensors.py", only=["amp", "fused"])
+    assert not result["facts"]["models"] and result["facts"]["device"] == "cpu"
+    assert "no torch.nn.Module is called" in result["why_not"]["amp bfloat16"]
+    assert windows_of(result, "fused") and "hidden losses" in result["facts"]["seen"]
+
+
+def test_a_to_of_its_own_and_autocast_of_float32(scripts):
+    result = scripts.once("own_to.py", only=["amp", "channels_last"])
+    assert not result["failed"] and "amp" not in result["facts"]["seen"]
+    assert windows_of(result, *AMP) and windows_of(result, "channels_last")
+    assert "for weights in net.parameters():" in advice.write("channels_last", result["facts"])
+    assert "or at own_to.py:" in advice.write(*AMP, result["facts"])
+
+
+def test_several_optimizers_and_a_gradient_penalty(scripts):
+    result = scripts.once("penalty.py", only=["amp", "fused"])
+    assert models(result) == {"critic": "trains", "generator": "trains"}
+    assert {each["name"] for each in result["facts"]["optimizers"]} == {
+        "for_critic", "for_generator"}
+    assert windows_of(result, *AMP) and windows_of(result, "fused") and not result["failed"]
+
+
+def test_what_the_script_has_already_is_not_tried(scripts):
+    """A scaler, autocast, and a compiled function; losses are those before the scaler."""
+    result = scripts.once("gan.py", mode="fixed")
+    assert max(map(abs, confirm.numbers(result["losses"]))) < 10
+    result = scripts.once("gan.py", only=["fused"])
+    assert {each["kind"] for each in result["facts"]["models"]} == {"Linear", "Sequential"}
+    assert result["why_not"]["amp bfloat16"] == result["why_not"]["compile"] == "already there"
+    assert windows_of(result, "fused")
+
+
+def test_known_brakes_are_named(scripts):
+    result = scripts.once("brakes.py", only=["fused"])
+    told = "\n".join(report.also_seen(result["facts"]))
+    assert re.search(r"brakes.py:18: without persistent_workers=True, spawn starts all", told)
+    assert "DistributedSampler without set_epoch" in told and "DataParallel copies" in told
+    assert result["why_not"]["fused"] == "torch has no fused Adadelta"
+
+
+def test_one_loss_that_is_not_finite_is_no_fault(scripts):
+    """It is told, but the set does not count as one that changes the training."""
+    runs = [scripts.once("one_nan.py", mode="fixed", seed=k, least_steps=60, seconds=0.1)
+            for k in (0, 1)]
+    losses = [confirm.numbers(each["losses"]) for each in runs]
+    means = stats.mean_losses(losses)
+    assert all(each.lost == 1 and each.mean == each.mean for each in means)
+
+
+# ------------------------------------------------------------------------- processes that train
+def test_each_process_that_trains_is_told(scripts):
+    """The first one is measured; two are counted beside it. A step sleeps 20 ms."""
+    one = scripts.session("population.py", only=["fused"], minutes=0.3)
+    monkeypatch_rounds(one, 4)
+    assert not one.take_turns()
+    (note,) = session.result_of(one, None).notes
+    found = re.fullmatch(r"2 more processes train beside it: pid (\d+) at ([\d.]+) steps/s, "
+                         r"pid (\d+) at ([\d.]+) steps/s", note)
+    assert found and found[1] != found[3], note
+    assert all(0 < float(found[number]) < 50.5 for number in (2, 4)) and windows_of(
+        dict(windows=one.windows), "fused")
+
+
+def monkeypatch_rounds(one, rounds, **more):
+    """Let a session take so many rounds of turns in each process, with short windows."""
+    plain = one.spec
+    one.spec = lambda mode, names=(), **options: plain(
+        mode, names, **options | dict(rounds=rounds, window=0.05) | more)
+
+
+def test_ranks_take_turns_together(scripts, monkeypatch):
+    """As within torchrun; below DistributedDataParallel the layout changes, too."""
+    for name, value in dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
+                            MASTER_ADDR="localhost").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("whatif.run.RANKS", 2)
+    result = scripts.once("ddp.py", only=["amp", "channels_last"])
+    assert not result["error"] and not result["failed"], result
+    assert windows_of(result, *AMP) and windows_of(result, "channels_last")
+    assert a_step(result) == pytest.approx([2 * 16] * len(windows_of(result)))
+    assert result["facts"]["processes"] == 2 and "set_epoch" in result["facts"]["seen"]
+    text = advice.write("channels_last", result["facts"])
+    assert re.match(r"(above ddp.py:\d+|before Dist).*\n +layers.to\(", text), text
+
+
+def test_a_process_that_is_spawned(scripts):
+    """It gets the model and the optimizer of the first one."""
+    scripts.copy("pickled.py")
+    result = scripts.once("pickled.py", only=["fused", "amp"])
+    assert windows_of(result, *AMP) and not result["error"], result
+    assert result["why_not"]["fused"] == "the optimizer is made in another process"
+
+
+# -------------------------------------------------------------------------- scripts that end
+def test_a_script_that_ends_early_is_started_again(scripts, monkeypatch):
+    monkeypatch.setattr(session, "AGAIN", 1.0)
+    one = scripts.session("short.py", 180, only=["fused"], minutes=0.2)
+    monkeypatch_rounds(one, None, least_steps=1)
+    assert not one.take_turns()
+    assert one.number > 1 and len(windows_of(dict(windows=one.windows), "fused")) >= 2
+    (note,) = one.notes
+    assert re.fullmatch("The script came to its own end after 180 steps, .*", note)
+    assert not (scripts.folder / "end.txt").exists()
+
+
+def test_a_technique_that_fails_is_named_and_the_rest_goes_on(scripts):
+    one = scripts.session("recurrent.py", only=["amp", "channels_last", "fused"])
+    monkeypatch_rounds(one, 2)
+    assert not one.take_turns()
+    text = report.text_of(session.result_of(one, None))
+    assert "amp bfloat16: RuntimeError: this model takes no autocast\n" in text
+    assert one.number == 1 and windows_of(dict(windows=one.windows), "fused")
+    assert "channels_last: the model has no 2-D convolution" in text
+    assert " steps/s, data time 0%" in text
+
+
+def test_what_only_fails_because_an_epoch_never_ends_is_run_with_its_epochs(scripts):
+    one = scripts.session("list_of_epoch.py", only=["fused"])
+    monkeypatch_rounds(one, 2)
+    assert not one.take_turns()
+    assert one.number == 2 and one.epochs and not one.failed and not one.notes
+    assert windows_of(dict(windows=one.windows), "fused")
+
+
+def test_a_loop_that_compares_the_number_of_a_batch_gets_whole_epochs(scripts):
+    result = scripts.once("last_batch.py", only=["fused"])
+    assert not result["error"] and windows_of(result, "fused")
+
+
+# -------------------------------------------------------------------------------------- files
+def test_nothing_trained_on_repeated_batches_reaches_a_file(scripts):
+    for name in ("files.py", "plain_loop.py"):
+        scripts.copy(name)
+    folder = scripts.folder
+    (folder / "older.pt").write_text("weights of an older training")
+    before = sorted(path.name for path in folder.iterdir())
+    result = scripts.once("files.py", mode="fixed")
+    assert not result["error"] and sorted(path.name for path in folder.iterdir()) == before
+    result = scripts.once("files.py", only=["fused"], rounds=3)
+    assert windows_of(result, "fused") and result["steps"] > 80, result["log"]
+    assert (folder / "older.pt").read_text() == "weights of an older training"
+    names = {path.name for path in folder.iterdir()}
+    assert len(names) <= 13 and len([*folder.glob("archive/*")]) <= 2, names  # while it watched
+
+    result = scripts.once("plain_loop.py", "--size", 8, only=["amp", "fused"])
+    assert windows_of(result, *AMP) and windows_of(result, "fused") and not result["failed"]
     assert (folder / "started.txt").read_text() == "once\n"
-    assert (folder / "plain_loop.py").read_bytes() == before
+    assert {path.name for path in folder.glob("run/*")} <= {"last.pt", "last.pt.part"}
 
 
-def test_what_the_script_has_already_is_not_tried(tmp_path):
-    rows, out = ask(copy_of("gan.py", tmp_path), "gan.py", only="amp,compile")
-    assert list(rows) == ["as it is"]
-    assert max(map(abs, rows["as it is"]["runs"][0]["losses"])) < 10  # without the scaler's factor
-    assert "Linear, Sequential, Adam, Adam" in out or "Sequential, Linear, Adam, Adam" in out
-    assert "amp bfloat16, compile: already there" in out
+# ------------------------------------------------------------------------------ whole sessions
+def test_a_whole_session_and_its_record(scripts, capsys, monkeypatch):
+    """Turns, the loader, pairs of whole processes, losses: and `--json`."""
+    monkeypatch.chdir(scripts.folder)
+    monkeypatch.setattr(session.run, "catch_signals", lambda: None)
+    scripts.copy("plain_loop.py")
+    args = scripts.arguments("plain_loop.py", "--size", 8, only=["amp", "fused", "workers"],
+                             minutes=0.35)
+    args.json = scripts.folder.parent / "out.json"
+    assert session.main(args) == 0
+    out, record = capsys.readouterr().out, json.loads(args.json.read_text())
+    assert {"version", "machine", "baseline", "rows", "best", "failed", "excluded", "not_tried",
+            "loader", "forecast", "confirmation", "losses", "held_back_by", "notes", "advice",
+            "seconds", "facts", "windows", "stopped", "by_turns"} <= record.keys()
+    assert record["version"] == report.VERSION and not record["stopped"]
+    assert "amp bfloat16" in {row["name"] for row in record["rows"]}
+    assert all(window["rate"] > 0 for window in record["windows"])
+    assert record["loader"]["rate"] and "The loader by itself" in out
+    assert "plain_loop.py:46: a DataLoader without workers" in out
+    assert "amp float16: it needs an NVIDIA GPU" in " ".join(out.split())
+    assert re.search("^Time: start .*compute", out, re.M)
+    assert {path.name for path in scripts.folder.iterdir()} <= {
+        "plain_loop.py", "run", "started.txt"}
 
 
-@pytest.mark.fault(77)
-def test_no_loader_and_a_technique_that_fails(tmp_path):
-    rows, out = ask(copy_of("recurrent.py", tmp_path), "recurrent.py",
-                    only="no_loading,workers,amp,channels_last,fused")
-    assert list(rows) == ["as it is", "amp bfloat16", "fused"]
-    assert re.fullmatch(r"RuntimeError: this model takes no autocast \(recurrent.py:\d+\)",
-                        rows["amp bfloat16"]["verdict"])
-    assert rows["fused"]["runs"] and "losses" not in rows["fused"]["verdict"]
-    assert "steps/s" in out and "without a torch DataLoader" in out
-    assert "channels_last: the model has no 2-D convolution" in out
+@pytest.mark.parametrize("fault, told", [("raises", "ValueError: my own fault (faulty.py:14)"),
+                                         ("killed", "it was killed by signal 9")])
+def test_faults_of_the_script_are_told_in_one_line(fault, told, scripts, capsys, monkeypatch):
+    one = scripts.session("faulty.py", fault)
+    with pytest.raises(SystemExit) as end:
+        session.measure_all(one)
+    assert str(end.value.code).startswith(f"whatif: faulty.py, as it is: {told}")
+    assert "\n" not in end.value.code
+    err = capsys.readouterr().err
+    assert "runpy" not in err and ('faulty.py", line 14' in err) == (fault == "raises")
 
 
-def test_known_brakes_are_named(tmp_path):
-    _, out = ask(copy_of("brakes.py", tmp_path), "brakes.py", only="plain,fused")
-    assert "MobileNetV3, Adadelta" in out
-    assert "brakes.py:18: without persistent_workers=True, spawn starts all workers again" in out
-    assert "DistributedSampler without set_epoch" in out and "DataParallel copies" in out
-    assert "fused: torch has no fused Adadelta" in out
+# ---------------------------------------------------------------------- commands as a user gives
+def test_ctrl_c_prints_the_unfinished_table(tmp_path):
+    """And `-m`."""
+    shutil.copy(Scripts.source("recurrent.py"), tmp_path)
+    (tmp_path / "tmp").mkdir()
+    process = start([*WHATIF, "--only", "fused", "-m", "recurrent"], cwd=tmp_path,
+                    env={"TMPDIR": str(tmp_path / "tmp")})
+
+    def has_windows():
+        return any('"window"' in path.read_text() for path in tmp_path.glob("tmp/*/1/records"))
+    wait_until(has_windows)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert process.returncode == 130 and not err
+    assert "Stopped: this table is not finished" in out and "What holds it back" in out
+    assert re.search(r"^baseline .* steps/s", out, re.M)
+    assert not processes_of(tmp_path) and not [*tmp_path.glob("tmp/whatif*")]
 
 
-def test_waiting_for_data_and_validation(tmp_path):
-    rows, out = ask(copy_of("slow_data.py", tmp_path), "slow_data.py", only="no_loading,batch")
-    assert list(rows) == ["as it is", "no_loading", "no_loading + batch"]
-    assert rows["no_loading + batch"]["verdict"].startswith("another training")
-    assert "\n  Data: " in out and "with cached batches it is" in out
-    run_, cached = rows["as it is"]["runs"][0], rows["no_loading"]["runs"][0]
-    assert run_["wait"] > cached["wait"]
-    # validation sleeps as long as an epoch waits: with it in both rates, this could not exceed 2
-    assert rows["no_loading"]["ratio"] > 2
-    assert "src/train_cache.py" in out
-    # the workers of the plain run are there; those of a run without loading would take the cores
-    assert re.fullmatch("1+0+", (tmp_path / "workers.txt").read_text())
-
-
-def test_shards_with_a_loader_each(tmp_path):
-    """Each is timed from its second step; a loader with larger batches says how large they are."""
-    rows, out = ask(copy_of("shards.py", tmp_path), "shards.py", only="batch")
-    (run_,) = rows["as it is"]["runs"]
-    assert "samples/s" in out
-    assert run_["step_samples"] == pytest.approx(8, rel=0.2)
-    assert rows["batch"]["verdict"] == "another training"
-
-
-def test_what_is_unusual_and_common(tmp_path):
-    rows, out = ask(copy_of("unusual.py", tmp_path), "unusual.py", only="no_loading,amp")
-    assert {"as it is", "no_loading"} < {*rows}, out  # and amp, with or without loading
-    for row in rows.values():
-        (run_,) = row["runs"]
-        assert run_["step_samples"] == pytest.approx(4, rel=0.2)  # a batch
-    assert {path.name for path in (tmp_path / "out" / "deep").iterdir()} <= {"last.pt", "best.pt"}
-    assert {path.name for path in tmp_path.iterdir()} == {"unusual.py", "out"}
-    assert "  unusual.py:" in out  # as seen from where whatif.py was called
-
-
-def test_habits_of_scripts(tmp_path):
-    rows, out = ask(copy_of("habits.py", tmp_path), "habits.py", only="fused")
-    assert list(rows) == ["as it is", "fused"]
-    for row in rows.values():  # 8 a step, without validation; the first 10 of an optimizer are lost
-        (run_,) = row["runs"]
-        assert run_["step_samples"] == pytest.approx(9, rel=0.2), out
-    assert len(list((tmp_path / "runs").iterdir())) == 1  # of the plain run
-    assert "\nNet, SGD; " in out  # not its layers, which the backward pass calls again
-
-
-@pytest.mark.fault(77)
-def test_later_runs_leave_all_files_as_they_are(tmp_path):
-    tmp_path /= 110 * "д"  # 220 bytes
-    tmp_path.mkdir()
-    copy_of("files.py", tmp_path)
-    (tmp_path / "older.pt").write_text("weights of an older training")
-    rows, out = ask(tmp_path, "files.py", only="fused")
-    assert rows["fused"]["runs"], out
-    names = {path.name for path in tmp_path.iterdir()}
-    assert {"files.py", "older.pt", "state.txt", "archive", "new.txt", "latest", "last.pt",
-            "all.tar", "hard.txt"} <= names
-    assert (tmp_path / "older.pt").read_text() == "weights of an older training"
-    # at most what the plain run was writing when it was ended
-    assert len(names) <= 13 and len(list((tmp_path / "archive").iterdir())) <= 2, names
-
-
-def explored(speeds, folder, monkeypatch, names=("fused",), **options):
-    """Return (a Session, the row of the set it chose) of runs with these speeds.
-
-    `speeds` has them one after another, or gives that of a set of techniques. A speed may be
-    (speed, the share of time that steps wait for data).
-    """
-    speed_of = speeds if callable(speeds) else lambda _, left=iter(speeds): next(left)
-    args = SimpleNamespace(**dict(
-        seconds=1, minutes=60, runs=4, arguments=[], script="x.py") | options)
-    session = whatif.Session(args, folder, folder / "x.py", folder)
-
-    def run_once(spec, *_):
-        speed = speed_of(spec["techniques"])
-        speed, wait = speed if isinstance(speed, tuple) else (speed, 0)
-        return dict(windows=[dict(seconds=1, steps=speed, samples=speed, wait=wait)] * 5, error="",
-                    facts=dict(processes=1, training=[0]), memory=None, losses=[1.0] * 20)
-    monkeypatch.setattr(whatif, "run_once", run_once)
-    monkeypatch.setattr(whatif.Row, "doubt", None)
-    session.measure(session.rows[0])
-    session.extra = {}
-    return session, whatif.explore(session, names)
-
-
-def test_what_pays_no_more_is_not_advised(tmp_path, monkeypatch):
-    speeds = [100, 100, 115, *[100, 92] * 4]  # plain, plain, fused, plain, fused, ...
-    session, best = explored(speeds, tmp_path, monkeypatch)
-    assert best is session.rows[0] and not session.rows[1].is_kept()
-
-
-def test_what_gains_in_its_first_run_is_built_upon(tmp_path, monkeypatch):
-    """As in running.sh: 1.05x is inside the uncertainty of one run, and the table says so."""
-    session, best = explored([100, 105, 117], tmp_path, monkeypatch, ("fused", "tf32"), runs=1)
-    assert best.techniques == ("fused", "tf32") and best.ratio(session.rows[0])[0] == 1.17
-    assert [row.techniques for row in whatif.chain(best)] == [("fused", "tf32"), ("fused",)]
-    assert not any(row.gains() or "pays" in row.verdict() for row in whatif.chain(best))
-
-
-def test_what_gained_nothing_is_tried_again_on_top_of_what_gained(tmp_path, monkeypatch):
-    _, best = explored([100, 100, 150, 160], tmp_path, monkeypatch, ("fused", "compile"), runs=1)
-    assert best.techniques == ("compile", "fused")
-
-
-def test_the_best_of_a_kind_is_kept(tmp_path, monkeypatch):
-    gains = {"amp bfloat16": 1.2, "amp float16": 1.3, "channels_last": 1.3, "fused": 0.9,
-             "cudnn": 1, "tf32": 1.03, "compile": 1.5, "compile reduce-overhead": 1.4, "batch": 2}
-    session, best = explored(lambda names: 100 * math.prod(map(gains.get, names)), tmp_path,
-                             monkeypatch, [*gains])
-    assert best.techniques == ("amp float16", "channels_last", "tf32", "compile")
-    tried = [row.techniques for row in session.rows]
-    assert tried[:5] == [(), ("amp bfloat16",), ("amp float16",), ("amp float16", "channels_last"),
-                         ("amp float16", "channels_last", "fused")]
-    assert tried[-1] == (*best.techniques, "cudnn")  # again, on top of all
-    assert "pays" in best.verdict() and len(best.runs) > 1
-
-
-@pytest.mark.parametrize("sums", [False, True], ids=["still waits", "gains"])
-@pytest.mark.parametrize("loads, tried, best", [
-    (300, ["as it is", "no_loading", "workers", "no_loading + amp bfloat16",
-           "no_loading + amp bfloat16 + fused", "no_loading + amp bfloat16 + compile",
-           "workers + amp bfloat16 + compile"], "workers"),
-    (1200, ["as it is", "amp bfloat16", "amp bfloat16 + fused", "amp bfloat16 + no_loading",
-            "amp bfloat16 + workers", "amp bfloat16 + no_loading + compile",
-            "amp bfloat16 + workers + compile"], "amp bfloat16 + workers")],
-    ids=["it waits", "it waits with amp"])
-def test_without_loading_while_steps_wait(loads, tried, best, sums, tmp_path, monkeypatch):
-    """And at the end the sum of what gained, with real loading."""
-    def speed(names):
-        computes = 1000 * (4 if "amp bfloat16" in names else 1) * (1.5 if "compile" in names else 1)
-        loaded = 1e9 if "no_loading" in names else 2 * loads if "workers" in names else loads
-        if sums and {"workers", "compile"} < {*names}:
-            loaded = 1e9
-        return min(loaded, computes), max(0, 1 - loaded / computes)
-    session, found = explored(speed, tmp_path, monkeypatch, (
-        "no_loading", "workers", "amp bfloat16", "fused", "compile"))
-    assert [row.name() for row in session.rows] == tried
-    assert found.name() == (tried[-1] if sums else best)
-
-
-def test_loading_that_takes_the_cores_from_steps(tmp_path, monkeypatch, capsys):
-    """Seen on a GPU with 16 cores and 16 workers: no step waits, but all are slower."""
-    def speed(names):
-        computes = 1000 * (2 if "fused" in names else 1) * (1.5 if "compile" in names else 1)
-        return computes if "no_loading" in names else min(computes, 1400)
-    session, best = explored(speed, tmp_path, monkeypatch, ("no_loading", "fused", "compile"))
-    assert [row.name() for row in session.rows] == [
-        "as it is", "fused", "fused + no_loading", "fused + no_loading + compile",
-        "fused + compile"]
-    assert best.name() == "fused" and "pays (1.50x of fused + no_loading)" in (
-        session.rows[3].verdict())
-    session.facts |= dict(device="cpu", lines=[], loaders=[], training=[], seen=[], models=[],
-                          optimizers=[])
-    session.told.clear()
-    whatif.report(session, best)
-    out = capsys.readouterr().out
-    assert "\nCached batches are 1.43x as fast as fused: faster loading is next.\n" in out
-    assert "\n  no_loading\n" in out and "\n  The CPU, which loads data and" in out
-
-
-def test_loading_that_waits_in_the_first_run_only_is_tried_last(tmp_path, monkeypatch):
-    """Files are in memory after it."""
-    speeds = [(100, 0.2), 120, *[130] * 9]
-    session, _ = explored(speeds, tmp_path, monkeypatch, ("workers", "fused"), runs=2)
-    assert [row.name() for row in session.rows[:3]] == ["as it is", "fused", "fused + workers"]
-
-
-@pytest.mark.parametrize("speed", [150, 100])
-def test_it_tells_that_steps_wait_for_data_with_a_technique(speed, tmp_path, monkeypatch, capsys):
-    """Waiting may hide all that it gains."""
-    session, best = explored([100, (speed, 0.3)], tmp_path, monkeypatch, runs=1)
-    session.facts |= dict(device="cpu", lines=[], training=[], seen=[], models=[],
-                          optimizers=[dict(at="x.py:1", text="SGD()")])
-    whatif.report(session, best)
-    assert "With fused, steps wait for data 30% of the time" in capsys.readouterr().out
-
-
-def test_a_technique_that_fails_after_some_windows_does_not_pay(tmp_path, monkeypatch):
-    window = dict(seconds=1, steps=10, samples=10, wait=0)
-    facts = dict(processes=1, training=[0])
-    results = [dict(windows=5 * [window], error="", facts=facts, memory=None, losses=[1.0]),
-               dict(windows=3 * [window], error="RuntimeError: loss is NaN", losses=[])]
-    args = SimpleNamespace(seconds=1, minutes=1, runs=1, arguments=[])
-    session = whatif.Session(args, tmp_path, tmp_path / "x.py", tmp_path)
-    monkeypatch.setattr(whatif, "run_once", lambda *_: results.pop(0))
-    session.measure(session.rows[0])
-    session.extra = {}
-    row = session.attempt(session.rows[0], "fused")
-    assert not row.runs and row.verdict() == "RuntimeError: loss is NaN"
-
-
-def test_float16_with_fused_leaves_out_a_first_step_that_overflows(monkeypatch):
-    """PyTorch would leave SGD's momentum uninitialised."""
-    weights = [torch.nn.Parameter(torch.zeros(1000)) for _ in range(50)]
-    optimizer = torch.optim.SGD(weights, 0.1, momentum=0.9, fused=True)
-    run = SimpleNamespace(fused=[optimizer], scales=False, scaler=torch.amp.GradScaler("cpu"))
-    monkeypatch.setattr(whatif, "torch", torch, raising=False)  # imported in runs only
-    monkeypatch.setattr(whatif.Run, "active", run)
-    optimizer.step = MethodType(whatif.Run.scaled_step, optimizer)
-    for factor in (float("inf"), 1, 1):
-        optimizer.zero_grad()
-        loss = sum(factor * each.sum() for each in weights)
-        whatif.Run.scale(run, torch.amp.GradScaler.scale, run.scaler, loss).backward()
-        del [torch.full((1000,), float("nan")) for _ in range(50)][:]  # for what is uninitialised
-        optimizer.step()
-    for each in weights:
-        assert torch.allclose(each, torch.tensor(-0.1 - 0.19))
-
-
-def test_a_record_with_losses_that_are_not_finite(tmp_path, monkeypatch):
-    session, best = explored([100, 150], tmp_path, monkeypatch, runs=1, json=tmp_path / "x.json")
-    session.rows[1].runs[0]["losses"][3] = float("nan")
-    session.unit = "samples"
-    whatif.write_record(session, best)
-    row = json.loads(session.args.json.read_text())["rows"][1]
-    assert row["runs"][0]["losses"][3] is None and row["verdict"].startswith("other losses")
-
-
-def test_processes_that_the_script_spawns(tmp_path):
-    rows, out = ask(copy_of("ddp.py", tmp_path), "ddp.py", free_port(), only="plain")
-    assert rows["as it is"]["rate"] > 0 and "2 process(es)" in out
-    facts = facts_of(tmp_path)
-    assert whatif.advice("channels_last", facts, {}).startswith(
-        "before DistributedDataParallel or DataParallel gets the model\n            layers.to(")
-    assert "\n            layers.compile()" in whatif.advice("compile", facts, {})
-
-
-def test_an_optimizer_that_comes_to_a_spawned_process(tmp_path):
-    copy_of("pickled.py", tmp_path)
-    rows, out = ask(tmp_path, "pickled.py", only="fused")
-    assert rows["as it is"]["rate"] > 0, out
-    assert "fused: the optimizer is made in another process" in out
-
-
-def test_torchrun(tmp_path):
-    copy_of("ddp.py", tmp_path)
-    command = torchrun(ROOT / "whatif.py", *ONCE, "--only", "channels_last", "ddp.py")
-    done = run(*command, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("What holds it back") == 1 and "2 process(es)" in done.stdout
-    assert re.search(r"^channels_last +[\d,.]+  \d", done.stdout, re.M), done.stdout
-    assert "set_epoch" not in done.stdout
-    assert not processes_of(tmp_path)
-
-
-@pytest.mark.fault(77)
-@pytest.mark.parametrize("fault, told", [("raises", "ValueError: my own fault"),
-                                         ("killed", "killed by signal 9")])
-def test_faults_of_the_script_are_told_in_one_line(tmp_path, fault, told):
-    copy_of("faulty.py", tmp_path)
-    done = run(*WHATIF, *ONCE, "faulty.py", fault, cwd=tmp_path)
-    assert done.returncode == 1 and told in done.stderr.splitlines()[-1], done.stderr
-    assert "runpy" not in done.stderr and "whatif.py\", line" not in done.stderr
-    assert ('faulty.py", line 14' in done.stderr) == (fault == "raises")
-
-
-@pytest.mark.parametrize("sent, told", [
-    (dict(error="EOFError: EOF when reading a line (x.py:3)"), "it asks for input, but"),
-    (dict(error="EOFError: Ran out of input"), "EOFError: Ran out of input"),
-    (dict(done=True), "it ended without a step of an optimizer"),
-    (dict(done=True, steps=1), "it ended after 1 steps, before the warm-up was over"),
-    ({}, "it ended with status 1: the last line"),
-    (dict(done=True, windows=[dict(steps=1)]), "")])
-def test_why_a_run_failed(sent, told):
-    why = whatif.why_failed(dict(windows=[]) | sent, 1, "a line\nthe last line\n")
-    assert why.startswith(told) and bool(why) == bool(told)
-
-
-@pytest.mark.fault(77)
-def test_wrong_use(tmp_path):
-    assert_one_line(run(*WHATIF, "missing.py"), 2, "missing.py: there is no such script")
-    assert_one_line(run(*WHATIF, "--only", "warp", "x.py"), 2, "warp", "channels_last")
-    assert_one_line(run(*WHATIF, "--seconds", 0, "x.py"), 2, "above 0")
-    for path in (tmp_path, tmp_path / "none" / "x.json"):
-        assert_one_line(run(*WHATIF, "--json", path, "x.py"), 2, f"--json {path}: ")
-
-
-@pytest.mark.fault(77)
-def test_a_copy_leaves_nothing_and_a_script_may_end(tmp_path):
+def test_an_archive_a_copy_and_a_launcher(tmp_path):
+    """`python whatif.pyz --copy -- torchrun ... ddp.py`."""
+    zipapp.create_archive(ROOT / "whatif", tmp_path / "w.pyz",
+                          filter=lambda path: "__pycache__" not in path.parts)
     folder = tmp_path / "a folder"
     folder.mkdir()
-    rows, out = ask(copy_of("faulty.py", folder), "--copy", "faulty.py", "ends", only="plain",
-                    options=["--seconds", 4, "--runs", 1])
-    assert rows["as it is"]["rate"] > 0
-    assert [path.name for path in folder.iterdir()] == ["faulty.py"]
-    assert {path.name for path in tmp_path.iterdir()} == {"a folder", "a folder.json"}
-
-
-def test_ctrl_c_prints_the_unfinished_table(tmp_path):
-    copy_of("recurrent.py", tmp_path)
-    (tmp_path / "tmp").mkdir()
-    with open(tmp_path / "out.txt", "w") as out:
-        process = start([*WHATIF, *ONCE, "--only", "fused", "recurrent.py"], cwd=tmp_path,
-                        stdout=out, env={"TMPDIR": str(tmp_path / "tmp")})
-        wait_until(lambda: re.search("^as it is", (tmp_path / "out.txt").read_text(), re.M))
-        process.send_signal(signal.SIGINT)
-        assert process.wait() == 130
-    text = (tmp_path / "out.txt").read_text()
-    assert "Stopped: this table is not finished" in text and "What holds it back" in text
-    assert not processes_of(tmp_path) and not list((tmp_path / "tmp").iterdir())
-
-
-def test_a_window_in_which_something_is_compiled_does_not_count():
-    windows, compiled = [], [0]
-    clock = whatif.Clock(0.05, lambda: None, windows.append, lambda: compiled[0])
-    while not clock.step(0):
-        if clock.measures and not windows:
-            compiled[0] = 1
-    assert len(windows) == whatif.WINDOWS and clock.lost == 1
-
-
-def rows_of(*rates, losses=((1.0,) * 20,) * 2):
-    """Return (a base, a row on it), each with one run of these rates."""
-    base = whatif.Row()
-    row = whatif.Row(("fused",), base)
-    for number, (one, some, lost) in enumerate(zip((base, row), rates, losses)):
-        one.runs.append(dict(number=number, rates=some, losses=list(lost)))
-    return base, row
-
-
-def test_verdicts(monkeypatch):
-    for rate in 50, 100, 300:  # nothing has run twice: the machine may have been busy
-        assert rows_of([100, 101, 99], [rate] * 3)[1].verdict() == "ran once"
-        assert not rows_of([100, 101, 99], [rate] * 3)[1].gains()
-    monkeypatch.setattr(whatif.Row, "doubt", 0.2)
-    assert rows_of([100, 101, 99], [150, 151, 149])[1].verdict() == "pays"
-    assert rows_of([100, 101, 99], [50, 51, 49])[1].verdict() == "slower"
-    assert rows_of([100, 101, 99], [115, 116, 114])[1].verdict() == "ran once"
-    assert rows_of([60, 100, 140], [90, 150, 210])[1].verdict() == "ran once"
-    with monkeypatch.context() as known:  # by how much runs differ on this machine
-        known.setattr(whatif.Row, "doubt", 0.01)
-        assert rows_of([100, 101, 99], [115, 116, 114])[1].verdict() == "pays"
-        assert rows_of([100, 100.2, 99.8], [99.9, 100, 100.3])[1].verdict() == "no difference"
-    ones, twos, nan = (1.0,) * 20, (2.0,) * 20, (float("nan"),) * 20
-    for other in (twos, nan):
-        row = rows_of([100] * 3, [200] * 3, losses=(ones, other))[1]
-        assert not row.is_kept() and "other losses" in row.verdict()
-    noisy = [1 + 0.5 * (-1) ** k for k in range(20)]
-    assert rows_of([100] * 3, [200] * 3, losses=(ones, noisy))[1].is_kept()
-
-
-def test_runs_are_repeated_by_turns_until_the_difference_is_clear(monkeypatch):
-    monkeypatch.setattr(whatif.Row, "doubt", 0.08)
-    base, row = rows_of([100, 101, 102], [104, 105, 107])
-    speeds, calls = {base: 100, row: 105}, []
-    session = SimpleNamespace(args=SimpleNamespace(runs=4), has_time=lambda runs: True)
-
-    def measure(one):
-        calls.append(one)
-        one.runs.append(dict(number=1 + len(calls), rates=[speeds[one]] * 3, losses=[1.0] * 20))
-        return True
-    session.measure = measure
-    whatif.Session.settle(session, row)
-    assert calls == [base, row] * 2 and row.is_kept()
-
-
-def test_the_lines_to_write_are_python_where_they_stand(tmp_path):
-    """A function that makes the optimizer does not know the model; calls take several lines."""
-    (tmp_path / "made.py").write_text("""import torch
-from torch import nn
-
-def build(weights):
-    return torch.optim.SGD(weights, 0.1)
-
-def train(model, optimizer):
-    while True:
-        loss = nn.functional.mse_loss(
-            model(torch.rand(4, 8)),
-            torch.rand(4, 8))
-        loss = loss + model(torch.rand(4, 8)).mean()
-        outputs = wrapped(torch.rand(4, 8))
-        loss = loss + outputs["mean"]
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-class Wrapped(nn.Linear):
-    def forward(self, x):
-        return {"mean": super().forward(x).mean()}
-
-wrapped = Wrapped(8, 8)
-
-def main():
-    network = nn.Linear(8, 8)
-    sgd = build(network.parameters())
-    train(network, sgd)
-
-main()
-""")
-    ask(tmp_path, "made.py", only="plain")
-    facts = facts_of(tmp_path)
-    assert whatif.advice("compile", facts, {}).startswith("""\
-above made.py:27  sgd = build(network.parameters())
-            network.compile()""")
-    amp = whatif.advice("amp bfloat16", facts, {})
-    assert """
-            instead of model(...): torch.autocast("cpu", torch.bfloat16)(model)(...).float()
-""" in amp
-    assert "likewise: model (made.py:12), wrapped (made.py:13)" in amp
-    facts["models"].reverse()
-    assert """
-            with torch.autocast("cpu", torch.bfloat16):
-                outputs = wrapped(torch.rand(4, 8))
-            and a loss outside of the model takes the output's tensors as .float()
-""" in whatif.advice("amp bfloat16", facts, {})
-    assert whatif.advice("compile", facts, {}).startswith("""\
-below the line that makes wrapped
-            wrapped.compile()""")
-
-
-def test_what_is_called_within_a_longer_statement(tmp_path):
-    """A model may be called in a lambda, several times, by a name that cannot be found."""
-    script = tmp_path / "within.py"
-    script.write_text("""import torch
-from torch import nn
-
-class Data(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        while torch.utils.data.get_worker_info() is None:
-            yield torch.rand(3, 4, 4)
-
-net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(64, 8))
-every = [
-    torch.optim.SGD(net.parameters(), 0.1)]
-parts = {"é": nn.Conv2d(3, 4, 1)}
-sgd = torch.optim.SGD(
-    parts["é"].parameters(), 0.1)
-apply = lambda x: parts["é"](x)
-for output in torch.utils.data.DataLoader(Data(), 4):
-    for one in (output,): loss = (net(  # net, of output / 2
-        one / 2) + net(output) - net(one)).mean()
-    loss = loss + apply(output).mean()
-    one, *rest = net(
-        output)
-    (loss + one.mean()).backward()
-    sgd.step()
-""")
-    ask(tmp_path, "within.py", only="plain")
-    facts = facts_of(tmp_path)
-    assert [each["name"] for each in facts["models"]] == ["net", "parts['é']"]
-    for each, told in zip(facts["models"], (
-            "within.py:17  for one in (output,): loss = (net(  # net, of output / 2",
-            """within.py:15  apply = lambda x: parts["é"](x)""")):
-        assert whatif.advice("amp bfloat16", facts | dict(models=[each]), {}).startswith(f"""{told}
-            instead of {each["name"]}(...): \
-torch.autocast("cpu", torch.bfloat16)({each["name"]})(...).float()
-""")
-    last = whatif.advice("channels_last", facts, {})
-    assert re.match(r"above within.py:10  every = \[\n +net.to\(memory_format", last)
-    assert "likewise: net (within.py:18), net (within.py:20), parts['é'] (" in last
-    assert "workers" not in whatif.reasons(facts)  # Data knows of workers
-
-
-def test_what_a_library_makes_and_calls(tmp_path):
-    library = tmp_path / "site-packages" / "fitter"
-    library.mkdir(parents=True)
-    (library / "__init__.py").write_text("""import torch
-
-def fit(model, data):
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    while True:
-        for batch in torch.utils.data.DataLoader(data, 4):
-            model(batch).mean().backward()
-            optimizer.step()
-""")
-    (tmp_path / "fits.py").write_text("""import sys
-sys.path.insert(0, "site-packages")
-import fitter, torch
-fitter.fit(torch.nn.Linear(8, 8), torch.rand(64, 8))
-""")
-    ask(tmp_path, "fits.py", only="plain")
-    facts = facts_of(tmp_path)
-    begin = ("inside fitter, which has to be told to do this:\n"
-             "        fits.py:4  fitter.fit(torch.nn.Linear")
-    for name in "amp bfloat16", "workers", "fused":
-        assert whatif.advice(name, facts, dict(workers=2)).startswith(begin)
-    assert 'model(...): torch.autocast("cpu", torch.bfloat16)(model)(...).float()\n' in (
-        whatif.advice("amp bfloat16", facts, {}))
-    for of in facts["loaders"] + facts["optimizers"]:
-        of["library"] = "transformers"
-    assert whatif.advice("workers", facts, dict(workers=2)).endswith(
-        "TrainingArguments: dataloader_num_workers=2, dataloader_persistent_workers=True")
-    facts["models"][0]["library"] = ""  # as in a Trainer with a compute_loss of the user's
-    assert whatif.advice("amp bfloat16", facts, {}).endswith("TrainingArguments: bf16=True")
-
-
-def test_models_that_other_objects_hold(tmp_path):
-    """They are named as the user's lines can; a variable of a comprehension is not there later."""
-    (tmp_path / "held.py").write_text("""import types, torch
-from torch import nn
-
-class Trainer:
-    def __init__(self):
-        self.nets = {"g": nn.Linear(8, 8)}
-        self.optimizers = {name: torch.optim.SGD(net.parameters(), 0.1, foreach=True)
-                           for name, net in self.nets.items()}
-
-    def step(self):
-        x = torch.rand(4, 8)
-        (self.nets["g"](x) + state.net(x)).mean().backward()
-        self.optimizers["g"].step()
-
-state = types.SimpleNamespace(net=nn.Linear(8, 8))
-sgd = torch.optim.SGD(state.net.parameters(), 0.1)
-trainer = Trainer()
-while True:
-    trainer.step()
-""")
-    ask(tmp_path, "held.py", only="plain")
-    facts = facts_of(tmp_path)
-    assert {each["name"]: each["above"]["at"] for each in facts["models"]} == {
-        "self.nets['g']": "held.py:7", "state.net": "held.py:16"}
-    assert [each["local"] for each in facts["models"]] == ["self.nets['g']", "state.net"]
-    assert "fused=True in place of foreach=True" in whatif.advice("fused", facts, {})
-
-
-def test_the_first_technique_is_tried_even_if_no_time_is_left_to_add_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(whatif.Session, "has_time", lambda _, runs=1: runs <= 1)
-    session, _ = explored([100, 150, 150, 150], tmp_path, monkeypatch, ("fused", "tf32"))
-    assert [row.name() for row in session.rows] == ["as it is", "fused"]
-    assert session.left_out == {"tf32": "no time left (--minutes)"}
-
-
-def test_each_model_is_changed_where_it_is_known(tmp_path):
-    """netD does not exist above the first optimizer; net is named as where its optimizer is."""
-    (tmp_path / "several.py").write_text("""import torch
-from torch import nn
-
-def train(module, optimizer):
-    module(torch.rand(4, 8)).mean().backward()
-    optimizer.step()
-
-netG = nn.Linear(8, 8)
-optG = torch.optim.SGD(netG.parameters(), 0.1)
-netD = nn.DataParallel(nn.Linear(8, 8))
-optD = torch.optim.SGD(netD.parameters(), 0.1)
-early = nn.Linear(8, 8)
-early(torch.rand(4, 8))
-optE = torch.optim.SGD(early.parameters(), 0.1)
-late = nn.Sequential(early)
-parts = nn.ModuleDict({"head": nn.Linear(8, 8)})
-optP = torch.optim.SGD(parts.parameters(), 0.1)
-while True:
-    train(netD, optD)
-    train(netG, optG)
-    train(early, optE)
-    train(late, optE)
-    train(parts["head"], optP)
-    nn.Linear(8, 8)(torch.rand(4, 8))
-""")
-    ask(tmp_path, "several.py", only="plain")
-    facts = facts_of(tmp_path)
-    told = {}
-    for model in facts["models"]:
-        above, line, *_ = whatif.advice("compile", facts | dict(models=[model]), {}).split("\n")
-        told[line.strip()] = above
-    assert told == {
-        "netG.compile()": "above several.py:9  optG = torch.optim.SGD(netG.parameters(), 0.1)",
-        "netD.module.compile()": "above several.py:11  "
-                                 "optD = torch.optim.SGD(netD.parameters(), 0.1)",
-        "early.compile()": "above several.py:14  optE = torch.optim.SGD(early.parameters(), 0.1)",
-        "late.compile()": "below the line that makes late",
-        "parts.head.compile()": "below the line that makes parts.head",
-        "model.compile()": "below the line that makes model"}
-    assert len(facts["models"]) == 6  # the last is a new one in each step
-    everything = whatif.advice("compile", facts, {})
-    assert "likewise: " in everything and "netG (several.py:9)" in everything
+    shutil.copy(Scripts.source("ddp.py"), folder)
+    done = run(sys.executable, tmp_path / "w.pyz", "--only", "amp", "--minutes", 0.5, "--copy",
+               "--json", tmp_path / "out.json", "--", sys.executable, "-m",
+               "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}",
+               "ddp.py", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert record["machine"]["processes"] == 2 and record["baseline"]["rate"] > 0
+    assert done.stdout.count("What holds it back") == 1
+    assert [path.name for path in folder.iterdir()] == ["ddp.py"] and not processes_of(folder)
+    assert {path.name for path in tmp_path.iterdir()} == {"a folder", "w.pyz", "out.json"}

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 from whatif import run
+from whatif.techniques import KINDS
 
-KINDS = ("workers", "amp", "channels_last", "fused", "cudnn", "tf32", "compile", "batch")
-ABOUT = "Measure what each technique would buy in your own PyTorch training script."
+ABOUT = """Run your PyTorch training script, unchanged, and measure how much faster each technique
+makes it. The report says what holds it back and what to write."""
 USAGE = """python whatif [OPTIONS] my_train.py ITS OWN ARGUMENTS
        python whatif [OPTIONS] -m package.train ITS OWN ARGUMENTS
        python whatif [OPTIONS] -- COMMAND ITS ARGUMENTS"""
@@ -27,11 +28,15 @@ def own_parser():
     """Return the parser of whatif's own options."""
     parser = Parser("whatif", allow_abbrev=False, description=ABOUT, usage=USAGE)
     add = parser.add_argument
-    add("--seconds", type=float, default=20, help="to measure in each run (default: 20)")
-    add("--minutes", type=float, default=10, help="for all runs together (default: 10)")
-    add("--only", default=",".join(KINDS), help=f"of {', '.join(KINDS)}; plain: none of them")
-    add("--json", type=Path, metavar="FILE", help="write the results to this file, too")
-    add("--copy", action="store_true", help="run in a copy of the folder, and remove it at the end")
+    add("--minutes", type=float, default=10, help="time limit for everything (default: 10)")
+    add("--seconds", type=float, default=20,
+        help="measured time of each whole run that confirms the result, at most (default: 20)")
+    add("--only", default=",".join(KINDS), metavar="NAMES",
+        help=f"try only these, separated by commas: {', '.join(KINDS)}; plain: try nothing, only "
+             "say what holds the script back")
+    add("--json", type=Path, metavar="FILE", help="also write the results to this file")
+    add("--copy", action="store_true",
+        help="run in a copy of the current folder, and delete the copy at the end")
     return parser
 
 

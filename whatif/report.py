@@ -213,8 +213,9 @@ def loader_lines(loader):
 def forecast_line(one):
     """Return the forecast of a set, a range where loading and steps share cores."""
     is_range = one.get("low") is not None and one.get("how") == "range"
-    told = (f"{one['low']:.2f}x to {one['high']:.2f}x" if is_range
-            else times(one["speedup"], one.get("low"), one.get("high")))
+    told = (f"{one['low']:.2f}x to {one['high']:.2f}x" if is_range else times(one["speedup"])
+            if one.get("low") == one.get("high") else times(
+                one["speedup"], one.get("low"), one.get("high")))
     how = {"longer": "the longer of compute and loading", "sum": "compute and loading, one after "
            "the other", "range": "loading and steps share the cores"}.get(one.get("how"), "")
     return f"  {name_of(one['techniques'])}: {told}" + f" ({how})" * bool(how)
@@ -360,7 +361,7 @@ def lines_of(result, with_table=True):
     for title, reasons in ("Failed", result.failed), (
             "Not possible, or there already", result.excluded):
         lines += ["", *reason_lines(title, reasons)] if reasons else []
-    if not result.by_turns:
+    if not result.by_turns and result.rows:
         lines.append("Each set ran in a process of its own.")
     lines += [paragraph(note, 0) for note in result.notes]
     lines += loader_lines(result.loader)

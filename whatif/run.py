@@ -163,7 +163,7 @@ class Results:
         return not all(each.get("done") for each in self.by_pid.values())
 
     def first(self):
-        return next(iter(self.by_pid.values()), dict(windows=[]))
+        return next(iter(self.by_pid.values()), dict(windows=[], failed=[]))
 
     def are_done(self):
         """Return whether the first process that has reported is done, or all have been killed."""
@@ -245,7 +245,8 @@ def run_once(command, spec, limit, show=lambda result: None):
     it all in spec.json. `show` is called with what there is, again and again. Returned are the
     merged records of the first process that reported, with windows (a list), error ("" or one
     line), traceback, code, log (its last lines), faults (of whatif in these processes), and
-    others: the same of further processes that report, by pid. Ctrl-C raises KeyboardInterrupt.
+    others: the same of further processes that report, by pid. Ctrl-C raises KeyboardInterrupt with
+    the `result` until then.
     """
     folder = spec["folder"]
     prepare(spec)
@@ -262,6 +263,9 @@ def run_once(command, spec, limit, show=lambda result: None):
         for record in reader.read():
             results.add(record)
         log = Path(folder, "log").read_text(errors="replace")
+    except KeyboardInterrupt as stop:
+        stop.result = results.merged()
+        raise
     finally:
         finish(started, folder)
         reader.close()

@@ -15,6 +15,7 @@ from whatif import confirm, copies, machine, report, run, search, stats, techniq
 COMPUTE_SHARE, COMPUTE_MOST = 0.5, 180.0  # of --minutes, and seconds, for the turns
 LOADER_SHARE, LOADER_MOST = 0.08, 24.0
 CLOSING = 5.0  # seconds that are kept for the report
+SPARE = 10.0  # seconds of --minutes that turns leave where nothing has to be confirmed
 AGAIN = 20.0  # seconds with which a process is worth starting once more
 SLACK = 60.0  # seconds after the deadline, after which a process is cut off
 
@@ -38,7 +39,7 @@ class Session:
     def __init__(self, args, command, cwd, folder):
         self.args, self.command, self.cwd, self.folder = args, command, str(cwd), folder
         self.began, self.number = time.monotonic(), 0
-        self.windows, self.failed, self.notes = [], [], []
+        self.windows, self.failed, self.notes, self.beside = [], [], [], []
         self.found = {}  # the records of the turns, merged
         self.trials = []  # rows of sets that ran in processes of their own
         self.seconds, self.epochs = {}, False  # whether repeated epochs end as they do
@@ -77,11 +78,12 @@ class Session:
         deadline = time.time() + share
         loader = min(LOADER_SHARE * 60 * self.args.minutes, LOADER_MOST)
         self.clock = time.time()
+        last = max(deadline, time.time() + self.left() - loader - SPARE)  # nothing to confirm
         while True:
-            limit = deadline - time.time() + loader + SLACK
+            limit = last - time.time() + loader + SLACK
             failed, epochs = len(self.failed), self.epochs
             result = run.run_once(self.command, self.spec(
-                "turns", deadline=deadline, loader_seconds=loader, turns=self.windows,
+                "turns", deadline=deadline, last=last, loader_seconds=loader, turns=self.windows,
                 failed=self.failed, epochs=self.epochs), limit, self.show)
             if "start" not in self.seconds and result.get("turns_began"):
                 self.seconds["start"] = result["turns_began"] - self.clock
@@ -89,11 +91,13 @@ class Session:
             if "turns_over" in result or "no_turns" in result and self.windows:
                 self.seconds["compute"] = result.get("turns_over", time.time()) - self.clock
                 break
-            if result["error"] and not self.windows:
+            if result["error"] and not self.windows and (self.epochs or "now" not in result):
                 return result
             if not self.goes_on(result) or deadline - time.time() < AGAIN or (
                     gained < 3 and len(self.failed) == failed and self.epochs == epochs):
                 break
+        if result["error"] and not self.windows:
+            return result
         self.seconds.setdefault("compute", time.time() - self.clock)
         self.seconds["loader"] = time.time() - self.clock - self.seconds["compute"]
         return None
@@ -107,6 +111,11 @@ class Session:
                        if key not in ("windows", "failed")}
         self.notes += [f"whatif itself failed in a process of the script: "
                        f"{fault.strip().splitlines()[-1]}" for fault in result.get("faults", ())]
+        beside = [f"pid {pid} at {report.speed(each['beside']['steps'] / each['beside']['seconds'])}"
+                  " steps/s" for pid, each in result["others"].items() if each.get("beside")]
+        if beside:
+            self.beside = [f"{len(beside)} more process{'es' * (len(beside) > 1)} "
+                           f"train{'s' * (len(beside) == 1)} beside it: {', '.join(beside)}"]
         return len(windows)
 
     def goes_on(self, result):
@@ -220,7 +229,7 @@ def result_of(session, confirmed, stopped=False):
         forecast=confirmed.forecast_lines() if confirmed else [],
         confirmation=confirmed.line() if confirmed else None,
         losses=confirmed.loss_lines() if confirmed else [],
-        notes=[*dict.fromkeys([*session.notes, *([found["no_turns"]] if "no_turns" in found
+        notes=[*dict.fromkeys([*session.notes, *session.beside, *([found["no_turns"]] if "no_turns" in found
                                                  else [])])],
         seconds=session.seconds, by_turns="no_turns" not in found, stopped=stopped)
 
@@ -240,9 +249,11 @@ def measure_all(session):
         confirmed.measure()
         if "no_turns" not in session.found:
             trials.Trials(session, progress).measure()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         stopped, status = True, 130
-    if session.windows:
+        if confirmed is None and hasattr(stop, "result"):
+            session.take(stop.result)
+    if session.windows or "no_turns" in session.found:
         result = result_of(session, confirmed, stopped)
         say(report.text_of(result, with_table=stopped))
         if session.args.json:

@@ -25,7 +25,7 @@ log = posix.open("workers.txt", posix.O_WRONLY | posix.O_APPEND | posix.O_CREAT)
 while True:
     training = DataLoader(Data(), batch_size=4, num_workers=1)
     for step, (x, y) in enumerate(training):
-        if step == 8:
+        if step % 40 == 8:
             posix.write(log, str(len(multiprocessing.active_children())).encode())
         loss = nn.functional.mse_loss(model(x), y)
         optimizer.zero_grad()

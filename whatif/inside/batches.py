@@ -4,6 +4,7 @@ import collections
 import contextlib
 import copy
 import inspect
+import math
 import threading
 import time
 
@@ -82,11 +83,11 @@ class Kept:
     """The batches of one loader that are repeated, as the loader gave them."""
 
     def __init__(self):
-        self.batches, self.clones, self.versions = [], [], []
-        self.turn, self.joins, self.bytes, self.is_changed = 0, {}, 0, False
+        self.batches, self.clones, self.versions, self.samples = [], [], [], []
+        self.turn, self.joins, self.bytes, self.is_changed, self.given = 0, {}, 0, False, 0
 
-    def keep(self, batch):
-        """Keep a batch before the script gets it; return what the script gets."""
+    def keep(self, batch, samples=None):
+        """Keep a batch of so many samples before the script gets it; return what that gets."""
         tensors = tensors_of(batch)
         size = sum(each.numel() * each.element_size() for each in tensors)
         if len(self.batches) >= KEPT or (
@@ -97,6 +98,7 @@ class Kept:
             self.clones.append([each.detach().clone() for each in tensors])
         self.versions.append([self.version(each) for each in tensors])
         self.batches.append(batch)
+        self.samples.append(samples_in(batch) if samples is None else samples)
         return rebuilt(batch)
 
     @staticmethod
@@ -110,12 +112,13 @@ class Kept:
         self.is_changed = any(
             self.version(tensor) != before for batch, versions in zip(self.batches, self.versions)
             for tensor, before in zip(tensors_of(batch), versions))
-        full = max(map(samples_in, self.batches), default=0)
-        whole = [number for number, batch in enumerate(self.batches) if samples_in(batch) == full]
+        full = max(self.samples, default=0)
+        whole = [number for number, samples in enumerate(self.samples) if samples == full]
         if 2 <= len(whole) < len(self.batches) and self.is_alike([self.batches[at]
                                                                   for at in whole]):
             self.batches = [self.batches[at] for at in whole]  # without an epoch's last batch
             self.clones = [self.clones[at] for at in whole]
+            self.samples = [full] * len(whole)
         if not self.is_changed:
             self.clones = []
 
@@ -124,13 +127,17 @@ class Kept:
         """Return whether batches have the same shapes."""
         return len({tuple(each.shape for each in tensors_of(batch)) for batch in batches}) <= 1
 
-    def cycle(self):
-        """Return after how many batches the shapes repeat."""
-        return 1 if self.is_alike(self.batches) else len(self.batches)
+    def cycle(self, each=1):
+        """Return after how many steps the shapes repeat, if a step takes `each` batches."""
+        if self.is_alike(self.batches):
+            return 1
+        count = len(self.batches)
+        return count // math.gcd(count, max(1, round(each)))
 
     def next(self, times):
-        """Return the next batch, or as many joined."""
+        """Return the next batch, or as many joined; `given` is the number of samples in it."""
         if times > 1:
+            self.given = sum(self.samples[number % len(self.batches)] for number in range(times))
             if times not in self.joins:
                 order = [self.batches[number % len(self.batches)] for number in range(times)]
                 self.joins = {times: larger.joined(order)}  # of one size, because of memory
@@ -138,7 +145,7 @@ class Kept:
             return tree_map(lambda each: each.clone() if self.is_changed and isinstance(
                 each, torch.Tensor) else each, batch)
         number, self.turn = self.turn % len(self.batches), self.turn + 1
-        batch = self.batches[number]
+        batch, self.given = self.batches[number], self.samples[number]
         if self.is_changed:
             with torch.no_grad():
                 for tensor, clone in zip(tensors_of(batch), self.clones[number]):
@@ -184,7 +191,7 @@ class Batches:
             size = samples_in(batch)
         loaders.fetched(number, size, wait)
         if loaders.keeps and torch.is_grad_enabled():
-            return loaders.kept[number].keep(batch)
+            return loaders.kept[number].keep(batch, size)
         return batch
 
     def __getattr__(self, name):  # a script may ask the iterator of a DataLoader for more
@@ -291,7 +298,10 @@ class Loaders:
     def begin_repeats(self):
         """From now on the training loaders give their kept batches, and their workers end."""
         self.keeps = False
-        self.chosen = [number for number in self.training() if self.kept[number].batches]
+        numbers = self.training()
+        if not {*numbers} & {*self.recent}:  # a loader for each shard: the script is in another
+            numbers = [*sorted(self.recent, key=self.steps_of.get, reverse=True), *numbers]
+        self.chosen = [number for number in numbers if self.kept[number].batches]
         for number in [*self.kept]:
             if number not in self.chosen:
                 del self.kept[number]
@@ -310,10 +320,9 @@ class Loaders:
         if self.flood > FLOOD * max(1, self.run.cycle):
             self.flood = 0
             raise StopIteration
-        run = self.run
+        run, kept = self.run, self.kept[number]
         self.fetched_from[number] = True
         run.clock.resume()
-        kept = self.kept[number]
         if kept.is_changed:  # its clone is copied outside the clock
             run.clock.pause()
         try:
@@ -322,7 +331,7 @@ class Loaders:
             run.fail(error)
             batch = kept.next(1)
         run.clock.resume()
-        run.clock.fetched(samples_in(batch) if number == self.chosen[0] else 0, 0)
+        run.clock.fetched(kept.given if number == self.chosen[0] else 0, 0)
         return batch
 
     def rewind(self):

@@ -84,8 +84,11 @@ class Models:
         nn.Module.__call__ = self.calls[0]  # the modules inside are not watched
         try:
             about = self.known.get(module) or self.note(module)
+            role, was = facts.role_of(module), set(about["steps"])
             about["steps"].add(self.run.steps)
-            role = facts.role_of(module)
+            if was == {0} and self.run.steps:  # in the loop: it may be called while it is made
+                about["driver"], about["entry"] = self.run.about.driver()
+                about["library"] = self.run.places.library()
             if about["role"] == "frozen" and role != "frozen":  # it was called before training
                 place = self.run.places.place()
                 about |= dict(role=role, calls=[place["at"]], **place,

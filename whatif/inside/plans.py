@@ -15,6 +15,7 @@ WATCHED = 10  # steps, at least, that are watched
 WATCH_SECONDS = 2.0, 20.0  # the least, and the most
 CHECKED = 0.2  # seconds between two checks of several processes whether that is over
 WINDOW = {"cuda": 0.4, "cpu": 0.7}  # seconds
+LONGER = 1.5  # times its length, from which a first window counts
 LEAST = 3  # steps of a window
 ROUND = 4  # windows of sets in a round, at least
 WARM = {"cuda": 1, "cpu": 2}  # steps before a window, after a switch
@@ -115,12 +116,16 @@ def calm_down(run, least=FIRST_WARM[0]):
         calm = calm + 1 if run.compiled() == before and not is_skipped else 0
 
 
+def is_costly(names):
+    return any(techniques.kind(name) in search.COSTLY for name in names)
+
+
 class Turns:
     """Windows of sets by turns, from one state and on kept batches."""
 
     def __init__(self, run):
         spec = run.spec
-        self.run, self.deadline = run, spec["deadline"]
+        self.run, self.deadline, self.until = run, spec["deadline"], spec["deadline"]
         self.windows = [dict(each) for each in spec.get("turns", ())]
         self.failed = {tuple(names): why for names, why in spec.get("failed", ())}
         self.known = {}  # seconds a step takes under a set
@@ -136,7 +141,8 @@ class Turns:
         gc.collect()
         gc.freeze()  # what torch and this package have loaded is not looked through in windows
         run.loaders.begin_repeats()
-        run.cycle = max([run.cycle, *(kept.cycle() for kept in run.loaders.kept.values())])
+        run.cycle = max([run.cycle, *(kept.cycle(run.watched["batches"])
+                                      for kept in run.loaders.kept.values())])
         modules = [*run.models.inner(), *(each for each in run.models.known)]
         schedulers = run.live("schedulers")
         self.state = state.State(dict.fromkeys(modules), run.optimizers, schedulers,
@@ -183,16 +189,28 @@ class Turns:
         """Return the sets of the next round, in a new order; none if there is no time left."""
         sets, found = [], self.estimates()
         if self.run.ranks()[0] == 0:
-            left = self.deadline - time.time()
-            sets = [names for names in self.search.wanted(found, self.failed)
-                    if left > 0 and (left > COSTLY or names in found or not self.is_costly(names))
+            self.until = self.deadline
+            if not self.search.best(found, self.failed):  # nothing to confirm takes the time
+                self.until = max(self.deadline, self.run.spec.get("last", 0))
+            left = self.until - time.time()
+            sets = [names for names in self.search_now(left, found).wanted(found, self.failed)
+                    if left > 0 and (names in found or self.cost(names) < left + GRACE)
                     or left > -GRACE and names in found and found[names].low is None]
             self.order.shuffle(sets)
         return self.agree(sets)
 
-    @staticmethod
-    def is_costly(names):
-        return any(techniques.kind(name) in search.COSTLY for name in names)
+    def search_now(self, left, found):
+        """Return the search; near the end without costly techniques that have no windows yet."""
+        if left > COSTLY:
+            return self.search
+        known = {name for names in found for name in names}
+        return search.Search([name for name in self.names if name in known or not is_costly(
+            (name,))], margin=self.search.margin, most_costly=0)
+
+    def cost(self, names):
+        """Return about how many seconds the next window of a set takes, and the plain one."""
+        step, steps = self.known.get((), 0), self.steps_of(names) + WARM.get(self.run.device, 2)
+        return step * (2 * steps + (0 if names in self.known else FIRST_WARM[0]))
 
     def consider_graphs(self):
         """Let CUDA graphs be tried if the GPU waits for the host under the best set."""
@@ -224,8 +242,10 @@ class Turns:
             while len(sets) < ROUND:  # a round is worth putting the state back
                 sets = sets + sets
             for number, names in enumerate(sets, 1):
-                if self.agree(time.time() > self.deadline + GRACE):
+                if self.agree(time.time() + self.cost(names) > self.until + GRACE):
                     return
+                if names in self.failed and number < len(sets):
+                    continue
                 yield from self.window(names)
                 if number == len(sets):  # the next round begins with its plain window
                     self.state.put_back()
@@ -260,7 +280,8 @@ class Turns:
             found = yield from self.timed(names)
             if found and not self.gives_up(names):
                 self.known[names] = found["seconds"] / max(1, found["steps"])
-                if attempt or not is_new:  # the first one only tells how long a step takes
+                # the first one only tells how long a step takes, unless it was long enough
+                if attempt or not is_new or self.agree(found["seconds"] > LONGER * self.length):
                     self.add(names, found)
                     return
         if names and self.agree(names not in self.known):
@@ -329,7 +350,7 @@ def by_turns(run):
         run.send(no_turns=f"Turns cannot change a model that {sharded} shards.",
                  why_not=techniques.reasons(run.facts(), techniques.NAMES))
         yield from as_it_is(run)
-    elif run.spec["only"] or run.loaders.training():
+    else:
         turns = Turns(run)
         turns.prepare()
         yield from turns.measure()

@@ -1,7 +1,8 @@
 """The techniques, one file each: when one applies, how it is switched on and off, what to write.
 
-A module names its techniques in NAMES; "amp bfloat16" and "amp float16" are two of one kind, and a
-set holds one of a kind at most. Each function is optional:
+A new technique is a new file in this folder. A module names its techniques in NAMES; "amp bfloat16"
+and "amp float16" are two of one kind, and a set holds one of a kind at most. Each function is
+optional:
 
     on(run, name), off(run, name)   change the script's process, where no step is under way
     forward(plain, name, run)       return a forward that does what `plain` does, with the technique
@@ -10,16 +11,25 @@ set holds one of a kind at most. Each function is optional:
 """
 
 import importlib
+import pkgutil
 
 from whatif.search import kind
 
+FOUND = {each.name: importlib.import_module(f"{__name__}.{each.name}")
+         for each in pkgutil.iter_modules(__path__)}
+
+
+def in_order(*first):
+    """Return all modules: those of `first` in this order, then the others."""
+    return [FOUND[name] for name in dict.fromkeys([*first, *sorted(FOUND)])]
+
+
 # forward() of the first is the innermost: autocast stands around what is compiled
-MODULES = [importlib.import_module(f"{__name__}.{each}") for each in (
-    "compile", "amp", "channels_last", "fused", "cudnn", "tf32", "batch", "workers")]
+MODULES = in_order("compile", "amp", "channels_last")
 # the order in which they are tried and written
-NAMES = [name for each in ("amp", "channels_last", "fused", "cudnn", "tf32", "compile", "batch",
-                           "workers")
-         for module in MODULES for name in module.NAMES if kind(name) == each]
+NAMES = [name for module in in_order("amp", "channels_last", "fused", "cudnn", "tf32", "compile",
+                                     "batch", "workers") for name in module.NAMES]
+KINDS = [*dict.fromkeys(map(kind, NAMES))]
 LOADING = ("workers",)  # measured with the loader by itself, not by turns
 NEVER_KEPT = ("batch",)  # another training
 

@@ -8,7 +8,6 @@ from . import fused
 
 NAMES = "amp bfloat16", "amp float16"
 CALM = 20  # steps without a skipped one, before a window counts
-SCALES = {"fabric", "accelerate", "lightning", "pytorch_lightning", "transformers", "trl"}
 
 
 def why_not(name, facts):
@@ -26,7 +25,7 @@ def write(name, facts, extra):
     libraries = advice.drivers_of(facts)
     option = advice.by_option(name, facts, extra)
     if option:
-        return advice.paragraphs(option, watch(name, SCALES.intersection(libraries)))
+        return advice.paragraphs(option, watch(name, True))
     if option := advice.by_library(name, libraries, extra, advice.driven(facts)[1]):
         return advice.paragraphs(option, watch(name, True))
     models = advice.models_of(facts)
@@ -43,7 +42,7 @@ def write(name, facts, extra):
 
 
 def watch(name, is_library=False):
-    """Return what to watch; a library scales the loss and clips gradients by itself."""
+    """Return what to watch; a library or an option scales the loss and clips by itself."""
     if name == "amp float16" and not is_library:
         return "watch: clip gradients after scaler.unscale_(optimizer); save the scaler's state"
     return "watch: compare the accuracy of a whole training"

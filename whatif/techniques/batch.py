@@ -14,10 +14,12 @@ def why_not(name, facts):
         return "the script trains without a torch DataLoader"
     if not loader.get("can_grow"):
         return "the dataset makes the batches itself"
-    room = 0.8 * facts["memory"] / facts["peak"] if facts.get("peak") else 2
-    steps = loader.get("length") or math.inf
-    return "" if size <= room and steps >= 4 * size else (
-        "no memory is left, or an epoch has too few steps")
+    if (steps := loader.get("length") or math.inf) < 4 * size:
+        return f"an epoch has too few steps ({steps})"
+    if facts.get("peak"):
+        fits = size * facts["peak"] <= 0.8 * facts["memory"]
+        return "" if fits else "the GPU's memory is too small"
+    return "" if size <= 2 else "without a GPU only twice the batch is tried"
 
 
 def write(name, facts, extra):

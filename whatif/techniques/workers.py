@@ -36,7 +36,9 @@ def write(name, facts, extra):
         new["pin_memory"] = "True"
     lines = []
     for loader in advice.training_loaders(facts):
-        text = advice.at_line(loader, advice.written(loader.get("arguments", {}), new))
+        mine = {key: value for key, value in new.items()
+                if key != "num_workers" or value != str(loader.get("workers"))}
+        text = advice.at_line(loader, advice.written(loader.get("arguments", {}), mine))
         library = loader.get("library")
         if library:
             text = advice.by_library(name, [library, loader.get("driver")], extra, loader) or (
