@@ -1,4 +1,4 @@
-"""Switching of techniques within one training: states, gradients, batches and compiled functions."""
+"""Sets switched within one training: states, gradients, batches and compiled functions."""
 
 import collections
 import copy
@@ -1128,7 +1128,8 @@ class Machine:
         self.session.found = dict(facts=dict(
             device="cpu", cores=2, training=[0], loaders=[dict(
                 workers=0, threaded=False, at="a.py:1", method="fork", persistent=False,
-                pin=False)], models=[], optimizers=[], seen=[]), watched=dict(steps=100, seconds=12.0, whole=13.0, wait=2.0, batches=1))
+                pin=False)], models=[], optimizers=[], seen=[]), watched=dict(
+                    steps=100, seconds=12.0, whole=13.0, wait=2.0, batches=1))
 
     def turns(self, names, speedup, n=8, step=0.1):
         """Add windows of a set by turns."""

@@ -209,29 +209,30 @@ class Confirmation(Outlook):
 
     def compare_losses(self):
         """Say whether the set changes the training; if so, find the technique that does."""
-        told = self.loss_of(self.names)
+        told = loss_of(self.runs, self.names)
         if told["changes"] and len(self.names) > 1:
             for name in (each for each in LOOSEST if each in self.names):
                 rest = tuple(each for each in self.names if each != name)
                 if not self.fits(2, 0) or not all([self.run(rest, k, 0) for k in range(2)]):
                     break
-                if self.loss_of(rest)["changes"] is False:
+                if loss_of(self.runs, rest)["changes"] is False:
                     told["culprit"] = name
                     break
         self.losses.append(told)
 
-    def loss_of(self, names):
-        """Return what the report says of a set's losses."""
-        plain, mine = self.runs[()], self.runs.get(names, [])
-        means = stats.mean_losses([each["losses"] for each in (*plain, *mine)])
-        of_plain = [each.mean for each in means[:len(plain)] if each]
-        of_mine = [each.mean for each in means[len(plain):] if each]
-        told = dict(techniques=names, changes=None, culprit="", why="")
-        if not of_mine or not of_plain:
-            is_hidden = plain and not any(each["losses"] for each in plain)
-            return told | dict(why="its losses cannot be seen: it calls backward() with gradients "
-                               "or autograd.grad()" if is_hidden else
-                               f"runs made fewer than {stats.LEAST_LOSSES} steps")
-        verdict = stats.changes_training(of_plain, of_mine)
-        return told | dict(changes=verdict.changes, why=verdict.why, mean=verdict.mean,
-                           low=verdict.low, high=verdict.high)
+
+def loss_of(runs, names):
+    """Return what the report says of a set's losses."""
+    plain, mine = runs[()], runs.get(names, [])
+    means = stats.mean_losses([each["losses"] for each in (*plain, *mine)])
+    of_plain = [each.mean for each in means[:len(plain)] if each]
+    of_mine = [each.mean for each in means[len(plain):] if each]
+    told = dict(techniques=names, changes=None, culprit="", why="")
+    if not of_mine or not of_plain:
+        is_hidden = plain and not any(each["losses"] for each in plain)
+        return told | dict(why="its losses cannot be seen: it calls backward() with gradients "
+                           "or autograd.grad()" if is_hidden else
+                           f"runs made fewer than {stats.LEAST_LOSSES} steps")
+    verdict = stats.changes_training(of_plain, of_mine)
+    return told | dict(changes=verdict.changes, why=verdict.why, mean=verdict.mean,
+                       low=verdict.low, high=verdict.high)
