@@ -68,7 +68,7 @@ def begin(words, variables):
 
     import torch
 
-    from whatif import confirm, enter
+    from whatif import enter
     from whatif.inside import plans
     torch.set_num_threads(1)
     multiprocessing.set_start_method(None, force=True)
@@ -77,7 +77,7 @@ def begin(words, variables):
         spec = json.load(file)
     plans.WATCH_SECONDS = spec.get("watch", WATCH), 20.0
     plans.WARMUP, plans.FIRST_WARM = 0.2, (3, 80, 240.0)
-    plans.WATCHED = confirm.STEPS = 5
+    plans.WATCHED, plans.ROUND = 5, 2
     plans.Turns.wanted = rounds_of(plans.Turns.wanted)
     sys.argv = words
     own = (str(ROOT / "tests"), str(ROOT / "tools"), str(ROOT))

@@ -208,7 +208,7 @@ def test_one_loss_that_is_not_finite_is_no_fault(scripts):
 def test_each_process_that_trains_is_told(scripts):
     """The first one is measured; two are counted beside it. A step sleeps 20 ms."""
     one = scripts.session("population.py", only=["fused"])
-    of_rounds(one, 4)
+    of_rounds(one, 8)
     assert not one.take_turns()
     (note,) = session.result_of(one, None).notes
     found = re.fullmatch(r"2 more processes train beside it: pid (\d+) at ([\d.]+) steps/s, "
