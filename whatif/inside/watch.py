@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 import threading
+import time
 import traceback
 import weakref
 
@@ -24,6 +25,7 @@ from whatif.techniques import amp
 LOSSES = 1000  # the most losses that are kept
 SCHEDULERS = ("LRScheduler", "ReduceLROnPlateau", "SequentialLR", "ChainedScheduler")  # these
 # do not call the __init__ of the first
+ALONE = 300, 30.0  # calls of backward() and seconds without a step, after which there is none
 MANY = 10  # steps of an optimizer without one of the leading one, after which it leads
 
 
@@ -66,6 +68,7 @@ class Run:
         self.losses, self.last_loss, self.is_silent = [], None, False
         self.scaler, self.scalers, self.stepping, self.skipped = None, {}, False, False
         self.late = self.is_scaling = False  # whether steps were made since the last update
+        self.backwards = []  # when backward() was called before the first step
         self.plain_steps, self.unfused, self.layouts = {}, {}, WeakIdKeyDictionary()
         self.failed, self.plan, self.is_over, self.cycle = "", None, False, 1
         self.group = None  # of all processes that train
@@ -205,6 +208,8 @@ class Run:
 
     def backward(self, original, tensors, grad_tensors=None, *rest, **options):
         """Note a loss, and scale it if the set says so; a set that fails here is given up."""
+        if not self.steps and not self.is_over:
+            self.look_for_steps()
         first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
         if first.numel() == 1 and grad_tensors is None:
             self.last_loss = getattr(first, "_unscaled", first).detach()
@@ -224,6 +229,14 @@ class Run:
                            for group in optimizer.param_groups for each in group["params"]):
                 weight.grad = torch.zeros_like(weight)
             return None
+
+    def look_for_steps(self):
+        """End a script that calls backward() again and again, but no optimizer of torch.optim."""
+        self.backwards.append(time.perf_counter())
+        if len(self.backwards) > ALONE[0] and self.backwards[-1] - self.backwards[0] > ALONE[1]:
+            self.send(done=True, error=f"it called backward() {len(self.backwards)} times, but no "
+                                       "optimizer of torch.optim")
+            os._exit(1)
 
     def scale(self, original, scaler, outputs):
         scaled = original(scaler, outputs)
