@@ -2133,7 +2133,7 @@ const DATA = {
 "most": 112270.5977793635,
 "epochs": 4,
 "runs": 1,
-"ratio": "2.81x \u00b10.43"
+"ratio": "2.81x \u00b10.44"
 },
 {
 "techniques": [

@@ -5,7 +5,6 @@ watching, warming up and windows are shorter.
 """
 
 import atexit
-import contextlib
 import os
 import runpy
 import shutil
@@ -13,7 +12,9 @@ import sys
 import threading
 import time
 import types
+from multiprocessing import forkserver
 from pathlib import Path
+from unittest import mock
 
 from helpers import ROOT, SERVER, STARTED
 
@@ -21,6 +22,9 @@ from whatif import run, search, session
 
 SCRIPTS = ROOT / "tests" / "whatif_scripts"
 WATCH = 0.4  # seconds
+FORKS = forkserver.ForkServer()  # helpers.SERVER imports far more
+FORKS.set_forkserver_preload(["forked_runs", "torch.distributed", "numpy", *(
+    f"whatif.inside.{path.stem}" for path in (ROOT / "whatif" / "inside").glob("[a-z]*.py"))])
 
 
 def as_script(words, cwd, log, variables):
@@ -93,7 +97,12 @@ class Started:
 
     def __init__(self, *args):
         self.process = SERVER.Process(target=as_script, args=args)
-        self.process.start()
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        with mock.patch.dict(os.environ, PYTHONPATH=paths):
+            FORKS.ensure_running()
+        with mock.patch.object(forkserver, "connect_to_new_process",
+                               FORKS.connect_to_new_process):
+            self.process.start()
         self.pid, self.returncode = self.process.pid, None
         STARTED.append(self.process)
 
@@ -112,14 +121,6 @@ def start_forks(command, spec, stdin):
     open(f"{spec['folder']}/log", "wb").close()
     return [Started([str(word) for word in command[1:]], spec["cwd"], f"{spec['folder']}/log",
                     run.environment(spec) | variables) for variables in run.rank_variables()]
-
-
-@contextlib.contextmanager
-def forks(monkeypatch):
-    """Let whatif.run start forks; restore it at the end."""
-    with monkeypatch.context() as changed:
-        changed.setattr(run, "start", start_forks)
-        yield
 
 
 class Scripts:

@@ -33,7 +33,7 @@ SETTINGS = {
     "whatif.md": {"95%": "COVERAGE in stats.py", "3%": "MARGIN_GPU there", "2%": "ADVISED there",
                   "0.5%": "LOSS_STEADY there", "10%": "MARGIN_CPU there, APART in forecast.py",
                   "0.4 s": "WINDOW in plans.py", "0.7 s": "WINDOW there",
-                  "90%": "BUSY there", "20%": "WAITS in report.py",
+                  "20 s": "WATCH_SECONDS there", "90%": "BUSY there", "20%": "WAITS in report.py",
                   "80%": "a threshold there", **dict.fromkeys(
                       ("0", "1", "2", "130"), "a status, or the version of torch or the record")}}
 

@@ -49,13 +49,15 @@ def test_each_set_runs(chosen, digits, tmp_path):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["train", "train_cache", "train_channels_last", "train_fused"])
 def test_no_step_waits_for_the_gpu(name, digits, tmp_path):
-    """As their comments say; whatif.py finds lines that wait."""
+    """As their comments say; whatif finds lines that wait."""
     found = tmp_path / "found.json"
-    done = run(sys.executable, ROOT / "whatif.py", "--only", "plain", "--seconds", 1, "--json",
+    done = run(sys.executable, ROOT / "whatif", "--only", "plain", "--minutes", 2, "--json",
                found, SRC / f"{name}.py", "--dataset", digits, "--batch_size", 20, "--epochs", 99,
                "--result_dir", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert json.loads(found.read_text())["facts"]["lines"] == []
+    record = json.loads(found.read_text())
+    assert record["machine"]["device"] == "cuda" and record["windows"]
+    assert "busy" in record["facts"] and record["host_waits"] == []  # it has looked for them
 
 
 @pytest.mark.gpu
@@ -64,10 +66,14 @@ def test_whatif_names_what_waits_inside_a_line(digits, tmp_path):
     script = edited("train", tmp_path, (
         "transforms.Lambda(lambda x: (x - mean.to(x.device)) / std.to(x.device))",
         "transforms.Normalize([.485, .456, .406], [.229, .224, .225])"))
-    done = run(sys.executable, ROOT / "whatif.py", "--only", "plain", "--seconds", 1, script,
-               "--dataset", digits, "--batch_size", 20, "--epochs", 99, "--result_dir", tmp_path)
+    found = tmp_path / "found.json"
+    done = run(sys.executable, ROOT / "whatif", "--only", "plain", "--minutes", 2, "--json",
+               found, script, "--dataset", digits, "--batch_size", 20, "--epochs", 99,
+               "--result_dir", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"output = net\(images\)  \(\S*torchvision\S+_misc.py:\d+\)", done.stdout)
+    waits = json.loads(found.read_text())["host_waits"]
+    assert any(re.search(r"output = net\(images\)  \(\S*torchvision\S+_misc.py:\d+\)",
+                         each["text"]) for each in waits), done.stdout
 
 
 @pytest.mark.gpu

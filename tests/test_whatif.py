@@ -46,11 +46,11 @@ def models(result):
 
 # ------------------------------------------------------------------- what is counted and timed
 def test_work_between_steps_that_is_longer_than_a_window_counts(scripts):
-    """Five steps of 4 ms and 0.2 s without a step are at most 22 steps/s, not 250."""
-    result = scripts.once("rollout.py", only=["amp"], window=0.1)
-    assert 11 < rate_of(result) < 22.8 and windows_of(result, *AMP)
-    assert all(each["steps"] % 5 == 0 for each in result["windows"])
-    assert result["watched"]["steps"] / result["watched"]["seconds"] < 45
+    """Five steps of 2 ms and 0.1 s without a step are at most 45 steps/s, not 500."""
+    result = scripts.once("rollout.py", only=["fused"])
+    assert 20 < rate_of(result) < 45.5 and all(
+        each["steps"] % 5 == 0 for each in result["windows"])
+    assert result["watched"]["steps"] / result["watched"]["seconds"] < 90
 
 
 def test_pictures_of_several_sizes_are_counted_as_samples(scripts):
@@ -79,12 +79,12 @@ def test_a_thread_that_reads_the_loader_is_no_data_time(scripts):
 
 def test_validation_is_not_in_the_rate_and_workers_end(scripts):
     """Steps wait 0.08 s a batch; validation sleeps as long as an epoch of them."""
-    result = scripts.once("slow_data.py", watch=1.8)
+    result = scripts.once("slow_data.py", watch=1.0, only=["amp"])
     watched = result["watched"]
     assert watched["wait"] / watched["seconds"] > 0.5
-    assert watched["whole"] - watched["seconds"] > 0.7
+    assert watched["whole"] - watched["seconds"] > 0.35
     assert rate_of(result) > 2 * 4 / 0.08  # batches are repeated
-    assert re.fullmatch("1+0+", (scripts.folder / "workers.txt").read_text())
+    assert result["log"].splitlines()[-1] == "0 workers"
 
 
 @pytest.mark.parametrize("name, samples", [("shards.py", 8), ("unusual.py", 4), ("habits.py", 8)])
@@ -99,7 +99,7 @@ def test_batches_of_unusual_loaders_are_counted(name, samples, scripts):
 def test_changed_batches_popped_keys_accumulation_and_a_short_schedule(scripts):
     """A window holds whole optimizer steps: four batches of three."""
     result = scripts.once("in_place.py", only=["amp", "fused"])
-    assert not result["failed"] and result["steps"] > 100, result["log"]
+    assert not result["failed"] and result["steps"] > 40, result["log"]
     assert a_step(result) == pytest.approx([12] * len(windows_of(result)))
     assert windows_of(result, *AMP) and windows_of(result, "fused")
     assert result["watched"]["batches"] == pytest.approx(4, rel=0.2)
@@ -190,7 +190,7 @@ def test_what_the_script_has_already_is_not_tried(scripts):
 def test_known_brakes_are_named(scripts):
     result = scripts.once("brakes.py", only=["fused"])
     told = "\n".join(report.also_seen(result["facts"]))
-    assert re.search(r"brakes.py:18: without persistent_workers=True, spawn starts all", told)
+    assert re.search(r"brakes.py:17: without persistent_workers=True, spawn starts all", told)
     assert "DistributedSampler without set_epoch" in told and "DataParallel copies" in told
     assert result["why_not"]["fused"] == "torch has no fused Adadelta"
 
@@ -207,8 +207,8 @@ def test_one_loss_that_is_not_finite_is_no_fault(scripts):
 # ------------------------------------------------------------------------- processes that train
 def test_each_process_that_trains_is_told(scripts):
     """The first one is measured; two are counted beside it. A step sleeps 20 ms."""
-    one = scripts.session("population.py", only=["fused"], minutes=0.3)
-    monkeypatch_rounds(one, 4)
+    one = scripts.session("population.py", only=["fused"])
+    of_rounds(one, 4)
     assert not one.take_turns()
     (note,) = session.result_of(one, None).notes
     found = re.fullmatch(r"2 more processes train beside it: pid (\d+) at ([\d.]+) steps/s, "
@@ -218,7 +218,7 @@ def test_each_process_that_trains_is_told(scripts):
         dict(windows=one.windows), "fused")
 
 
-def monkeypatch_rounds(one, rounds, **more):
+def of_rounds(one, rounds, **more):
     """Let a session take so many rounds of turns in each process, with short windows."""
     plain = one.spec
     one.spec = lambda mode, names=(), **options: plain(
@@ -249,20 +249,19 @@ def test_a_process_that_is_spawned(scripts):
 
 
 # -------------------------------------------------------------------------- scripts that end
-def test_a_script_that_ends_early_is_started_again(scripts, monkeypatch):
-    monkeypatch.setattr(session, "AGAIN", 1.0)
-    one = scripts.session("short.py", 180, only=["fused"], minutes=0.2)
-    monkeypatch_rounds(one, None, least_steps=1)
+def test_a_script_that_ends_early_is_started_again(scripts):
+    one = scripts.session("short.py", only=["fused"])
+    of_rounds(one, 4)
     assert not one.take_turns()
-    assert one.number > 1 and len(windows_of(dict(windows=one.windows), "fused")) >= 2
+    assert one.number == 2 and len(windows_of(dict(windows=one.windows), "fused")) >= 8
     (note,) = one.notes
-    assert re.fullmatch("The script came to its own end after 180 steps, .*", note)
+    assert re.fullmatch("The script came to its own end after 150 steps, .*", note)
     assert not (scripts.folder / "end.txt").exists()
 
 
 def test_a_technique_that_fails_is_named_and_the_rest_goes_on(scripts):
     one = scripts.session("recurrent.py", only=["amp", "channels_last", "fused"])
-    monkeypatch_rounds(one, 2)
+    of_rounds(one, 2)
     assert not one.take_turns()
     text = report.text_of(session.result_of(one, None))
     assert "amp bfloat16: RuntimeError: this model takes no autocast\n" in text
@@ -273,7 +272,7 @@ def test_a_technique_that_fails_is_named_and_the_rest_goes_on(scripts):
 
 def test_what_only_fails_because_an_epoch_never_ends_is_run_with_its_epochs(scripts):
     one = scripts.session("list_of_epoch.py", only=["fused"])
-    monkeypatch_rounds(one, 2)
+    of_rounds(one, 2)
     assert not one.take_turns()
     assert one.number == 2 and one.epochs and not one.failed and not one.notes
     assert windows_of(dict(windows=one.windows), "fused")
@@ -306,19 +305,35 @@ def test_nothing_trained_on_repeated_batches_reaches_a_file(scripts):
 
 
 # ------------------------------------------------------------------------------ whole sessions
+def documented_keys():
+    """Return the keys of a record in docs/whatif.md."""
+    text = (ROOT / "docs" / "whatif.md").read_text()
+    rows = text.split("<!-- keys -->")[1].split("<!-- /keys -->")[0].strip().splitlines()[2:]
+    return {key for row in rows for key in row.split("|")[1].strip().split(", ")}
+
+
 def test_a_whole_session_and_its_record(scripts, capsys, monkeypatch):
-    """Turns, the loader, pairs of whole processes, losses: and `--json`."""
+    """Turns, the loader, three pairs of whole processes, losses: and `--json`.
+
+    Which set is the best and how long runs take is not left to this machine.
+    """
+    plain = session.Session.spec
     monkeypatch.chdir(scripts.folder)
-    monkeypatch.setattr(session.run, "catch_signals", lambda: None)
+    for owner, name, value in (
+            (session.run, "catch_signals", lambda: None), (session, "LOADER_MOST", 1.0),
+            (session.Session, "spec", lambda *args, **more: plain(
+                *args, **more | dict(rounds=1, window=0.05))),
+            (session.Session, "best", lambda _: ("fused",)), (confirm, "LEAST_SECONDS", 0.2),
+            (confirm.Confirmation, "fits", lambda self, *_: len(self.took) < 6)):
+        monkeypatch.setattr(owner, name, value)
     scripts.copy("plain_loop.py")
-    args = scripts.arguments("plain_loop.py", "--size", 8, only=["amp", "fused", "workers"],
-                             minutes=0.35)
+    args = scripts.arguments("plain_loop.py", "--size", 8, only=["amp", "fused"], seconds=0.2)
     args.json = scripts.folder.parent / "out.json"
     assert session.main(args) == 0
     out, record = capsys.readouterr().out, json.loads(args.json.read_text())
-    assert {"version", "machine", "baseline", "rows", "best", "failed", "excluded", "not_tried",
-            "loader", "forecast", "confirmation", "losses", "held_back_by", "notes", "advice",
-            "seconds", "facts", "windows", "stopped", "by_turns"} <= record.keys()
+    assert record.keys() == documented_keys()
+    assert record["confirmation"]["n"] >= 3 and record["losses"][0]["techniques"] == ["fused"]
+    assert record["advice"].keys() <= {"fused"} and record["forecast"]
     assert record["version"] == report.VERSION and not record["stopped"]
     assert "amp bfloat16" in {row["name"] for row in record["rows"]}
     assert all(window["rate"] > 0 for window in record["windows"])
@@ -368,7 +383,7 @@ def test_an_archive_a_copy_and_a_launcher(tmp_path):
     folder = tmp_path / "a folder"
     folder.mkdir()
     shutil.copy(Scripts.source("ddp.py"), folder)
-    done = run(sys.executable, tmp_path / "w.pyz", "--only", "amp", "--minutes", 0.5, "--copy",
+    done = run(sys.executable, tmp_path / "w.pyz", "--only", "amp", "--minutes", 0.3, "--copy",
                "--json", tmp_path / "out.json", "--", sys.executable, "-m",
                "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}",
                "ddp.py", cwd=folder)

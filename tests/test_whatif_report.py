@@ -79,6 +79,8 @@ def test_reasons_stand_below_the_table():
     assert ("\nNot possible, or there already\n  tf32: this GPU has no TF32\n"
             "  workers: already there\n") in text
     assert "Each set ran in a process of its own.\nThe script is FSDP.\n" in text
+    none = text_of(rows=[], best=(), by_turns=False, notes=["The script is FSDP."])
+    assert "Each set ran" not in none and "The script is FSDP." in none
     assert text.endswith("Not tried\n  batch: no time left (--minutes)")
 
 

@@ -71,7 +71,8 @@ def test_on_a_gpu_the_sum_is_reached_within_two_minutes():
     assert {estimates[row].n for row in estimates} == {6} and n == 6 * len(estimates)
     assert not any(one.verdict(row, estimates) is Verdict.OPEN for row in estimates)
     assert sum("compile" in " ".join(row) for row in estimates) <= search.MOST_COSTLY
-    assert {(name,) for name in GPU} <= {*estimates} and not {*best} & {"batch 2"}
+    shown = {(name,) for name in GPU if name not in one.costly}  # a larger set shows the costly ones
+    assert shown <= {*estimates} and not {*best} & {"batch 2"}
 
 
 @pytest.mark.parametrize("noise, stalls", [(0.02, 0), (0.02, 0.03), (0.06, 0.03)])

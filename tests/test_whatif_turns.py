@@ -1,4 +1,4 @@
-"""Switching of techniques within one training: states, gradients, batches and compiled functions."""
+"""Sets switched within one training: states, gradients, batches and compiled functions."""
 
 import collections
 import copy
@@ -10,6 +10,7 @@ import json
 import pickle
 import random
 import time
+import types
 import warnings
 import weakref
 
@@ -17,10 +18,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.optim import lr_scheduler
 
+from whatif import confirm, report, trials
 from whatif import session as session_module
-from whatif import techniques
 from whatif.inside import batches, models, plans, state, watch
 from whatif.techniques import batch as larger
 from whatif.techniques import compile as compiling
@@ -772,9 +774,10 @@ def test_what_is_compiled_for_one_set_is_not_called_in_another(make_run, recorde
     optimizer = torch.optim.SGD(net.parameters(), 0.01)
 
     def step(at):
-        with warnings.catch_warnings(), torch.autocast("cpu", script, enabled=bool(script)):
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # autocast of float32 does nothing on a CPU
-            output = net(images(at))
+            with torch.autocast("cpu", script, enabled=bool(script)):
+                output = net(images(at))
         output.float().square().mean().backward()
         optimizer.step()
         return output.dtype
@@ -966,3 +969,353 @@ def test_errors_of_the_script_itself_stay_errors(make_run):
     run.switch(("amp bfloat16",))
     with pytest.raises(RuntimeError, match="no autocast here"):
         net(images(0))
+
+
+# ----------------------------------------------------------------------- several processes
+OPTIONS = [{}, dict(find_unused_parameters=True), dict(gradient_as_bucket_view=True),
+           dict(static_graph=True), dict(broadcast_buffers=False, find_unused_parameters=True)]
+
+
+class Calm(Net):
+    """Without a norm, so that the gradient of a batch is the mean of those of its halves."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers[1] = nn.Identity()
+
+    def forward(self, images, is_whole=True):
+        return super().forward(images)
+
+
+def gradients_of(net, optimizer, rank, step, ranks=2):
+    """Return the gradients of a step for a rank's part of a batch, in the plain layout."""
+    some = images(step, 4).chunk(ranks)[rank] if ranks > 1 else images(step, 4)
+    optimizer.zero_grad()
+    (net(some) - 1).square().mean().backward()
+    found = {name: each.grad.contiguous().clone() for name, each in net.named_parameters()
+             if each.grad is not None and "unused" not in name}
+    return {name.removeprefix("module."): each for name, each in found.items()}
+
+
+def calm_net(unused):
+    torch.manual_seed(0)
+    net = Calm()
+    if not unused:
+        del net.unused
+    return net
+
+
+def check_wrappers(run, rank):
+    """Gradients after each switch are those of one process with the whole batch."""
+    calls = []
+
+    def hook(state, bucket):
+        calls.append(True)
+        return allreduce_hook(None, bucket)
+    for number, options in enumerate([*OPTIONS, "hook"]):
+        has_hook, options = options == "hook", {} if options == "hook" else options
+        unused = "find_unused_parameters" in options
+        net = calm_net(unused)
+        ddp = nn.parallel.DistributedDataParallel(net, **options)
+        if has_hook:
+            ddp.register_comm_hook(None, hook)
+        alone = calm_net(unused)
+        make = OPTIMIZERS["momentum"]
+        optimizer, other = make(ddp.parameters()), make(alone.parameters())
+        run.models = models.Models(run)
+        run.models.known[ddp] = dict(steps={1, 2}, role="trains")
+        run.models.calls = nn.Module.__call__, nn.Module.__call__
+        run.models.choose(1)
+        before = vars(ddp).keys()
+        for step in range(6):
+            if step in (2, 4):
+                reducer = ddp.reducer
+                run.switch(("channels_last", "fused") if step == 2 else ())
+                assert ddp.reducer is not reducer and vars(ddp).keys() >= before
+                assert net.layers[0].weight.is_contiguous(
+                    memory_format=LAST if step == 2 else torch.contiguous_format)
+            got = gradients_of(ddp, optimizer, rank, step)
+            want = gradients_of(alone, other, 0, step, ranks=1)
+            assert_alike(got, want, rtol=1e-4, atol=1e-5)
+            optimizer.step()
+            other.step()
+        assert ddp.gradient_as_bucket_view == options.get("gradient_as_bucket_view", False)
+        assert not has_hook or len(calls) >= 6
+        run.switch(())
+
+
+def check_turns(run, rank):
+    """Both ranks take the same sets, to the same step; sets that fail on one fail on both."""
+    torch.manual_seed(0)
+    net = calm_net(False)
+    ddp = nn.parallel.DistributedDataParallel(net)
+    optimizer = OPTIMIZERS["momentum"](ddp.parameters())
+    run.models, run.lead = models.Models(run), None
+    run.models.watch()
+    ended, taken = [], []
+    assert run.agree(rank) == 0
+
+    def plan():
+        yield from plans.watch(run)
+        taken.append(run.steps)
+        turns = plans.Turns(run)
+        turns.prepare()
+        real = turns.timed
+
+        def timed(names):
+            taken.append((names, run.steps))
+            if names == ("amp bfloat16",) and len(turns.windows) > 9:
+                run.failed = "not here" if rank == 0 else ""
+            return real(names)
+        turns.timed = timed
+        turns.deadline = time.time() + (2 if rank == 0 else 99)
+        yield from turns.measure()
+        ended.append((taken, sorted(turns.failed), run.names))
+        while True:
+            yield
+    run.plan, run.steps = plan(), 0
+    while not ended:
+        optimizer.zero_grad()
+        (ddp(images(run.steps)) - 1).square().mean().backward()
+        optimizer.step()
+        time.sleep(0.002 * rank)  # their clocks differ
+    both = [None, None]
+    torch.distributed.all_gather_object(both, ended)
+    assert both[0] == both[1]
+    assert {names for names, _ in both[0][0][0][1:]} >= {(), ("channels_last",), ("fused",)}
+    weights = [None, None]
+    torch.distributed.all_gather_object(weights, [each.tolist() for each in net.parameters()])
+    assert weights[0] == weights[1]
+
+
+def rank_of_two(rank, folder):
+    """What each of two processes does."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank,
+                                         world_size=2)
+    plans.files.hold_everything = lambda spec: None
+    plans.WATCH_SECONDS = 0.1, 5.0
+    gc.freeze()  # as turns do
+    run = watch.Run(spec_of(folder, only=["amp", "channels_last", "fused"]))
+    run.parsers.install = lambda: None
+    run.install()
+    run.plan = itertools.repeat(None)
+    check_wrappers(run, rank)
+    check_turns(run, rank)
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_have_the_gradients_of_one(tmp_path):
+    torch.multiprocessing.spawn(rank_of_two, (tmp_path,), nprocs=2)
+
+
+# ----------------------------------------------------------------------- whole runs
+class Machine:
+    """A fake of whole processes and of the clock: how fast each set is, and what it loses."""
+
+    def __init__(self, monkeypatch, speeds, minutes=10.0, start=5.0, losses=None, errors=()):
+        self.now, self.calls, self.speeds, self.start = 0.0, [], speeds, start
+        self.losses, self.errors, self.noise = losses or {}, dict(errors), random.Random(0)
+        fake = types.SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
+        for module in confirm, session_module, trials:
+            monkeypatch.setattr(module, "time", fake)
+        monkeypatch.setattr(confirm.run, "run_once", self.run_once)
+        args = types.SimpleNamespace(minutes=minutes, seconds=6.0, only=ALL + ["cudnn", "tf32"],
+                                     script=None, name="a.py", kind="script")
+        self.session = session_module.Session(args, ["python", "a.py"], "/", "/tmp")
+        self.session.clock = 0.0
+        self.session.found = dict(facts=dict(
+            device="cpu", cores=2, training=[0], loaders=[dict(
+                workers=0, threaded=False, at="a.py:1", method="fork", persistent=False,
+                pin=False)], models=[], optimizers=[], seen=[]), watched=dict(
+                    steps=100, seconds=12.0, whole=13.0, wait=2.0, batches=1))
+
+    def turns(self, names, speedup, n=8, step=0.1):
+        """Add windows of a set by turns."""
+        for at in range(len(self.session.windows), len(self.session.windows) + 2 * n + 1):
+            mine = at % 2 == 1
+            self.session.windows.append(dict(
+                names=names if mine else (), rate=(speedup if mine else 1) / step, at=float(at),
+                steps=10, seconds=10 * step / (speedup if mine else 1), unit="steps", memory=None,
+                finite=True))
+
+    def turns_of(self, names):
+        """Add windows of a set that gains by each of its techniques."""
+        for count in range(1, len(names) + 1):
+            self.turns(names[:count], 1.2 ** count)
+            self.turns(names[-1:], 1.2)
+
+    def run_once(self, command, spec, limit, show):
+        names = tuple(spec["techniques"])
+        self.calls.append((names, spec["seed"], spec["mode"], spec["hold"], spec["seconds"]))
+        self.now += self.start + spec["seconds"]
+        if names in self.errors:
+            return dict(error=self.errors[names], windows=[], failed=[])
+        speed = self.speeds.get(names, 1.0)
+        step = 0.13 / (speed() if callable(speed) else speed)
+        draw = self.losses.get(names, self.losses.get("all", lambda: 1 + self.noise.gauss(0, .01)))
+        one = draw() if draw else None
+        losses = [] if one is None else [one] * 60
+        window = dict(seconds=100 * (step - 0.01), steps=100, samples=0, wait=2.0, whole=100 * step)
+        return dict(error="", windows=[window], losses=losses, memory=None,
+                    facts=self.session.facts())
+
+    def confirmed(self):
+        made = confirm.Confirmation(self.session, lambda text: None)
+        made.measure()
+        return made
+
+
+FUSED = ("fused",)
+
+
+def test_pairs_until_they_agree_at_least_three_in_swapped_order(monkeypatch):
+    machine = Machine(monkeypatch, {FUSED: 1.3})
+    machine.turns(FUSED, 1.3)
+    made = machine.confirmed()
+    pairs = [call for call in machine.calls if call[4]]
+    assert [call[0] for call in pairs] == [(), FUSED, FUSED, (), (), FUSED]
+    assert [call[1] for call in pairs] == [0, 0, 1, 1, 2, 2]
+    assert {call[2:4] for call in machine.calls} == {("fixed", "start")}
+    # a fourth plain run, a short one, so that losses can be compared; it has a seed of its own
+    assert [call for call in machine.calls if not call[4]] == [((), 4, "fixed", "start", 0)]
+    line = made.line()
+    assert line["confirmed"] and line["n"] == 3 and line["low"] > 1 and not line["why"]
+    assert line["speedup"] == pytest.approx(1.3, rel=0.05) and made.is_advised()
+    assert made.losses == [made.losses[0]] and made.losses[0]["changes"] is False
+
+
+def test_pairs_go_on_while_they_do_not_agree(monkeypatch):
+    draw = random.Random(3)
+    machine = Machine(monkeypatch, {FUSED: lambda: draw.uniform(0.8, 1.6)}, minutes=20)
+    machine.turns(FUSED, 1.3)
+    assert machine.confirmed().line()["n"] > 3
+
+
+def test_what_is_not_confirmed_says_why(monkeypatch):
+    machine = Machine(monkeypatch, {FUSED: 1.3}, minutes=0.7)
+    machine.turns(FUSED, 1.3)
+    made = machine.confirmed()
+    assert not made.line()["confirmed"] and "no time for enough runs" in made.line()["why"]
+    assert made.is_advised()  # what turns showed stands
+    draw = itertools.cycle([0.7, 1.4])
+    machine = Machine(monkeypatch, {FUSED: lambda: next(draw)}, minutes=4)
+    machine.turns(FUSED, 1.3)
+    assert "differ too much" in machine.confirmed().line()["why"]
+    machine = Machine(monkeypatch, {}, errors={FUSED: "RuntimeError: no (a.py:3)"})
+    machine.turns(FUSED, 1.3)
+    line = machine.confirmed().line()
+    assert line["why"] == "fused: RuntimeError: no (a.py:3)" and not line["confirmed"]
+    machine = Machine(monkeypatch, {FUSED: 0.8})  # slower as a whole
+    machine.turns(FUSED, 1.3)
+    made = machine.confirmed()
+    assert made.line()["confirmed"] and not made.is_advised()
+    machine = Machine(monkeypatch, {})
+    machine.turns(FUSED, 0.9)
+    made = machine.confirmed()
+    assert made.line() is None and not machine.calls and not made.forecast_lines()
+
+
+def test_what_changes_the_training_is_named(monkeypatch):
+    """The loosest technique is left out first, and the one without which it does not change."""
+    names = ("amp bfloat16", "fused")
+    machine = Machine(monkeypatch, {names: 1.5}, losses={names: lambda: 2.0})
+    machine.turns_of(names)
+    made = machine.confirmed()
+    assert made.losses[0]["changes"] and made.losses[0]["culprit"] == "amp bfloat16"
+    assert not made.is_advised()
+    machine = Machine(monkeypatch, {names: 1.5}, losses={names: lambda: 2.0, FUSED: lambda: 2.0})
+    machine.turns_of(names)
+    assert machine.confirmed().losses[0]["culprit"] == "fused"
+    machine = Machine(monkeypatch, {names: 1.5}, losses={"all": lambda: float("nan"),
+                                                         (): lambda: 1.0})
+    machine.turns_of(names)
+    made = machine.confirmed()
+    assert made.losses[0]["changes"] and "not finite" in made.losses[0]["why"]
+    machine = Machine(monkeypatch, {names: 1.5}, losses={"all": lambda: None})
+    machine.turns_of(names)
+    assert "cannot be seen" in machine.confirmed().losses[0]["why"]
+
+
+def test_the_part_of_the_forecast_that_was_off(monkeypatch):
+    """Turns promised twice the speed; whole runs take as long as before."""
+    machine = Machine(monkeypatch, {FUSED: 1.05})
+    machine.turns(FUSED, 2.0)
+    machine.session.found["loading"] = dict(rate=50.0)
+    made = machine.confirmed()
+    line = made.line()
+    assert "compute of fused by" in line["off"] and "baseline" not in line["off"]
+    machine = Machine(monkeypatch, {FUSED: 1.3})
+    machine.turns(FUSED, 1.3)
+    machine.session.found["loading"] = dict(rate=50.0)
+    made = machine.confirmed()
+    assert made.line()["off"] == ""
+    (one,) = made.forecast_lines()
+    assert one["how"] == "sum" and 1 < one["speedup"] < 1.3  # loading is not faster
+    assert "compute and loading, one after the other" in report.forecast_line(one)
+
+
+# ----------------------------------------------------------------------- what turns cannot measure
+def test_a_set_without_memory_runs_in_a_process_of_its_own(monkeypatch):
+    machine = Machine(monkeypatch, {("compile",): 1.4})
+    machine.turns(FUSED, 1.0)
+    why = "OutOfMemoryError: CUDA out of memory"
+    machine.session.failed = [[("compile",), why], [("batch x2",), why], [("tf32",), "ValueError"],
+                              [("amp bfloat16",), why]]
+    machine.errors = {("amp bfloat16",): why}
+    trials.Trials(machine.session, lambda text: None).measure()
+    assert [call[0] for call in machine.calls] == [(), ("compile",), (), ("amp bfloat16",)]
+    row = machine.session.rows()[-1]
+    assert row.techniques == ("compile",) and row.speedup == pytest.approx(1.4, rel=0.05)
+    assert (row.n, row.low, row.verdict) == (1, None, "open")
+    assert row.note == "by turns it ran out of memory; in a process of its own"
+    assert machine.session.failed == [[("batch x2",), why], [("tf32",), "ValueError"], [
+        ("amp bfloat16",), f"{why} (in a process of its own)"]]
+
+
+def test_without_turns_each_technique_runs_in_processes_of_its_own(monkeypatch):
+    machine = Machine(monkeypatch, {FUSED: 1.2, ("amp bfloat16",): 1.5, (
+        "amp bfloat16", "fused"): 1.8}, minutes=20)
+    session = machine.session
+    machine.turns((), 1.0, n=0)
+    session.found |= dict(no_turns="Turns cannot change a model that FSDP shards.",
+                          why_not=dict.fromkeys(["cudnn", "tf32", "amp float16"], "no GPU"))
+    trials.Trials(session, lambda text: None).measure()
+    assert [(row.techniques, row.n) for row in session.rows()] == [(("amp bfloat16",), 3), (
+        FUSED, 3)]
+    assert session.best() == ("amp bfloat16", "fused")
+    made = machine.confirmed()
+    assert made.line()["confirmed"] and made.is_advised() and not made.line()["off"]
+    monkeypatch.setattr(report.advice, "write", lambda name, *_: f"write {name}")
+    result = session_module.result_of(session, made)
+    text = report.text_of(result)
+    assert "Turns cannot change a model that FSDP shards." in text
+    assert "Each set ran in a process of its own." in text and "baseline" in text
+    machine.session.args.minutes = 0  # the sum was not confirmed
+    assert not machine.confirmed().is_advised()
+
+
+class FSDPLinear(nn.Linear):
+    """As fully_shard names the class of a module."""
+
+
+def test_a_sharded_model_is_measured_as_it_is(make_run, tmp_path, monkeypatch):
+    run = make_run(seconds=0.05)
+    monkeypatch.setattr(plans, "WATCH_SECONDS", (0.0, 1.0))
+    net = FSDPLinear(4, 1)
+    assert models.is_sharded(net) == "FSDP"
+    optimizer = torch.optim.SGD(net.parameters(), 0.0)
+    loader = torch.utils.data.DataLoader(torch.ones(9, 4), batch_size=2)
+    run.plan = None
+    ended = []
+    monkeypatch.setattr(run, "finish", lambda: (ended.append(True), setattr(
+        run, "is_over", True)))
+    while not ended:
+        for some in loader:
+            net(some).sum().backward()
+            optimizer.step()
+    told = {key: value for each in records(tmp_path) for key, value in each.items()}
+    assert told["no_turns"] == "Turns cannot change a model that FSDP shards."
+    assert told["window"]["names"] == [] and told["window"]["rate"] > 0
+    assert told["window"]["unit"] == "samples" and told["facts"]["models"]

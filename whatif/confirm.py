@@ -17,15 +17,8 @@ def numbers(losses):
     return [float(each) for each in losses]
 
 
-class Confirmation:
-    """Pairs of runs, and what came out of them."""
-
-    def __init__(self, session, show):
-        self.session, self.show = session, show
-        self.names = self.with_workers(session.best())
-        self.runs = {(): [], self.names: []}  # of whole processes, by set
-        self.took, self.why, self.errors = [], "", {}
-        self.losses, self.began = [], time.monotonic()
+class Outlook:
+    """The part of a Confirmation that forecasts, from compute and loading by themselves."""
 
     def with_workers(self, names):
         """Return the set with workers, if the loader by itself says that more of them pay."""
@@ -42,8 +35,11 @@ class Confirmation:
             return names
         return techniques.ordered({*names, "workers"})
 
-    def forecast_of(self, names):
-        """Return the Forecast of a set with real loading: what a step takes."""
+    def forecast_of(self, names, is_beside=True):
+        """Return the Forecast of a set with real loading: what a step takes.
+
+        Both sides of a comparison have to know what loading beside steps takes, or none.
+        """
         session, found = self.session, self.session.found
         facts, watched = session.facts(), found.get("watched") or {}
         loading, one = found.get("loading") or {}, session.estimates().get(tuple(
@@ -57,7 +53,8 @@ class Confirmation:
         steps, batches = watched.get("steps") or 1, watched.get("batches") or 1
         compute_names = [each for each in names if each not in techniques.LOADING]
         both = next(((each["compute"], batches * each["loading"])
-                     for each in found.get("beside", ()) if each["workers"] == workers
+                     for each in found.get("beside", ()) if is_beside and (
+                         each["workers"] == workers)
                      and list(each["names"]) == compute_names), None)
         return forecast.forecast(
             compute, batches / rate if rate else 0.0,
@@ -66,7 +63,49 @@ class Confirmation:
             prefetches=bool(workers) or any(each["threaded"] for each in about),
             shares_cores=facts["device"] != "cuda" or workers >= facts["cores"], beside=both)
 
-    # ---- the runs
+    def off(self):
+        """Return which part of the forecast was off, if it differs by more than 10 %; or ""."""
+        low, high = forecast.speedup(self.forecast_of(()), self.forecast_of(self.names))
+        speedup = self.estimate().speedup
+        if low / (1 + forecast.APART) <= speedup <= high * (1 + forecast.APART):
+            return ""
+        told = []
+        for names in (), self.names:
+            timed = [each for each in self.runs[names] if each["is_timed"]]
+            mean = [statistics.median(each[key] / each["steps"] for each in timed)
+                    for key in ("whole", "wait", "seconds")]
+            parts = forecast.parts_off(self.forecast_of(names), forecast.Confirmed(
+                mean[0], mean[1], mean[0] - mean[2]))
+            told += [f"{part} of {report.name_of(names)} by {report.duration(abs(seconds))} a step"
+                     for part, seconds in parts]
+        return ", ".join(told) or "no single part by more than 10 %"
+
+    def forecast_lines(self):
+        """Return what the report says of the forecasts of the set and of its techniques."""
+        if not self.names or "no_turns" in self.session.found:
+            return []
+        lines = []
+        alone = [(name,) for name in self.names if (name,) in self.session.estimates()]
+        for names in dict.fromkeys([*alone, self.names]):
+            plain, one = (self.forecast_of(each, names == self.names) for each in ((), names))
+            low, high = forecast.speedup(plain, one)
+            how = "range" if low < high else "longer" if one.low < (
+                one.compute + one.loading + one.between) else "sum"
+            lines.append(dict(techniques=names, speedup=(low * high) ** 0.5, low=low, high=high,
+                              how=how))
+        return lines if self.session.found.get("loading") else []
+
+
+class Confirmation(Outlook):
+    """Pairs of runs, and what came out of them."""
+
+    def __init__(self, session, show, names=None):
+        self.session, self.show = session, show
+        self.names = self.with_workers(session.best()) if names is None else names
+        self.runs = {(): [], self.names: []}  # of whole processes, by set
+        self.took, self.why, self.errors = [], "", {}
+        self.losses, self.began = [], time.monotonic()
+
     def run(self, names, k, seconds):
         """Run a set in a process of its own, with seeds shifted by k; return its result."""
         session, begin = self.session, time.monotonic()
@@ -123,7 +162,11 @@ class Confirmation:
     # ---- what came out
     def rates(self, names):
         timed = [each for each in self.runs[names] if each["is_timed"]]
-        return [(each["samples"] or each["steps"]) / each["seconds"] for each in timed]
+        return [self.rate(each) for each in timed]
+
+    @staticmethod
+    def rate(found):
+        return (found["samples"] or found["steps"]) / found["seconds"]
 
     def estimate(self):
         """Return the Estimate of the pairs, or None."""
@@ -136,8 +179,13 @@ class Confirmation:
         return found is not None and found.low is not None and (found.low > 1 or found.high < 1)
 
     def is_advised(self):
-        """Return whether the set is still advised: whole runs do not say that it is slower."""
+        """Return whether the set is still advised: whole runs do not say that it is slower.
+
+        What was not measured by turns has to be confirmed.
+        """
         found = self.estimate()
+        if "no_turns" in self.session.found and len(self.names) > 1 and not self.is_clear():
+            return False
         changes = any(one["changes"] for one in self.losses)
         return not changes and not (self.is_clear() and found.high < 1)
 
@@ -148,46 +196,12 @@ class Confirmation:
         found, clear = self.estimate(), self.is_clear()
         why = self.why or ("" if clear else "there was no time for enough runs (--minutes)"
                            if not found or found.n < PAIRS else "its runs differ too much")
-        off = ""
-        if clear:
-            off = self.off()
+        off = self.off() if clear and "no_turns" not in self.session.found else ""
         memory = [each["memory"] for each in self.runs[self.names] if each["memory"]]
         return dict(techniques=self.names, speedup=found and found.speedup,
                     low=found and found.low, high=found and found.high, n=found.n if found else 0,
                     confirmed=clear, why=why, off=off, memory=max(memory, default=None),
                     rates=self.rates(()), rates_with=self.rates(self.names))
-
-    def off(self):
-        """Return which part of the forecast was off, if it differs by more than 10 %; or ""."""
-        low, high = forecast.speedup(self.forecast_of(()), self.forecast_of(self.names))
-        speedup = self.estimate().speedup
-        if low / (1 + forecast.APART) <= speedup <= high * (1 + forecast.APART):
-            return ""
-        told = []
-        for names in (), self.names:
-            timed = [each for each in self.runs[names] if each["is_timed"]]
-            mean = [statistics.median(each[key] / each["steps"] for each in timed)
-                    for key in ("whole", "wait", "seconds")]
-            parts = forecast.parts_off(self.forecast_of(names), forecast.Confirmed(
-                mean[0], mean[1], mean[0] - mean[2]))
-            told += [f"{part} of {report.name_of(names)} by {report.duration(abs(seconds))} a step"
-                     for part, seconds in parts]
-        return ", ".join(told) or "no single part by more than 10 %"
-
-    def forecast_lines(self):
-        """Return what the report says of the forecasts of the set and of its techniques."""
-        if not self.names:
-            return []
-        lines, plain = [], self.forecast_of(())
-        alone = [(name,) for name in self.names if (name,) in self.session.estimates()]
-        for names in dict.fromkeys([*alone, self.names]):
-            one = self.forecast_of(names)
-            low, high = forecast.speedup(plain, one)
-            how = "range" if low < high else "longer" if one.low < (
-                one.compute + one.loading + one.between) else "sum"
-            lines.append(dict(techniques=names, speedup=(low * high) ** 0.5, low=low, high=high,
-                              how=how))
-        return lines if self.session.found.get("loading") else []
 
     # ---- losses
     def loss_lines(self):
@@ -195,29 +209,30 @@ class Confirmation:
 
     def compare_losses(self):
         """Say whether the set changes the training; if so, find the technique that does."""
-        told = self.loss_of(self.names)
+        told = loss_of(self.runs, self.names)
         if told["changes"] and len(self.names) > 1:
             for name in (each for each in LOOSEST if each in self.names):
                 rest = tuple(each for each in self.names if each != name)
                 if not self.fits(2, 0) or not all([self.run(rest, k, 0) for k in range(2)]):
                     break
-                if self.loss_of(rest)["changes"] is False:
+                if loss_of(self.runs, rest)["changes"] is False:
                     told["culprit"] = name
                     break
         self.losses.append(told)
 
-    def loss_of(self, names):
-        """Return what the report says of a set's losses."""
-        plain, mine = self.runs[()], self.runs.get(names, [])
-        means = stats.mean_losses([each["losses"] for each in (*plain, *mine)])
-        of_plain = [each.mean for each in means[:len(plain)] if each]
-        of_mine = [each.mean for each in means[len(plain):] if each]
-        told = dict(techniques=names, changes=None, culprit="", why="")
-        if not of_mine or not of_plain:
-            is_hidden = plain and not any(each["losses"] for each in plain)
-            return told | dict(why="its losses cannot be seen: it calls backward() with gradients "
-                               "or autograd.grad()" if is_hidden else
-                               f"runs made fewer than {stats.LEAST_LOSSES} steps")
-        verdict = stats.changes_training(of_plain, of_mine)
-        return told | dict(changes=verdict.changes, why=verdict.why, mean=verdict.mean,
-                           low=verdict.low, high=verdict.high)
+
+def loss_of(runs, names):
+    """Return what the report says of a set's losses."""
+    plain, mine = runs[()], runs.get(names, [])
+    means = stats.mean_losses([each["losses"] for each in (*plain, *mine)])
+    of_plain = [each.mean for each in means[:len(plain)] if each]
+    of_mine = [each.mean for each in means[len(plain):] if each]
+    told = dict(techniques=names, changes=None, culprit="", why="")
+    if not of_mine or not of_plain:
+        is_hidden = plain and not any(each["losses"] for each in plain)
+        return told | dict(why="its losses cannot be seen: it calls backward() with gradients "
+                           "or autograd.grad()" if is_hidden else
+                           f"runs made fewer than {stats.LEAST_LOSSES} steps")
+    verdict = stats.changes_training(of_plain, of_mine)
+    return told | dict(changes=verdict.changes, why=verdict.why, mean=verdict.mean,
+                       low=verdict.low, high=verdict.high)

@@ -207,7 +207,7 @@ def why_failed(result, code, log):
     if not result.get("steps"):
         return "it ended without a step of an optimizer of torch.optim"
     return (f"it ended after {result['steps']} steps, before the warm-up was over: let it make "
-            "more steps, or lower --seconds")
+            "more steps")
 
 
 # ------------------------------------------------------------------------------------ the run

@@ -17,6 +17,7 @@ from whatif.stats import LEAST_WINDOWS, Estimate, Verdict, quotient, verdict
 COSTLY = ("compile",)  # kinds that start slowly
 MOST_COSTLY = 6  # sets with one of those that have to be compiled
 UNCOMPILED = ("fused", "cudnn")  # kinds that leave compiled code as it is
+RECOMPILING = ("tf32",)  # what is compiled is compiled again when one of these is switched
 NEVER_KEPT = ("batch",)  # kinds that are measured, but never kept
 HOPELESS, HOPELESS_WINDOWS = 0.9, 3  # after so many windows, all of them slower than this
 
@@ -279,7 +280,8 @@ class Search:
                 break
             chain.append(self._first_alike(kept[0], on, turns, steps, estimates))
         rest = list({self.kind(name): name for turn, name in reversed(turns)
-                     if turn <= Turn.NEW}.values())[::-1]
+                     if turn <= Turn.NEW and not (
+                         {*on} & {*self.costly} and name in RECOMPILING)}.values())[::-1]
         both = self.join(on, *rest)
         if len(rest) > 1 and not is_out(both, failed):
             together = [self._ratio(one, on, estimates) for one in estimates

@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from whatif import confirm, copies, machine, report, run, search, stats, techniques
+from whatif import confirm, copies, machine, report, run, search, stats, techniques, trials
 
 COMPUTE_SHARE, COMPUTE_MOST = 0.5, 180.0  # of --minutes, and seconds, for the turns
 LOADER_SHARE, LOADER_MOST = 0.08, 24.0
@@ -33,6 +33,17 @@ def say(text):
     print(text, flush=True)
 
 
+def beside(result):
+    """Return which other processes train beside the first one, or ""."""
+    rates = {pid: each["beside"]["steps"] / each["beside"]["seconds"]
+             for pid, each in result.get("others", {}).items() if each.get("beside")}
+    if not rates:
+        return ""
+    are = "more processes train" if len(rates) > 1 else "more process trains"
+    told = ", ".join(f"pid {pid} at {report.speed(rate)} steps/s" for pid, rate in rates.items())
+    return f"{len(rates)} {are} beside it: {told}"
+
+
 class Session:
     """What one call measures, and the time left for more."""
 
@@ -41,6 +52,7 @@ class Session:
         self.began, self.number = time.monotonic(), 0
         self.windows, self.failed, self.notes, self.beside = [], [], [], []
         self.found = {}  # the records of the turns, merged
+        self.trials = []  # rows of sets that ran in processes of their own
         self.seconds, self.epochs = {}, False  # whether repeated epochs end as they do
         self.only = [each for each in args.only if each != "plain"]
 
@@ -87,7 +99,7 @@ class Session:
             if "start" not in self.seconds and result.get("turns_began"):
                 self.seconds["start"] = result["turns_began"] - self.clock
             gained = self.take(result)
-            if "turns_over" in result or "no_turns" in result:
+            if "turns_over" in result or "no_turns" in result and self.windows:
                 self.seconds["compute"] = result.get("turns_over", time.time()) - self.clock
                 break
             if result["error"] and not self.windows and (self.epochs or "now" not in result):
@@ -110,11 +122,8 @@ class Session:
                        if key not in ("windows", "failed")}
         self.notes += [f"whatif itself failed in a process of the script: "
                        f"{fault.strip().splitlines()[-1]}" for fault in result.get("faults", ())]
-        beside = [f"pid {pid} at {report.speed(each['beside']['steps'] / each['beside']['seconds'])}"
-                  " steps/s" for pid, each in result["others"].items() if each.get("beside")]
-        if beside:
-            self.beside = [f"{len(beside)} more process{'es' * (len(beside) > 1)} "
-                           f"train{'s' * (len(beside) == 1)} beside it: {', '.join(beside)}"]
+        if told := beside(result):
+            self.beside = [told]
         return len(windows)
 
     def goes_on(self, result):
@@ -154,7 +163,14 @@ class Session:
                 and search.kind(name) in self.only and name not in why]
 
     def best(self):
-        """Return the set that is faster than any other, for certain; () if none is."""
+        """Return the set that is faster than any other, for certain; () if none is.
+
+        Without turns these are all techniques that are faster, each by itself.
+        """
+        if "no_turns" in self.found:
+            return techniques.ordered({name for row in self.trials for name in row.techniques
+                                       if row.verdict == report.FASTER
+                                       and row.speedup >= stats.ADVISED})
         return search.Search(self.names(), margin=self.margin()).best(
             self.estimates(), dict(map(tuple, self.failed)))
 
@@ -174,7 +190,7 @@ class Session:
                     stats.verdict(one, self.margin()).value, needed * turn or None,
                     max(self.of_set(names, "memory"), default=None),
                     "a loss was not finite" if lost else ""))
-        return rows
+        return rows + self.trials
 
     def baseline(self):
         """Return what is known of the script as it is."""
@@ -190,14 +206,17 @@ class Session:
             compute_seconds=statistics.median(compute) if compute else None)
 
     def not_tried(self):
-        """Return {technique: why there are no windows of it}; a note says why there are no turns."""
+        """Return {technique: why it has no windows}; a note says why there are no turns."""
         if "no_turns" in self.found:
             return {}
-        failed = {names for names, _ in self.failed}
+        failed = {names for names, _ in self.failed} | {row.techniques for row in self.trials}
         found = self.estimates()
         shown = {search.kind(name) for one in found if len(one) > 1 for name in one
                  if search.kind(name) in search.COSTLY}
-        return {name: "no time left (--minutes)" for name in self.names()
+        why = "no time left (--minutes)"
+        if "no_turns" in self.found:
+            why = "it takes turns, which cannot be taken here, or there was no time left"
+        return {name: why for name in self.names()
                 if not {(name,)} & {*found, *failed} and search.kind(name) not in shown}
 
 
@@ -220,8 +239,8 @@ def result_of(session, confirmed, stopped=False):
         forecast=confirmed.forecast_lines() if confirmed else [],
         confirmation=confirmed.line() if confirmed else None,
         losses=confirmed.loss_lines() if confirmed else [],
-        notes=[*dict.fromkeys([*session.notes, *session.beside, *([found["no_turns"]] if "no_turns" in found
-                                                 else [])])],
+        notes=[*dict.fromkeys([*session.notes, *session.beside,
+                               *filter(None, [found.get("no_turns")])])],
         seconds=session.seconds, by_turns="no_turns" not in found, stopped=stopped)
 
 
@@ -233,9 +252,13 @@ def measure_all(session):
             progress("")
             sys.stderr.write(error.get("traceback") or "")
             sys.exit(f"whatif: {session.args.name}, as it is: {error['error']}")
+        if "no_turns" in session.found:
+            trials.Trials(session, progress).measure()
         say("\n".join(report.table(result_of(session, None))))
         confirmed = confirm.Confirmation(session, show=progress)
         confirmed.measure()
+        if "no_turns" not in session.found:
+            trials.Trials(session, progress).measure()
     except KeyboardInterrupt as stop:
         stopped, status = True, 130
         if confirmed is None and hasattr(stop, "result"):

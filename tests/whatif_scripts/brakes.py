@@ -1,4 +1,4 @@
-"""A torchvision model in DataParallel, spawned workers that start again, no set_epoch.
+"""A model in DataParallel, spawned workers that start again, no set_epoch.
 
 Its first DataLoader cannot be made.
 """
@@ -6,7 +6,6 @@ Its first DataLoader cannot be made.
 import contextlib
 
 import torch
-import torchvision
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -17,7 +16,7 @@ if __name__ == "__main__":
         DataLoader(data, batch_size=0)
     loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, 1, 0), num_workers=1,
                         multiprocessing_context="spawn")
-    model = nn.DataParallel(torchvision.models.mobilenet_v3_small(num_classes=10))
+    model = nn.DataParallel(nn.Sequential(nn.Conv2d(3, 10, 3), nn.AvgPool2d(30), nn.Flatten()))
     optimizer = torch.optim.Adadelta(model.parameters())
     while True:
         for images, labels in loader:

@@ -5,12 +5,12 @@ import time
 import torch
 from torch.utils.data import DataLoader
 
-ACCUMULATED, STEPS = 4, 100
+ACCUMULATED, STEPS = 4, 40
 data = [{"x": torch.rand(4), "y": torch.rand(1)} for _ in range(96)]
 net = torch.nn.Linear(4, 1)
 adam = torch.optim.AdamW(net.parameters())
 schedule = torch.optim.lr_scheduler.OneCycleLR(adam, 0.01, total_steps=STEPS)
-rate, number = [], 0
+number = 0
 while True:
     for batch in DataLoader(data, batch_size=3, shuffle=True):
         y = batch.pop("y")
@@ -24,4 +24,4 @@ while True:
             adam.step()
             schedule.step()
             adam.zero_grad()
-            time.sleep(0.006)
+            time.sleep(0.02)

@@ -7,10 +7,10 @@ import torch
 policy = torch.nn.Linear(8, 2)
 adam = torch.optim.Adam(policy.parameters())
 while True:
-    time.sleep(0.2)  # the rollout
+    time.sleep(0.1)  # the rollout
     for _ in range(5):
         loss = policy(torch.rand(16, 8)).square().mean()
         adam.zero_grad()
         loss.backward()
         adam.step()
-        time.sleep(0.004)
+        time.sleep(0.002)

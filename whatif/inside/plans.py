@@ -118,45 +118,8 @@ def calm_down(run, least=FIRST_WARM[0]):
         calm = calm + 1 if run.compiled() == before and not is_skipped else 0
 
 
-class Turns:
-    """Windows of sets by turns, from one state and on kept batches."""
-
-    def __init__(self, run):
-        spec = run.spec
-        now, last = time.time(), spec.get("last", 0)  # a start may have taken most of the time
-        self.run, self.deadline = run, max(spec["deadline"], now + min(TURNS, (last - now) / 2))
-        self.until = self.deadline
-        self.windows = [dict(each) for each in spec.get("turns", ())]
-        self.failed = {tuple(names): why for names, why in spec.get("failed", ())}
-        self.known = {}  # seconds a step takes under a set
-        self.round = len(self.windows)
-        self.length = spec.get("window") or WINDOW.get(run.device, 0.7)
-        self.order, self.base = random.Random(self.round), {}
-
-    def prepare(self):
-        """Hold back what the script writes, repeat its batches, and copy its state."""
-        run = self.run
-        run.send(phase="turns", turns_began=time.time())
-        files.hold_everything(run.spec)
-        gc.collect()
-        gc.freeze()  # what torch and this package have loaded is not looked through in windows
-        run.loaders.begin_repeats()
-        run.cycle = max([run.cycle, *(kept.cycle(run.watched["batches"])
-                                      for kept in run.loaders.kept.values())])
-        modules = [*run.models.inner(), *(each for each in run.models.known)]
-        schedulers = run.live("schedulers")
-        self.state = state.State(dict.fromkeys(modules), run.optimizers, schedulers,
-                                 run.live("scalers"))
-        state.stand_still(schedulers)
-        run.settings = dict(cudnn=torch.backends.cudnn.benchmark,
-                            tf32=torch.get_float32_matmul_precision())
-        if run.device == "cuda":
-            torch.cuda.synchronize()
-            self.base["memory"] = torch.cuda.memory_allocated()
-        self.why = {} if run.ranks()[0] else self.reasons()
-        self.look_for([name for name in techniques.NAMES if name not in techniques.LOADING
-                       and techniques.kind(name) in run.spec["only"] and name not in self.why
-                       and name != GRAPHS])
+class Choice:
+    """Which sets get windows next: the part of Turns that looks at what there is."""
 
     def look_for(self, names):
         """Search the best set of these techniques."""
@@ -180,10 +143,6 @@ class Turns:
         rates = [each["steps"] / each["seconds"] for each in self.windows
                  if tuple(each["names"]) == self.search.best(self.estimates(), self.failed)]
         return statistics.median(rates) if rates else None
-
-    def agree(self, value):
-        """Return what rank 0 has, in each rank."""
-        return self.run.agree(value)
 
     def wanted(self):
         """Return the sets of the next round, in a new order; none if there is no time left."""
@@ -239,6 +198,51 @@ class Turns:
             self.look_for([*self.names, GRAPHS])
         run.send(why_not=self.why)
         return share < BUSY
+
+
+class Turns(Choice):
+    """Windows of sets by turns, from one state and on kept batches."""
+
+    def __init__(self, run):
+        spec = run.spec
+        now, last = time.time(), spec.get("last", 0)  # a start may have taken most of the time
+        self.run, self.deadline = run, max(spec["deadline"], now + min(TURNS, (last - now) / 2))
+        self.until = self.deadline
+        self.windows = [dict(each) for each in spec.get("turns", ())]
+        self.failed = {tuple(names): why for names, why in spec.get("failed", ())}
+        self.known = {}  # seconds a step takes under a set
+        self.round = len(self.windows)
+        self.length = spec.get("window") or WINDOW.get(run.device, 0.7)
+        self.order, self.base = random.Random(self.round), {}
+
+    def prepare(self):
+        """Hold back what the script writes, repeat its batches, and copy its state."""
+        run = self.run
+        run.send(phase="turns", turns_began=time.time())
+        files.hold_everything(run.spec)
+        gc.collect()
+        gc.freeze()  # what torch and this package have loaded is not looked through in windows
+        run.loaders.begin_repeats()
+        run.cycle = max([run.cycle, *(kept.cycle(run.watched["batches"])
+                                      for kept in run.loaders.kept.values())])
+        modules = [*run.models.inner(), *(each for each in run.models.known)]
+        schedulers = run.live("schedulers")
+        self.state = state.State(dict.fromkeys(modules), run.optimizers, schedulers,
+                                 run.live("scalers"))
+        state.stand_still(schedulers)
+        run.settings = dict(cudnn=torch.backends.cudnn.benchmark,
+                            tf32=torch.get_float32_matmul_precision())
+        if run.device == "cuda":
+            torch.cuda.synchronize()
+            self.base["memory"] = torch.cuda.memory_allocated()
+        self.why = {} if run.ranks()[0] else self.reasons()
+        self.look_for([name for name in techniques.NAMES if name not in techniques.LOADING
+                       and techniques.kind(name) in run.spec["only"] and name not in self.why
+                       and name != GRAPHS])
+
+    def agree(self, value):
+        """Return what rank 0 has, in each rank."""
+        return self.run.agree(value)
 
     def measure(self):
         """Take turns until no set is open, or time is over."""
@@ -417,28 +421,35 @@ def measure_loading(run, needed=None):
 def compute_beside(run, turns, loader, found):
     """Where steps and workers share the cores, measure both at once: as it is, and the best set."""
     from whatif.inside import loading
-    wanted = [((), found["as_is"]["workers"])] if found.get("rate") else []
     if 2 * LEAST * turns.known.get((), 0) > run.spec["loader_seconds"]:
         return  # slow steps: it would take too long
-    if best := turns.search.best(turns.estimates(), turns.failed):
-        wanted += [(best, each) for each in dict.fromkeys(
-            [found["as_is"]["workers"], (found.get("enough") or {}).get("workers")])]
-    for names, workers in wanted:
-        if not workers or run.device == "cuda" and workers < run.spec["cores"]:
+    as_is, enough = found["as_is"]["workers"], (found.get("enough") or {}).get("workers")
+    best = turns.search.best(turns.estimates(), turns.failed)
+    wanted = {as_is: [(), best] if best and found.get("rate") else []}
+    if best:
+        wanted.setdefault(enough, []).append(best)
+    for workers, sets in wanted.items():
+        if not sets or not workers or run.device == "cuda" and workers < run.spec["cores"]:
             continue
-        run.switch(names)
         with loading.load_beside(loader, workers) as reading:
-            for _ in range(LEAST):
-                yield
-            reading.mark()
-            run.clock.begin()
-            while run.clock.seconds() < BESIDE or run.clock.counts["steps"] < LEAST:
-                yield
-            both, rate = run.clock.end(), reading.rate()
+            for names in sets:
+                run.switch(names)
+                yield from both_at_once(run, names, workers, reading)
         run.switch(())
-        if rate and both["steps"]:
-            run.send(both=dict(names=names, workers=workers, loading=1 / rate,
-                               compute=both["seconds"] / both["steps"]))
+
+
+def both_at_once(run, names, workers, reading):
+    """Take steps while the loader reads; tell the seconds of a step and of a batch."""
+    for _ in range(LEAST):
+        yield
+    reading.mark()
+    run.clock.begin()
+    while run.clock.seconds() < BESIDE or run.clock.counts["steps"] < LEAST:
+        yield
+    both, rate = run.clock.end(), reading.rate()
+    if rate and both["steps"]:
+        run.send(both=dict(names=names, workers=workers, loading=1 / rate,
+                           compute=both["seconds"] / both["steps"]))
 
 
 def whole(run):
@@ -452,6 +463,8 @@ def whole(run):
     yield from watch(run)
     run.switch(tuple(name for name in names if name not in techniques.LOADING))
     yield from calm_down(run)
+    while run.ranks()[0]:  # rank 0 ends the run
+        yield
     began, steps = time.perf_counter(), run.steps
     ahead = 2 * max((run.loaders.about[number]["workers"] for number in run.loaders.training()),
                     default=0)

@@ -64,7 +64,8 @@ def forward(plain, name, run):
 def keep_apart():
     """Leave a cache on the disk alone in which bfloat16 and float16 of autocast are the same.
 
-    In torch 2.11 its key only tells whether there is an autocast (findings/torch_autocast_cache.sh).
+    In torch 2.11 its key only tells whether there is an autocast
+    (findings/torch_autocast_cache.sh).
     """
     from torch._functorch import config
     from torch._functorch._aot_autograd import autograd_cache
