@@ -2,6 +2,7 @@
 
 import functools
 import os
+import time
 import weakref
 
 import torch
@@ -13,6 +14,7 @@ from whatif.techniques import amp
 LOSSES = 1000  # the most losses that are kept
 SCHEDULERS = ("LRScheduler", "ReduceLROnPlateau", "SequentialLR", "ChainedScheduler")  # these
 # do not call the __init__ of the first
+ALONE = 300, 30.0  # calls of backward() and seconds without a step, after which there is none
 
 
 def wrap(owner, name, wrapper):
@@ -116,6 +118,8 @@ class Hooks:
 
     def backward(self, original, tensors, grad_tensors=None, *rest, **options):
         """Note a loss, and scale it if the set says so; a set that fails here is given up."""
+        if not self.steps and not self.is_over:
+            self.look_for_steps()
         first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
         if first.numel() == 1 and grad_tensors is None:
             self.last_loss = getattr(first, "_unscaled", first).detach()
@@ -135,6 +139,14 @@ class Hooks:
                            for group in optimizer.param_groups for each in group["params"]):
                 weight.grad = torch.zeros_like(weight)
             return None
+
+    def look_for_steps(self):
+        """End a script that calls backward() again and again, but no optimizer of torch.optim."""
+        self.backwards.append(time.perf_counter())
+        if len(self.backwards) > ALONE[0] and self.backwards[-1] - self.backwards[0] > ALONE[1]:
+            self.send(done=True, error=f"it called backward() {len(self.backwards)} times, but no "
+                                       "optimizer of torch.optim")
+            os._exit(1)
 
     def scale(self, original, scaler, outputs):
         scaled = original(scaler, outputs)

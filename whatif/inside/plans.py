@@ -16,6 +16,7 @@ WATCH_SECONDS = 2.0, 20.0  # the least, and the most
 CHECKED = 0.2  # seconds between two checks of several processes whether that is over
 WINDOW = {"cuda": 0.4, "cpu": 0.7}  # seconds
 WAITING = 0.1  # data time, from which workers may gain
+TURNS = 30.0  # seconds for turns, at least, or half of what is left
 LONGER = 1.5  # times its length, from which a first window counts
 LEAST = 3  # steps of a window
 ROUND = 4  # windows of sets in a round, at least
@@ -204,7 +205,9 @@ class Turns(Choice):
 
     def __init__(self, run):
         spec = run.spec
-        self.run, self.deadline, self.until = run, spec["deadline"], spec["deadline"]
+        now, last = time.time(), spec.get("last", 0)  # a start may have taken most of the time
+        self.run, self.deadline = run, max(spec["deadline"], now + min(TURNS, (last - now) / 2))
+        self.until = self.deadline
         self.windows = [dict(each) for each in spec.get("turns", ())]
         self.failed = {tuple(names): why for names, why in spec.get("failed", ())}
         self.known = {}  # seconds a step takes under a set

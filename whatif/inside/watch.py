@@ -42,6 +42,7 @@ class Run(Hooks):
         self.losses, self.last_loss, self.is_silent = [], None, False
         self.scaler, self.scalers, self.stepping, self.skipped = None, {}, False, False
         self.late = self.is_scaling = False  # whether steps were made since the last update
+        self.backwards = []  # when backward() was called before the first step
         self.plain_steps, self.unfused, self.layouts = {}, {}, WeakIdKeyDictionary()
         self.failed, self.plan, self.is_over, self.cycle = "", None, False, 1
         self.group = None  # of all processes that train
