@@ -14,9 +14,14 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from whatif import advice, report
+from whatif import advice, report, techniques
 from whatif.inside import facts as inside_facts
 from whatif.inside import places
+from whatif.techniques import NAMES
+
+
+def reasons(facts, names=NAMES):
+    return techniques.reasons(facts, names)
 
 
 # ------------------------------------------------------------------------ scripts in this process
@@ -376,7 +381,7 @@ torch.autocast("cpu", torch.bfloat16)({each["name"]})(...).float()
     last = advice.write("channels_last", facts)
     assert re.match(r"above train.py:11  every = \[\n +net.to\(memory_format", last)
     assert "net (train.py:19), net (train.py:21), parts['é'] (" in last
-    assert "workers" not in advice.reasons(facts)  # Data knows of workers
+    assert "workers" not in reasons(facts)  # Data knows of workers
 
 
 def test_tuples_get_a_with_block(watched):
@@ -544,7 +549,7 @@ def test_a_to_of_its_own_takes_no_layout(watched):
     space = dict(torch=torch, model=watched.space["model"])
     exec(textwrap.dedent("\n".join(lines)), space)  # it runs as it stands
     assert space["model"].weight.is_contiguous(memory_format=torch.channels_last)
-    assert "channels_last" in advice.reasons(
+    assert "channels_last" in reasons(
         facts | dict(seen=inside_facts.traits(space["model"])))
 
 
@@ -587,7 +592,7 @@ def test_autocast_of_float32_is_not_amp(watched):
             optimizer.step()
         """)
     assert [each["half"] for each in facts["autocasts"]] == ["", ""]
-    assert not advice.reasons(facts, ["amp bfloat16"])
+    assert not reasons(facts, ["amp bfloat16"])
     assert "or at train.py:6  with context: enabled=True, dtype=torch.bfloat16" in advice.write(
         "amp bfloat16", facts)
 
@@ -604,8 +609,8 @@ def test_autocast_in_a_half_type_is_amp(watched):
             optimizer.step()
         """)
     assert [each["half"] for each in facts["autocasts"]] == ["bfloat16"] * 2
-    assert advice.reasons(facts, ["amp bfloat16"]) == {"amp bfloat16": "already there"}
-    assert "amp float16" in advice.reasons(facts)
+    assert reasons(facts, ["amp bfloat16"]) == {"amp bfloat16": "already there"}
+    assert "amp float16" in reasons(facts)
 
 
 # ------------------------------------------------------------------------------------- arguments
@@ -672,7 +677,7 @@ def test_each_optimizer_has_its_own_line(watched):
             opt_D.step()
         """)
     assert [each["name"] for each in facts["optimizers"]] == ["opt_G", "opt_D", "rest", "fast"]
-    assert not advice.reasons(facts, ["fused"])
+    assert not reasons(facts, ["fused"])
     text = advice.write("fused", facts)
     assert text.startswith("""\
 train.py:4  opt_G = torch.optim.Adam(itertools.chain(G.parameters()), lr=0.1)
@@ -682,9 +687,9 @@ train.py:4  opt_G = torch.optim.Adam(itertools.chain(G.parameters()), lr=0.1)
         watch: """)
     scaler = advice.write("amp float16", on_gpu(facts))
     assert "scaler.scale(loss).backward(); scaler.step(opt_G); scaler.step(opt_D)" in scaler
-    assert advice.reasons(facts | dict(optimizers=facts["optimizers"][2:3]))["fused"] == (
+    assert reasons(facts | dict(optimizers=facts["optimizers"][2:3]))["fused"] == (
         "torch has no fused Adadelta")
-    assert advice.reasons(facts | dict(optimizers=[]))["fused"].startswith("the optimizer is made")
+    assert reasons(facts | dict(optimizers=[]))["fused"].startswith("the optimizer is made")
 
 
 # ------------------------------------------------------------------------------------- libraries

@@ -8,9 +8,12 @@ import types
 
 import pytest
 
-from whatif import advice
+from whatif import techniques
 from whatif.inside import parsers
 from whatif.scriptoptions import add_words, options_for
+from whatif.search import kind
+
+NAMES = [*dict.fromkeys("batch" if kind(name) == "batch" else name for name in techniques.NAMES)]
 
 EXTRA = dict(workers=8, times=2)
 FLAG = dict(action="store_true")
@@ -186,7 +189,7 @@ def test_options_of_public_scripts(name, watch):
         parser.add_argument(*flags, **about)
     parser.parse_args()
     told = {technique: " ".join(options_for(technique, found(watch), libraries, EXTRA))
-            for technique in advice.NAMES}
+            for technique in NAMES}
     assert {technique: words for technique, words in told.items() if words} == wanted
     for words in wanted.values():  # the script takes them, and then it has them
         parser.parse_args(words.split())
@@ -267,7 +270,7 @@ def test_globals_of_a_configurator(watch, monkeypatch):
                       config_keys=["dtype", "compile", "batch_size", "out_dir"])
     monkeypatch.setitem(sys.modules, "__main__", main)
     options = found(watch)
-    told = {technique: options_for(technique, options, (), EXTRA) for technique in advice.NAMES}
+    told = {technique: options_for(technique, options, (), EXTRA) for technique in NAMES}
     assert {technique: words for technique, words in told.items() if words} == {
         "amp bfloat16": ["--dtype=bfloat16"], "amp float16": ["--dtype=float16"],
         "compile": ["--compile=True"], "batch": ["--batch_size=24"]}

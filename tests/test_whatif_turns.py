@@ -23,7 +23,8 @@ from torch.optim import lr_scheduler
 
 from whatif import confirm, report, trials
 from whatif import session as session_module
-from whatif.inside import batches, models, plans, state, watch
+from whatif.inside import batches, hooks, models, plans, state, watch
+from whatif.techniques import amp
 from whatif.techniques import batch as larger
 from whatif.techniques import compile as compiling
 
@@ -35,7 +36,7 @@ HOOKED = [
     (torch.autograd, "backward"), (torch.amp.GradScaler, "scale"),
     (torch.amp.GradScaler, "__init__"), (torch.optim.Optimizer, "__init__"),
     (torch.optim.Optimizer, "add_param_group"),
-    *((getattr(lr_scheduler, name), "__init__") for name in watch.SCHEDULERS),
+    *((getattr(lr_scheduler, name), "__init__") for name in hooks.SCHEDULERS),
     (torch.amp.autocast_mode.autocast, "__enter__"),
     (torch.utils.data.distributed.DistributedSampler, "set_epoch"),
     (nn.utils, "clip_grad_norm_"), (nn.utils, "clip_grad_value_"),
@@ -79,12 +80,12 @@ def make_run(monkeypatch, tmp_path):
     for owner in vars(lr_scheduler).values():
         if isinstance(owner, type) and hasattr(owner, "step"):
             monkeypatch.setattr(owner, "step", owner.step)
-    monkeypatch.setattr(watch.os, "register_at_fork", lambda **_: None)
+    monkeypatch.setattr(hooks.os, "register_at_fork", lambda **_: None)
     monkeypatch.setattr(plans.files, "hold_everything", lambda spec: None)
     monkeypatch.setattr(gc, "freeze", lambda: None)
-    hooks, register = [], watch.register_optimizer_step_post_hook
-    monkeypatch.setattr(watch, "register_optimizer_step_post_hook",
-                        lambda hook: hooks.append(register(hook)))
+    added, register = [], hooks.register_optimizer_step_post_hook
+    monkeypatch.setattr(hooks, "register_optimizer_step_post_hook",
+                        lambda hook: added.append(register(hook)))
 
     def make(**more):
         run = watch.Run(spec_of(tmp_path, **more))
@@ -94,7 +95,7 @@ def make_run(monkeypatch, tmp_path):
         run.settings = dict(cudnn=False, tf32="highest")
         return run
     yield make
-    for hook in hooks:
+    for hook in added:
         hook.remove()
 
 
@@ -327,7 +328,7 @@ def test_a_skipped_step_is_counted_and_changes_nothing(make_run, make, names):
     net(infinite(run.scaler)).backward()
     optimizer.step()
     assert net.weight.tolist() == [1] * 4 and run.steps == steps + 1
-    assert watch.amp.scale_of(run) == scale / 2
+    assert amp.scale_of(run) == scale / 2
     for _ in range(2):  # momentum is not what memory held before
         optimizer.zero_grad()
         net(torch.ones(4)).backward()
@@ -383,7 +384,7 @@ def test_windows_of_float16_wait_for_20_steps_without_a_skip(make_run):
         optimizer.zero_grad()
         net(infinite(run.scaler) if step == 9 else torch.ones(4)).backward()
         optimizer.step()
-    assert done[0] - begin - 10 in (watch.amp.CALM, watch.amp.CALM + 1)
+    assert done[0] - begin - 10 in (amp.CALM, amp.CALM + 1)
 
 
 def test_clipping_sees_unscaled_gradients(make_run):

@@ -84,7 +84,8 @@ def by_option(name, facts, extra):
 def by_library(name, libraries, extra, entry=None):
     """Return the advice to use the option of the first of `libraries` that has one, or ""."""
     for library in libraries:
-        if text := LIBRARIES.get(library, {}).get(name):
+        texts = LIBRARIES.get(library, {})
+        if text := texts.get(name) or texts.get(kind(name)):
             first = f"{line(entry)}\n            " if entry else ""
             return first + text.format(**{"workers": "N", "size": "a larger one", **extra})
     return ""
