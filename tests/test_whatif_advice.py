@@ -774,7 +774,7 @@ def test_transformers_trainer(watched, tmp_path):
             "amp bfloat16": "bf16=True", "amp float16": "fp16=True", "tf32": "tf32=True",
             "compile": "torch_compile=True", "fused": 'optim="adamw_torch_fused"',
             "workers": "dataloader_num_workers=2, dataloader_persistent_workers=True",
-            "batch": "per_device_train_batch_size=8"}.items():
+            "batch x2": "per_device_train_batch_size=8"}.items():
         text = advice.write(name, facts, dict(workers=2, times=2))
         assert f"TrainingArguments: {words}" in text, name
         assert "GradScaler" not in text and text.count("TrainingArguments") == 1
