@@ -1,6 +1,5 @@
 """whatif/: a run of a script, its processes and files, on scripts that need no torch."""
 
-import getpass
 import json
 import os
 import re
@@ -367,8 +366,7 @@ def test_what_is_cut_off_leaves_nothing(program, folder):
     assert result["error"].startswith("cut off after 2 s: too slow, or too little time")
     memory, cache = result["log"].splitlines()[0].split()
     assert not Path("/dev/shm", memory).exists()
-    there = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
-    assert cache == os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(there))  # as without whatif
+    assert "whatif" not in cache and not Path(cache).is_relative_to(folder)  # as without whatif
     assert not (folder / "ready").exists()
 
 

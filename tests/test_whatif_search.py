@@ -71,7 +71,7 @@ def test_on_a_gpu_the_sum_is_reached_within_two_minutes():
     assert {estimates[row].n for row in estimates} == {6} and n == 6 * len(estimates)
     assert not any(one.verdict(row, estimates) is Verdict.OPEN for row in estimates)
     assert sum("compile" in " ".join(row) for row in estimates) <= search.MOST_COSTLY
-    shown = {(name,) for name in GPU if name not in one.costly}  # a larger set shows the costly ones
+    shown = {(name,) for name in GPU if name not in one.costly}
     assert shown <= {*estimates} and not {*best} & {"batch 2"}
 
 

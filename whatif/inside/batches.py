@@ -185,7 +185,7 @@ class Batches:
             run.clock.pause()
             raise
         wait = time.perf_counter() - start
-        self.given += 1
+        self.given = loaders.given[number] = self.given + 1
         size = self.about["batch"]
         if not size or self.given == self.length:  # the last one may be smaller
             size = samples_in(batch)
@@ -208,6 +208,7 @@ class Loaders:
         self.ends = False  # whether epochs of repeated batches end
         self.fetched_from, self.recent = {}, []  # since the last step, and for it
         self.steps_of = collections.Counter()  # to how many steps each loader gave a batch
+        self.given = {}  # batches of each loader's last iterator
         self.threaded = set()  # those that a thread of the script's own reads
         self.flood = self.fed = self.batches = 0  # batches since the last step; steps that had one
 
@@ -291,6 +292,11 @@ class Loaders:
         self.fed += bool(self.fetched_from)
         self.recent, self.fetched_from = [*self.fetched_from] or self.recent, {}
         self.flood = 0
+
+    def at_an_end(self):
+        """Return whether the last batch ended an epoch: the next may be another loader's."""
+        return any(self.about[number]["length"] == given > 1 for number, given in self.given.items()
+                   if number in self.recent)
 
     def is_repeated(self, number):
         return self.repeats and torch.is_grad_enabled() and number in self.chosen

@@ -49,8 +49,8 @@ def watch(run):
             run.clock.begin()
         if run.ranks()[1] > 1 and len(run.times) <= check:
             continue
-        is_over = took >= most or len(run.times) > WATCHED and took >= least and not awaits(
-            run.times)
+        is_over = took >= most or len(run.times) > WATCHED and took >= least and not (
+            awaits(run.times) or run.loaders.at_an_end())
         is_over, more = run.agree((is_over, int(CHECKED * len(run.times) / took)))
         if is_over:
             break
