@@ -7,10 +7,11 @@
     python resize_imagenet.py --src imagenet --dst imagenet_256 --max-size 256
 
 The smaller edge of each picture becomes at most --max-size pixels; pictures are never enlarged.
-A picture that is small enough is copied byte for byte. Names and folders stay the same, and the
-name decides the format: a PNG named .JPEG becomes a JPEG. Grey stays grey, CMYK becomes RGB,
-transparency becomes white, 16 bits become 8, and EXIF rotation is applied. Damaged pictures are
-named and left out. Files that are not pictures are ignored.
+Names and folders stay the same, and the name decides the format: a PNG named .JPEG becomes a JPEG.
+Grey stays grey, CMYK becomes RGB, transparency becomes white, 16 bits become 8, and EXIF rotation
+is applied. A picture that is small enough and needs none of this is copied byte for byte. Damaged
+pictures, and those of floating-point or 32-bit numbers, are named and left out. Files that are not
+pictures are ignored. --format jpg or png writes all pictures in that format, with its ending.
 
 You can stop it at any time. Run it again to continue; pictures that changed in --src since then
 (by size or time) are made again. Pictures that were deleted from --src stay in --dst.
@@ -42,7 +43,9 @@ from tqdm import tqdm
 
 FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP", ".bmp": "BMP",
            ".ppm": "PPM", ".pgm": "PPM", ".tif": "TIFF", ".tiff": "TIFF"}
-READABLE = sorted({*FORMATS.values(), "GIF"})  # not EPS: Pillow would start a program to read it
+OTHERS = {".gif": "GIF", ".avif": "AVIF", ".jp2": "JPEG2000"}  # read, but not written
+Image.init()  # not EPS: Pillow would start a program to read it; AVIF is not in every Pillow
+READABLE = sorted({*FORMATS.values(), *OTHERS.values()} & Image.OPEN.keys())
 MOST_PIXELS = 100_000_000  # a worker needs 3 to 12 bytes of memory for each
 Image.MAX_IMAGE_PIXELS = None  # MOST_PIXELS replaces Pillow's own limit
 NOTE, PARTS = ".resize_imagenet.json", ".resize_imagenet.part"
@@ -56,7 +59,10 @@ def printable(text):
 
 
 def flatten(image):
-    """Return a Pillow image of any mode as 8 bits of grey or RGB."""
+    """Return a Pillow image as 8 bits of grey or RGB. Raise ValueError if its range is not known."""
+    if image.mode in ("I", "F") and image.format != "PPM":
+        raise ValueError("floating-point, signed or 32-bit numbers: their range is not known, scale "
+                         "them to 8 or 16 bits with a program of your own")
     if image.mode.startswith("I"):  # 16 bits
         image = image.convert("I").point(lambda value: value / 257 + 0.5).convert("L")
     if image.has_transparency_data:
@@ -125,18 +131,23 @@ def encode(pixels, orientation, profile, format, quality):
 
 
 def shrink(content, format, max_size, quality):
-    """Return the smaller picture as the bytes of a file, or `content` itself if it fits.
+    """Return the smaller picture as the bytes of a file, or `content` itself if it needs no change.
 
     Raise Exception, of many types, if the picture is too large, damaged or not a picture.
     """
     with Image.open(io.BytesIO(content), formats=READABLE) as image:
         if image.width * image.height > MOST_PIXELS:  # known from the header
             raise ValueError(f"{image.width}x{image.height}, more than {MOST_PIXELS:,} pixels")
+        for key in ("xmp", "XML:com.adobe.xmp"):  # most programs know EXIF's orientation only
+            image.info.pop(key, None)
         size, edge, orientation = image.size, min(image.size), None
         if edge > max_size:
             size = [round(length * max_size / edge) for length in size]
+        is_plain = format == image.format.replace("MPO", "JPEG") and (
+            format == "JPEG" or format in ("PNG", "WEBP") and image.mode in ("L", "RGB")
+            and not image.has_transparency_data and "exif" not in image.info)
         pixels = decode(image, content, size)
-        if edge <= max_size and format == image.format.replace("MPO", "JPEG"):
+        if edge <= max_size and is_plain:
             return content
         with contextlib.suppress(Exception):  # the pixels can be good when the EXIF block is not
             orientation = image.getexif().get(ExifTags.Base.Orientation)
@@ -146,15 +157,20 @@ def shrink(content, format, max_size, quality):
     return encode(pixels, orientation, profile, format, quality)
 
 
-def do_pictures(src, dst, max_size, quality, names):
+def named(name, ending):
+    """Return the path of a picture's copy: `name`, with another ending unless that is None."""
+    return f"{os.path.splitext(name)[0]}.{ending}" if ending else name
+
+
+def do_pictures(src, dst, max_size, quality, ending, names):
     """Make the pictures `names` of `src` in `dst`. Return a Counter and {name: reason} of failures.
 
-    Files are written whole or not at all. Raise OSError if `dst` cannot be written.
+    `ending` is that of all copies, or None. Files are written whole or not at all. Raise OSError if `dst` cannot be written.
     """
     counts, failures = Counter(), {}
     part = os.path.join(dst, PARTS, str(os.getpid()))
     for name in names:
-        source, target = os.path.join(src, name), os.path.join(dst, name)
+        source, target = os.path.join(src, name), os.path.join(dst, named(name, ending))
         try:
             found = os.stat(source)
             # the output's time shows what it was made from: the source's time plus its size
@@ -162,12 +178,12 @@ def do_pictures(src, dst, max_size, quality, names):
             if os.path.exists(target) and os.stat(target).st_mtime_ns == stamp:
                 counts["kept"] += 1
                 continue
-            format = FORMATS[os.path.splitext(name)[1].lower()]
+            format = FORMATS[os.path.splitext(target)[1].lower()]
             content = shrink(Path(source).read_bytes(), format, max_size, quality)
         except Exception as error:
             failures[name] = getattr(error, "strerror", None) or str(error) or repr(error)
             if isinstance(error, UnidentifiedImageError):  # its text is an object's address
-                failures[name] = "not a picture, or a damaged one"
+                failures[name] = "not a picture, damaged, or of a kind that Pillow cannot read"
             Path(target).unlink(missing_ok=True)  # made from an earlier version of this picture
             continue
         Path(part).write_bytes(content)
@@ -178,10 +194,10 @@ def do_pictures(src, dst, max_size, quality, names):
     return counts, failures
 
 
-def find_pictures(src, dst):
+def find_pictures(src, dst, endings):
     """Return the sorted paths of the pictures in `src` and {path: reason} of what is unreadable.
 
-    Paths are relative to `src`. Links are followed, but not into a parent folder or `dst`.
+    A picture's name has one of the `endings`. Paths are relative to `src`. Links are followed, but not into a parent folder or `dst`.
     """
     names, unreadable = [], {}
     folders = [("", {src, dst})]  # each with the real paths of itself and its parents
@@ -200,7 +216,7 @@ def find_pictures(src, dst):
                 real = os.path.realpath(entry.path)
                 if real not in above:
                     folders.append((name, above | {real}))
-            elif (os.path.splitext(name)[1].lower() in FORMATS and entry.is_file()
+            elif (os.path.splitext(name)[1].lower() in endings and entry.is_file()
                   and not entry.name.startswith("._")):  # macOS keeps notes in such files
                 names.append(name)
     return sorted(names), unreadable
@@ -281,6 +297,8 @@ def main():
     parser.add_argument("--dst", type=Path, required=True, help="folder for the smaller copy")
     parser.add_argument("--max-size", type=int, required=True, help="smaller edge in pixels")
     parser.add_argument("--quality", type=int, default=90, help="of JPEG and WebP, 1 to 100 (90)")
+    parser.add_argument("--format", choices=("jpg", "png"), help="of all copies, as their ending; "
+                        f"reads {' '.join(OTHERS)} too (as the names say)")
     parser.add_argument("--workers", type=int, default=CORES, help="processes (one per core)")
     args = parser.parse_args()
     if min(args.max_size, args.workers) < 1 or not 1 <= args.quality <= 100:
@@ -293,16 +311,21 @@ def main():
 
     start = time.perf_counter()
     try:
-        names, unreadable = find_pictures(str(src), str(dst))
+        endings = [*FORMATS, *(OTHERS if args.format else ())]
+        names, unreadable = find_pictures(str(src), str(dst), endings)
         if not names:
-            parser.error(f"--src {src}: no pictures there (names that end in {' '.join(FORMATS)})")
-        with claim(dst, {"src": str(src), "max_size": args.max_size, "quality": args.quality}):
-            if (dst / NOTE.upper()).exists():  # a disk on which a and A are the same name
-                taken = {}
-                unreadable |= {name: "--dst cannot tell its name from another picture's"
-                               for name in names if taken.setdefault(name.casefold(), name) != name}
-                names = [name for name in names if name not in unreadable]
-            job = functools.partial(do_pictures, str(src), str(dst), args.max_size, args.quality)
+            parser.error(f"--src {src}: no pictures there (names that end in {' '.join(endings)})")
+        settings = {"src": str(src), "max_size": args.max_size, "quality": args.quality}
+        with claim(dst, settings | ({"format": args.format} if args.format else {})):
+            # on some disks a and A are the same name
+            fold, taken = str.casefold if (dst / NOTE.upper()).exists() else str, {}
+            for name in names:
+                other = taken.setdefault(fold(named(name, args.format)), name)
+                if other != name:
+                    unreadable[name] = f"its copy would have the same name as that of {other}"
+            names = [name for name in names if name not in unreadable]
+            job = functools.partial(do_pictures, str(src), str(dst), args.max_size, args.quality,
+                                    args.format)
             counts, failures = do_all(job, names, args.workers)
     except KeyboardInterrupt:
         sys.exit(f"{parser.prog}: stopped; run it again to continue")
