@@ -818,7 +818,7 @@ def test_a_cache_on_the_disk_that_mixes_types_is_left_alone(monkeypatch):
 
 
 def test_a_compiled_step_of_an_optimizer_still_compiles(make_run, recorded):
-    run, net = make_run(), new_net()
+    _, net = make_run(), new_net()
     optimizer = torch.optim.SGD(net.parameters(), 0.01, 0.9)
     step = torch.compile(lambda: optimizer.step())
     net(images(0)).square().mean().backward()
