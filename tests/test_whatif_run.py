@@ -333,7 +333,9 @@ def test_torchrun_around_whatif(program, folder):
     second = run(PYTHON, program, "train.py", env=ranks | dict(RANK="1"), cwd=folder)
     assert second.returncode == 0 and not second.stdout + second.stderr
     result = ask(program, folder, "train.py", **ranks, RANK="0")
-    assert result["rank"] == 0 and not result["error"], result
+    told = [result, *result["others"].values()]  # either process may be the first to report
+    assert [each["rank"] for each in told if "rank" in each] == [0], result
+    assert not result["error"], result
     alone = run(PYTHON, program, "train.py", env=ranks | dict(RANK="0", LOCAL_WORLD_SIZE="1"),
                 cwd=folder)
     assert_one_line(alone, 2, "torchrun runs on several")
