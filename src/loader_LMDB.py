@@ -13,7 +13,7 @@
 # ///
 """Read a dataset as training would, without training, and time it.
 
-    python loader.py --data_source DATASET
+    python loader.py --dataset DATASET
 
 DATASET holds classes, train/<class>/*, or pairs, train/blurry/** and train/sharp/** (--pair).
 Every epoch it prints images/s and MB/s; at the end it writes RESULT_DIR/<script name>.json.
@@ -37,7 +37,7 @@ import lmdb
 
 import torch
 from PIL import Image, ImageOps
-from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
+from torch.utils.data import Dataset, RandomSampler, SequentialSampler
 from torchvision import datasets
 from torchvision.transforms import v2 as transforms
 from tqdm import tqdm
@@ -47,10 +47,12 @@ warnings.filterwarnings("ignore", module="PIL")  # these warnings name no file a
 
 def at_least(least):
     """Return the type of an option that is a whole number, `least` or more."""
+
     def whole_number(text):
-        if not text.isdecimal() or not least <= int(text) < 2 ** 31:
+        if not text.isdecimal() or not least <= int(text) < 2**31:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
         return int(text)
+
     return whole_number
 
 
@@ -62,22 +64,26 @@ def build_parser():
     add = parser.add_argument
 
     # data
-    add("--data_source", type=Path, default=photos, help="folder with train/ and val/ or test/")
+    add("--dataset", type=Path, default=photos, help="folder with train/ and val/ or test/")
     # new #
     # train_LMDB.py makes and reads the same files
-    add("--lmdb", type=Path, help="the LMDB file; None: DATA_SOURCE_<split>.lmdb")
+    add("--lmdb", type=Path, help="folder of the LMDB files; None: the one that DATASET is in")
 
-    add("--split", choices=("train", "test"), default="train",
-        help="train: new order, random crops and flips; test: fixed order, center crop")
+    add(
+        "--split",
+        choices=("train", "test"),
+        default="train",
+        help="train: new order, random crops and flips; test: fixed order, center crop",
+    )
     add("--pair", nargs=2, default=["blurry", "sharp"], help="names of the two folders of pairs")
     add("--samples", type=at_least(1), help="read only this many samples, chosen by the seed")
 
     # work
     add("--batch_size", type=at_least(1), default=64, help="samples per batch")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    add("--num_workers", type=at_least(0), default=min(16, cores), help="processes that decode")
+    add("--workers", type=at_least(0), default=min(16, cores), help="processes that decode")
     add("--resize", type=at_least(0), default=256, help="smaller edge in pixels; 0: no resize")
-    add("--crop", type=at_least(1), default=224, help="edge of the square crop in pixels")
+    add("--image_size", type=at_least(1), default=224, help="edge of the square crop in pixels")
 
     # length
     add("--epochs", type=at_least(1), default=3, help="passes; the first one is the warm-up")
@@ -89,36 +95,34 @@ def build_parser():
     return parser
 
 
-def is_picture(path):
-    """Return whether the name is a picture's; macOS writes its own notes as ._name."""
+def is_image(path):
+    """Return whether the name is an image's; macOS writes its own notes as ._name."""
     name = os.path.basename(path).lower()
     return name.endswith(datasets.folder.IMG_EXTENSIONS) and not name.startswith("._")
 
 
 def load_image(file, name):
-    """Return an upright RGB picture: 16 bits scaled to 8, white where it is transparent.
+    """Return the image in RGB, turned by its EXIF. Raises OSError with `name`.
 
-    `file` is a path or a binary file. Raises OSError with `name`.
+    `file` is a path or a binary file.
     """
     try:
-        with Image.open(file) as image:
-            image = ImageOps.exif_transpose(image)
-            if image.mode.startswith("I"):
-                image = image.convert("I").point(lambda value: value / 257 + 0.5).convert("L")
-            if image.has_transparency_data:
-                image = image.convert("RGBA")
-                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-            return image.convert("RGB")
+        image = Image.open(file)
+        assert image.mode[0] not in "IF", "more than 8 bits: resize_imagenet.py makes them 8"
+        assert max(image.size) < 100 * min(image.size), "over 100 times as long as wide"
+        for key in "xmp", "XML:com.adobe.xmp":  # DALI turns images by EXIF only
+            image.info.pop(key, None)
+        return ImageOps.exif_transpose(image).convert("RGB")
     except Exception as error:
-        raise OSError(f"cannot read the picture {name}: {error}") from None
+        raise OSError(f"cannot read the image {name}: {error}") from None
 
 
-class Pictures(Dataset):
-    """A folder's samples: (picture, label) of <class>/*, or the two pictures of a pair.
+class Images(Dataset):
+    """A folder's samples: (image, label) of <class>/*, or the two images of a pair.
 
     `transform` gets both parts of a sample at once, so a pair gets one crop and one flip; a label
-    passes through. `samples` holds (path, label) or (path, path), `parts` the number of pictures
-    in each; `classes` is None for pairs. Raises OSError if there are no pictures or a partner is
+    passes through. `samples` holds (path, label) or (path, path), `parts` the number of images
+    in each; `classes` is None for pairs. Raises OSError if there are no images or a partner is
     missing.
     """
 
@@ -126,90 +130,104 @@ class Pictures(Dataset):
         self.root, self.transform, self.least = root, transform, least
         folders = [os.path.join(root, name) for name in pair]
         if any(map(os.path.isdir, folders)):
-            names = [{os.path.relpath(os.path.join(where, name), folder)
-                      for where, _, files in os.walk(folder, followlinks=True) for name in files
-                      if is_picture(name)} for folder in folders]
+            names = [
+                {
+                    os.path.relpath(os.path.join(where, name), folder)
+                    for where, _, files in os.walk(folder, followlinks=True)
+                    for name in files
+                    if is_image(name)
+                }
+                for folder in folders
+            ]
             for name in sorted(names[0] ^ names[1]):
                 missing = os.path.join(folders[name in names[0]], name)
-                raise OSError(f"{missing} is missing, the other picture of its pair is there")
-            self.samples = [tuple(os.path.join(folder, name) for folder in folders)
-                            for name in sorted(names[0])]
+                raise OSError(f"{missing} is missing, the other image of its pair is there")
+            self.samples = [
+                tuple(os.path.join(folder, name) for folder in folders) for name in sorted(names[0])
+            ]
             self.classes, self.parts = None, 2
         else:
-            found = datasets.ImageFolder(root, is_valid_file=is_picture)
+            found = datasets.ImageFolder(root, is_valid_file=is_image)
             self.samples, self.classes, self.parts = found.samples, found.classes, 1
         if not self.samples:
-            raise OSError(f"no pictures in {' or '.join(folders)}")
+            raise OSError(f"no images in {' or '.join(folders)}")
 
     def __len__(self):
         return len(self.samples)
 
     def __getitem__(self, i):
-        names, label = self.samples[i][:self.parts], self.samples[i][self.parts:]
-        pictures = [self.read(name) for name in names]
-        self.check_sizes(names, [picture.size for picture in pictures])
-        return self.transform(*pictures, *label) if self.transform else (*pictures, *label)
+        names, label = self.samples[i][: self.parts], self.samples[i][self.parts :]
+        images = [self.read(name) for name in names]
+        self.check_sizes(names, [image.size for image in images])
+        return self.transform(*images, *label) if self.transform else (*images, *label)
 
     def check_sizes(self, names, sizes):
         """Raise OSError if the (width, height) of a pair differ or an edge is below `least`."""
         if sizes[0] != sizes[-1]:
-            raise OSError(f"the sizes of a pair differ: {names[0]} has {sizes[0]} pixels, "
-                          f"{names[1]} has {sizes[1]}")
+            raise OSError(
+                f"the sizes of a pair differ: {names[0]} has {sizes[0]} pixels, "
+                f"{names[1]} has {sizes[1]}"
+            )
         if min(sizes[0]) < self.least:
-            raise OSError(f"{names[0]} has {sizes[0]} pixels, less than --crop: "
-                          "use --resize or a smaller --crop")
+            raise OSError(
+                f"{names[0]} has {sizes[0]} pixels, less than --image_size: "
+                "use --resize or a smaller --image_size"
+            )
 
     def read(self, name):
-        """Return the decoded picture."""
+        """Return the decoded image."""
         return load_image(name, name)
 
     def size(self, name):
-        """Return the bytes of the encoded picture."""
+        """Return the bytes of the encoded image."""
         return os.path.getsize(name)
 
     def files(self):
         """Return the paths of the files that an epoch reads."""
-        return [name for sample in self.samples for name in sample[:self.parts]]
+        return [name for sample in self.samples for name in sample[: self.parts]]
 
 
-def open_pictures(parser, args, transform):
-    """Return the Pictures of --data_source and --split; exit with status 2 if there are none."""
-    names = {"train": ("train", "training"), "test": ("val", "test", "testing")}[args.split]
-    root = next((args.data_source / name for name in names if (args.data_source / name).is_dir()),
-                args.data_source / names[0])
+def open_images(parser, args, transform):
+    """Return the Images of --dataset and --split; exit with status 2 if there are none."""
+    names = ["train", "training"]
+    if args.split == "test":
+        names = ["val", "valid", "validation", "test", "testing"]
+    root = next(
+        (args.dataset / name for name in names if (args.dataset / name).is_dir()),
+        args.dataset / names[0],
+    )
     try:
-        return Pictures(root, transform, args.pair, 1 if args.resize else args.crop)
+        return Images(root, transform, args.pair, 1 if args.resize else args.image_size)
     except OSError as error:
-        parser.error(f"--data_source {args.data_source}: {error}; it needs {names[0]}/<class>/* or "
-                     f"{names[0]}/{args.pair[0]}/** and {names[0]}/{args.pair[1]}/**; "
-                     "`python make_dataset.py photos` makes the default")
+        parser.error(
+            f"--dataset {args.dataset}: {error}; it needs {names[0]}/<class>/* or "
+            f"{names[0]}/{args.pair[0]}/** and {names[0]}/{args.pair[1]}/**; "
+            "`python make_dataset.py photos` makes the default"
+        )
 
 
 # new #
 # the index is written last, so a file without it is incomplete
-def build_lmdb(path, keys, index):
-    """Copy the files of `keys`, {name: key}, into a new LMDB file `path`. Raises OSError."""
+def build_lmdb(path, names, index):
+    """Copy the files `names` into a new LMDB file `path`. Raises OSError."""
     with open(f"{path}.part", "ab") as part:
         fcntl.flock(part, fcntl.LOCK_EX)  # waits for another process that builds it
         if os.path.exists(path):
             return
-        try:
-            part.truncate(0)  # remove what a killed process left
-            map_size = 2 * sum(map(os.path.getsize, keys)) + 2 * len(index) + 2 ** 15 * len(keys)
-            with lmdb.open(part.name, map_size, subdir=False, lock=False, sync=False) as store:
-                for name, key in tqdm(keys.items(), f"building {path}", disable=None):
-                    with store.begin(write=True) as transaction:
-                        transaction.put(key, Path(name).read_bytes())
+        part.truncate(0)  # remove what a killed process left
+        # the size is a limit, the file takes what it needs; sync=False: once, at the end
+        with lmdb.open(part.name, 2**40, subdir=False, lock=False, sync=False) as store:
+            for i, name in enumerate(tqdm(names, f"building {path}", disable=None)):
                 with store.begin(write=True) as transaction:
-                    transaction.put(b"index 2", index)
-                store.sync(True)
-            os.replace(part.name, path)
-        except (OSError, lmdb.Error) as error:
-            part.truncate(0)
-            raise OSError(f"cannot build {path}: {error}; --lmdb can name another disk") from None
+                    transaction.put(b"%d" % i, Path(name).read_bytes())
+            with store.begin(write=True) as transaction:
+                transaction.put(b"index 2", index)
+            store.sync(True)
+        os.replace(part.name, path)
+
 
 # new #
-# each process opens the file when it first reads; a forked worker has to open it again
+# each process opens the file when it first reads
 @functools.cache
 def open_lmdb(path):
     """Return a transaction that reads the LMDB file `path`. Raises OSError."""
@@ -220,25 +238,39 @@ def open_lmdb(path):
         return store.begin()
     except lmdb.Error as error:
         raise OSError(f"{path}: {error}; if damaged, remove it to build it again") from None
+
+
+# new #
+# a forked worker has to open it again
 os.register_at_fork(after_in_child=open_lmdb.cache_clear)
 
-# new #
-# names, sizes and times show whether the file was made from these pictures
-def match_lmdb(path, pictures):
-    """Build the LMDB file `path` if there is none. Raises OSError if it is not of `pictures`."""
-    keys = {name: b"%d" % i for i, name in enumerate(pictures.files())}
-    files = [[os.path.relpath(name, pictures.root), file.st_size, file.st_mtime_ns]
-             for name in keys for file in [os.stat(name)]]
-    index = json.dumps(dict(classes=pictures.classes, files=files)).encode()
-    if not os.path.exists(path):
-        build_lmdb(path, keys, index)
-    if open_lmdb(path).get(b"index 2") != index:
-        raise OSError(f"{path} holds other files than {pictures.root}: remove it to build it again")
 
 # new #
-# needs only the LMDB file; it holds encoded pictures and JSON, and no pickles, which can run code
-class ImageFolderLMDB(Pictures):
-    """Pictures from an LMDB file, with ImageFolder's samples and classes. Raises OSError."""
+# names, sizes and times show whether the file was made from these images
+def match_lmdb(path, images):
+    """Build the LMDB file `path` if there is none. Raises OSError if it is not of `images`."""
+    names = images.files()
+    files = [
+        [os.path.relpath(name, images.root), os.path.getsize(name), os.stat(name).st_mtime_ns]
+        for name in names
+    ]
+    index = json.dumps({"classes": images.classes, "files": files}).encode()
+    if not os.path.exists(path):
+        try:
+            build_lmdb(path, names, index)
+        except (OSError, lmdb.Error) as error:
+            raise OSError(f"cannot build {path}: {error}; --lmdb names another folder") from None
+    if open_lmdb(path).get(b"index 2") != index:
+        raise OSError(f"{path} holds other files than {images.root}: remove it to build it again")
+
+
+# new #
+# needs only the LMDB file; it holds encoded images and JSON, and no pickles, which can run code
+class ImageFolderLMDB(Images):
+    """Images from an LMDB file, with ImageFolder's samples and classes. Raises OSError."""
+
+    # new #
+    # the index tells what ImageFolder finds in the folders
     def __init__(self, path, transform=None, least=1):
         self.path, self.transform, self.least = str(path), transform, least
         try:
@@ -247,18 +279,29 @@ class ImageFolderLMDB(Pictures):
             self.class_to_idx = {name: i for i, name in enumerate(self.classes or ())}
             self.records = {name: (i, size) for i, (name, size, _) in enumerate(index["files"])}
             names = [*self.records]
-            self.samples = [*zip(names[::2], names[1::2])] if self.parts == 2 else [
-                (name, self.class_to_idx[Path(name).parts[0]]) for name in names]
+            self.samples = [*zip(names[::2], names[1::2])]
+            if self.parts == 1:
+                self.samples = [(name, self.class_to_idx[Path(name).parts[0]]) for name in names]
         except (LookupError, TypeError, ValueError) as error:
             raise OSError(f"{path} has no good index ({error!r}): remove it to build it again")
+
+    # new #
+    # an image is a record, named by the number of its file in the index
     def read(self, name):
         record = open_lmdb(self.path).get(b"%d" % self.records[name][0])
         return load_image(io.BytesIO(record), f"{name} in {self.path}")
+
+    # new #
+    # sizes are those of the files at the time of the build
     def size(self, name):
         return self.records[name][1]
+
+    # new #
+    # closes the file, too: mapped pages cannot be dropped from the page cache
     def files(self):
-        open_lmdb.cache_clear()  # closes it: mapped pages cannot be dropped from the page cache
+        open_lmdb.cache_clear()
         return [self.path]
+
 
 def drop_from_cache(paths):
     """Drop the pages of these files, and of no others, from the page cache; needs no root."""
@@ -274,8 +317,8 @@ def main():
     script = Path(__file__).stem
     parser = build_parser()
     args = parser.parse_args()
-    if 0 < args.resize < args.crop:
-        parser.error(f"--crop {args.crop} is larger than --resize {args.resize}")
+    if 0 < args.resize < args.image_size:
+        parser.error(f"--image_size {args.image_size} is larger than --resize {args.resize}")
 
     # batches are copied to the GPU, as in training
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -285,68 +328,94 @@ def main():
     # ------------------------------------------------------------------------------------ data
     steps = [transforms.Resize(args.resize)] if args.resize else []
     if args.split == "train":
-        steps += [transforms.RandomCrop(args.crop), transforms.RandomHorizontalFlip()]
+        steps += [transforms.RandomCrop(args.image_size), transforms.RandomHorizontalFlip()]
     else:
-        steps += [transforms.CenterCrop(args.crop)]
+        steps += [transforms.CenterCrop(args.image_size)]
     transform = transforms.Compose([*steps, transforms.PILToTensor()])
 
     # where samples come from
     # new #
     # a slow disk reads one file faster than many; later runs need no folder
-    path = args.lmdb or Path(f"{args.data_source.resolve()}_{args.split}.lmdb")
-    if args.data_source.exists() or not path.exists():
-        match_lmdb(str(path), open_pictures(parser, args, transform))
-    dataset = ImageFolderLMDB(path, transform, 1 if args.resize else args.crop)
+    home = args.lmdb or args.dataset.resolve().parent
+    path = home / f"{args.dataset.resolve().name}_{args.split}.lmdb"
+    if args.dataset.exists() or not path.exists():
+        match_lmdb(str(path), open_images(parser, args, transform))
+    dataset = ImageFolderLMDB(path, transform, 1 if args.resize else args.image_size)
 
     # the samples that are read
     if args.samples and args.samples < len(dataset):
         some = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(args.seed))
-        dataset.samples = [dataset.samples[i] for i in some[:args.samples].sort().values.tolist()]
-    pictures = [name for sample in dataset.samples for name in sample[:dataset.parts]]
-    size = sum(dataset.size(name) for name in pictures)
+        dataset.samples = [dataset.samples[i] for i in some[: args.samples].sort().values.tolist()]
+    images = [name for sample in dataset.samples for name in sample[: dataset.parts]]
+    size = sum(dataset.size(name) for name in images)
 
-    # the order of epoch e is torch.randperm with a generator seeded with seed + e
+    # the order of epoch e is torch.randperm with a generator seeded with seed * 10,000 + e
     order = torch.Generator()
     sampler = SequentialSampler(dataset)
     if args.split == "train":
         sampler = RandomSampler(dataset, generator=order)
 
-    # uint8 batches: (N, 3, crop, crop) with (N,) labels, or two of (N, 3, crop, crop) for pairs
-    loader = DataLoader(dataset, args.batch_size, sampler=sampler, num_workers=args.num_workers,
-                        persistent_workers=args.num_workers > 0 and not args.cold,
-                        pin_memory=on_gpu)
+    # uint8 batches: (N, 3, size, size) with (N,) labels, or two of (N, 3, size, size) for pairs
+    loader = torch.utils.data.DataLoader(
+        dataset,
+        args.batch_size,
+        sampler=sampler,
+        num_workers=args.workers,
+        persistent_workers=args.workers > 0 and not args.cold,
+        pin_memory=on_gpu,
+    )
 
     # --------------------------------------------------------------------------------- reading
     args.result_dir.mkdir(parents=True, exist_ok=True)
     print(f"{script}: {len(dataset):,} samples, {size / 1e6:,.1f} MB, to {device}", flush=True)
     epochs = []
     for epoch in range(args.epochs):
-        torch.manual_seed(args.seed + epoch)
-        order.manual_seed(args.seed + epoch)
+        torch.manual_seed(args.seed * 10_000 + epoch)  # no other epoch and no other --seed has it
+        order.manual_seed(args.seed * 10_000 + epoch)
         if args.cold:
             drop_from_cache(dataset.files())
-        batches = iter(loader)  # starts the workers; their start is not timed
         synchronize()
-        start = time.perf_counter()
-        for first, second in tqdm(batches, f"epoch {epoch + 1}", total=len(loader), leave=False,
-                                  disable=None):
+        start, part = time.perf_counter(), 1.0
+        for step, (first, second) in enumerate(
+            tqdm(loader, f"epoch {epoch + 1}", leave=False, disable=None)
+        ):
+            # workers take seconds to start: the clock does when each of them has sent a batch
+            if step == args.workers and step < len(loader) // 4:
+                start, part = time.perf_counter(), 1 - step / len(loader)
+
             # a training step would begin here
             first = first.to(device, non_blocking=True)
             second = second.to(device, non_blocking=True)
-        synchronize()
+            if step >= len(loader) - 1:  # the end of the workers is not timed
+                synchronize()
+                seconds = (time.perf_counter() - start) / part
 
         # the epoch's line
-        seconds = time.perf_counter() - start
-        epochs.append(dict(seconds=seconds, images_per_second=len(pictures) / seconds,
-                           megabytes_per_second=size / 1e6 / seconds))
-        print(f"epoch {epoch + 1}/{args.epochs}  {len(pictures) / seconds:,.0f} images/s  "
-              f"{size / 1e6 / seconds:,.1f} MB/s  {seconds:.2f} s", flush=True)
+        epochs.append(
+            dict(
+                seconds=seconds,
+                images_per_second=len(images) / seconds,
+                megabytes_per_second=size / 1e6 / seconds,
+            )
+        )
+        print(
+            f"epoch {epoch + 1}/{args.epochs}  {len(images) / seconds:,.0f} images/s  "
+            f"{size / 1e6 / seconds:,.1f} MB/s  {seconds:.2f} s",
+            flush=True,
+        )
 
     # the record: medians of the epochs after the warm-up
-    environment = dict(torch=torch.__version__,
-                       device=torch.cuda.get_device_name() if on_gpu else "cpu")
-    record = dict(script=script, options=vars(args), environment=environment,
-                  samples=len(dataset), bytes=size, epochs=epochs)
+    environment = dict(
+        torch=torch.__version__, device=torch.cuda.get_device_name() if on_gpu else "cpu"
+    )
+    record = dict(
+        script=script,
+        options=vars(args),
+        environment=environment,
+        samples=len(dataset),
+        bytes=size,
+        epochs=epochs,
+    )
     for name in epochs[0]:
         record[name] = statistics.median(each[name] for each in epochs[1:] or epochs)
     path = args.result_dir / f"{script}.json"
@@ -357,7 +426,7 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except OSError as error:  # a worker's error ends with the line that names the picture
+    except OSError as error:  # a worker's error ends with the line that names the image
         sys.exit(f"{Path(__file__).name}: error: {str(error).splitlines()[-1]}")
     except KeyboardInterrupt:
         sys.exit(f"{Path(__file__).name}: stopped")

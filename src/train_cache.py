@@ -13,25 +13,21 @@ After the last epoch it writes a record, RESULT_DIR/<script name>.json.
 """
 
 import argparse
-import io
+import functools
 import json
 import os
-import statistics
 import sys
-import time
-import warnings
 import zipfile
 from pathlib import Path
+from time import perf_counter
 
 import torch
 from PIL import Image, ImageOps
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader
 from torchvision import datasets, models
 from torchvision.transforms import v2 as transforms
 from tqdm import tqdm
-
-warnings.filterwarnings("ignore", module="PIL")  # its warnings name no file and are harmless
 
 
 def fail(message):
@@ -40,10 +36,10 @@ def fail(message):
     sys.exit(2)
 
 
-def count(text):
-    """Return an option's whole number, which is 1 or more. Raises ArgumentTypeError."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+def positive(text):
+    """Return an option's whole number. Raises ValueError if it is below 1."""
+    if int(text) < 1:
+        raise ValueError
     return int(text)
 
 
@@ -52,25 +48,28 @@ def build_parser():
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.error = fail
     add = parser.add_argument
-    places = [folder / "data" / "digits" for folder in Path(__file__).resolve().parents]
-    digits = next(filter(Path.is_dir, places), places[:2][-1])
+    digits = Path(__file__).resolve().parents[1] / "data/digits"
     add("--dataset", type=Path, default=digits, help="folder with train/<class>/*, val/<class>/*")
-    add("--image_size", type=count, default=32, help="height and width in training, pixels")
-    add("--val_size", type=count, help="height and width in validation; None: IMAGE_SIZE")
-    add("--augment", choices=["none", "resized", "crop"], default="none",
-        help="random flips and crops: resized as for ImageNet, or crop: padded by 1/8")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    add("--image_size", type=positive, default=32, help="height and width in training, pixels")
+    add("--val_size", type=positive, help="resize and center crop of validation; None: IMAGE_SIZE")
+    add(
+        "--augment",
+        choices=["none", "resized", "crop"],
+        default="none",
+        help="random flips and crops: resized as for ImageNet, or crop: padded by 1/8",
+    )
+    cores = len(os.sched_getaffinity(0))
     add("--workers", type=int, default=min(16, cores), help="loading processes for training")
     # new #
     # auto is gpu if the images take at most half of the free GPU memory, else ram
     add("--cache_device", choices=["auto", "gpu", "ram"], default="auto", help="where images stay")
 
-    add("--width", type=count, default=16, help="channels of conv11's first layer")
+    add("--width", type=positive, default=16, help="channels of conv11's first layer")
     add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
-    add("--batch_size", type=count, default=120, help="images in a step, all processes together")
+    add("--batch_size", type=positive, default=120, help="images in a step, all processes together")
     add("--lr", type=float, default=0.1, help="highest learning rate")
-    add("--epochs", type=count, default=5, help="passes over the training images")
-    add("--steps", type=count, help="end each epoch after this many steps; None: all")
+    add("--epochs", type=positive, default=5, help="passes over the training images")
+    add("--steps", type=positive, help="end each epoch after this many steps; None: all")
     add("--seed", type=int, default=0, help="sets weights, image order and augmentation")
     add("--result_dir", type=Path, default=Path("runs"), help="folder of record and checkpoint")
     add("--resume", help="a checkpoint, or auto: the one in RESULT_DIR if there is one")
@@ -80,201 +79,249 @@ def build_parser():
 def load_image(path):
     """Return the image at `path` in RGB, turned by its EXIF. Raises OSError with the path."""
     try:
-        with Image.open(path) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
+        image = Image.open(path)
+        assert image.mode[0] not in "IF", "more than 8 bits: resize_imagenet.py makes them 8"
+        assert 0.01 < image.width / image.height < 100, "over 100 times as long as wide"
+        image.info["XML:com.adobe.xmp"] = " "  # by EXIF only, as DALI: Pillow finds no XMP
+        return ImageOps.exif_transpose(image).convert("RGB")
     except Exception as error:
         raise OSError(f"cannot read {path}: {error}") from None
 
 
 def open_folder(dataset, names, transform):
     """Return an ImageFolder over the first of DATASET/<names> that is there."""
-    root = next((dataset / name for name in names if (dataset / name).is_dir()), dataset / names[0])
-    try:
-        return datasets.ImageFolder(root, transform, loader=load_image, is_valid_file=lambda path: (
-            datasets.folder.is_image_file(path) and not os.path.basename(path).startswith("._")))
-    except OSError as error:
-        fail(f"--dataset {dataset}: {error} (it needs {' or '.join(names)}/<class>/*; "
-             "`python make_dataset.py digits` makes the default)")
+    for name in names:
+        if (dataset / name).is_dir():
+            return datasets.ImageFolder(dataset / name, transform, loader=load_image)
+    fail(
+        f"--dataset {dataset}: it has no {' or '.join(names)}/<class>/*; "
+        "`python make_dataset.py digits` makes the default"
+    )
 
 
 # new #
-# crops and flips a whole batch as RandomResizedCrop or RandomCrop and RandomHorizontalFlip do
-def random_crops(images, size, augment):
-    """Return a random crop of each image: uint8 (N, 3, side, side) to (N, 3, size, size)."""
-    count, pad = len(images), size // 8
-    if augment == "crop":  # the whole image, moved by up to an eighth over black
-        edges, centers = torch.ones(count, 2), torch.randint(-pad, pad + 1, (count, 2)) * 2 / size
-    else:
-        area = torch.empty(count, 10).uniform_(0.08, 1)  # ten tries; the first that fits is taken
-        ratio = (4 / 3) ** torch.empty(count, 10).uniform_(-1, 1)
-        edges = torch.stack([area * ratio, area / ratio], 2).sqrt()  # width and height
-        edges = edges[torch.arange(count), (edges <= 1).all(2).int().argmax(1)].clamp(max=1)
-        centers = (1 - edges) * torch.empty(count, 2).uniform_(-1, 1)  # coordinates from -1 to 1
-    edges[:, 0] *= torch.randint(2, (count,)) * 2 - 1  # a negative width flips
-    crops = torch.stack([edges, centers])
-    crops = crops.pin_memory() if images.is_cuda else crops  # the host does not wait for the copy
-    edges, centers = crops.to(images.device, non_blocking=True)[..., None]
-    pixels = (2 * torch.arange(size, device=images.device) + 1) / size - 1  # from -1 to 1
-    across, down = (edges * pixels + centers).unbind(1)
-    grid = torch.stack(torch.broadcast_tensors(across[:, None], down[:, :, None]), 3)
-    return nn.functional.grid_sample(images.float(), grid, align_corners=False, padding_mode=(
-        "zeros" if augment == "crop" else "border")).round().byte()
+# RandomHorizontalFlip for a batch
+def random_flip(images):
+    """Return images (N, 3, H, W) with half of them mirrored."""
+    mirrored = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
+    return images.where(mirrored, images.flip(3))
+
+
+# new #
+# RandomCrop with padding for a batch
+def random_crop(images, padding):
+    """Return images (N, 3, S, S), each moved by up to `padding` pixels over black."""
+    count, channels, size, _ = images.shape
+    padded = nn.functional.pad(images, [padding] * 4)
+    moved = torch.randint(2 * padding + 1, (2, count, 1, 1, 1), device=images.device)
+    pixels = torch.arange(size, device=images.device)
+    rows = (moved[0] + pixels[:, None]).expand(count, channels, size, padded.shape[3])
+    columns = (moved[1] + pixels).expand(count, channels, size, size)
+    return random_flip(padded.gather(2, rows).gather(3, columns))
+
+
+# new #
+# RandomResizedCrop for a batch
+def random_resized_crop(images, size):
+    """Return a random part of each image (N, 3, H, W), resized to (N, 3, size, size)."""
+    area = torch.empty(len(images), 10, device=images.device).uniform_(0.08, 1)  # ten tries
+    ratio = (4 / 3) ** torch.empty_like(area).uniform_(-1, 1)
+    edges = torch.stack([area * ratio, area / ratio], 2).sqrt()  # parts of the width and height
+    first = (edges <= 1).all(2, keepdim=True).int().argmax(1, keepdim=True)  # that fits
+    edges = edges.take_along_dim(first, 1).clamp(max=1)
+    centers = (1 - edges) * torch.empty_like(edges).uniform_(-1, 1)  # coordinates from -1 to 1
+    boxes = torch.cat([edges.squeeze(1).diag_embed(), centers.mT], 2)
+    grid = nn.functional.affine_grid(boxes, [len(images), 3, size, size], align_corners=False)
+    crops = nn.functional.grid_sample(
+        images.float(), grid, padding_mode="border", align_corners=False
+    )
+    return random_flip(crops.round().byte())
+
 
 # new #
 # all images are in one tensor, so a batch needs no loading processes
-class CachedLoader:
-    """Yield uint8 images (N, 3, size, size) and labels (N,) from memory.
-    With several processes each decodes its share of `dataset` and gets the others' shares. `place`
-    holds the images; `crop` is None or (size, augment); random crops are made on `device`.
+class CachedLoader(DataLoader):
+    """Yield uint8 images (N, 3, size, size) and labels (N,) that `place` has held since the start.
+    `augment` changes each batch on `device`.
     """
-    def __init__(self, dataset, sampler, side, crop, place, device, rank, world_size, batch_size,
-                 num_workers, pin_memory, drop_last=False, **others):
-        self.dataset = dataset  # as DataLoader has it
-        self.order = torch.utils.data.BatchSampler(sampler, batch_size, drop_last)
-        self.crop, self.device, self.pinned = crop, device, pin_memory and place != device
-        self.images = torch.zeros(len(dataset), 3, side, side, dtype=torch.uint8, device=place)
-        self.labels = torch.zeros(len(dataset), dtype=torch.long, device=place)
-        images, labels = (each[rank::world_size].split(batch_size)
-                          for each in (self.images, self.labels))
-        decoded = DataLoader(dataset, batch_size, sampler=range(rank, len(dataset), world_size),
-                             num_workers=num_workers, generator=torch.Generator())
-        for k, batch in enumerate(tqdm(decoded, f"decoding {len(dataset)}", leave=False,
-                                       disable=None if rank == 0 else True)):
-            images[k].copy_(batch[0])
-            labels[k].copy_(batch[1])
-        for part in [*self.images.split(1000), self.labels] if world_size > 1 else []:
-            total = part.to(device)  # the other shares are zeros
-            torch.distributed.all_reduce(total)
-            part.copy_(total)
-    def __len__(self):
-        return len(self.order)
-    def __iter__(self):
-        order = torch.tensor([*self.order.sampler]).to(self.images.device)
-        for numbers in order.split(self.order.batch_size)[:len(self)]:
-            images = self.images.new_empty((len(numbers), *self.images.shape[1:]),
-                                           pin_memory=self.pinned)
-            torch.index_select(self.images, 0, numbers, out=images)
-            images = images.to(self.device, non_blocking=True)
-            yield random_crops(images, *self.crop) if self.crop else images, self.labels[numbers]
 
-def write(path, save):
-    """Call save(file) on a file beside `path`, then move it there: `path` is never half a file."""
-    try:
-        with open(f"{path}.part", "wb") as file:
-            save(file)
-    except RuntimeError as error:  # torch.save hides the OSError of a full disk
-        raise error.__context__ or error
-    os.replace(f"{path}.part", path)
+    # new #
+    # decoding takes no random numbers of the training
+    def __init__(self, dataset, side, augment, place, device, **loading):
+        super().__init__(dataset, **loading)
+        self.augment, self.device, labels = augment, device, []
+        try:
+            self.images = torch.zeros(len(dataset), 3, side, side, dtype=torch.uint8, device=place)
+        except RuntimeError as error:
+            fail(f"the images do not fit in memory: {str(error).splitlines()[0]}")
+        workers = {"num_workers": self.num_workers, "generator": torch.Generator()}
+        decoded = DataLoader(dataset, self.batch_size, **workers)
+        parts = self.images.split(self.batch_size)
+        for part, batch in zip(parts, tqdm(decoded, "decoding", leave=False, disable=None)):
+            part.copy_(batch[0])
+            labels.append(batch[1])
+        self.labels = torch.cat(labels).to(place)
+
+    # new #
+    # an epoch is look-ups in the order of the sampler
+    def __iter__(self):
+        order = torch.tensor([*self.sampler]).to(self.images.device)
+        for i in order.split(self.batch_size)[: len(self)]:
+            images = self.images[i]
+            if self.pin_memory and not images.is_cuda:
+                images = images.pin_memory()
+            yield self.augment(images.to(self.device, non_blocking=True)), self.labels[i]
+
+
+class Normalize(nn.Module):
+    """Turn uint8 images into floats, by ImageNet's mean and standard deviation, on the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer(
+            "mean_std",
+            torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[..., None, None],
+        )
+
+    def forward(self, images):
+        mean, std = self.mean_std
+        return (images / 255 - mean) / std
 
 
 def conv11(width, classes):
     """Return eleven 3x3 convolutions: (N, 3, H, W) floats to (N, classes) scores."""
     layers, channels = [], 3
-    for i in range(11):
-        wider = width * 2 ** ((i + 1) // 3)
-        layers += [nn.Conv2d(channels, wider, 3, 2 if i % 3 == 2 else 1, 1, bias=False),
-                   nn.BatchNorm2d(wider), nn.ReLU(inplace=True)]
+    for i in range(1, 12):
+        wider = width * 2 ** (i // 3)
+        layers += [
+            nn.Conv2d(channels, wider, 3, 1 if i % 3 else 2, 1, bias=False),
+            nn.BatchNorm2d(wider),
+            nn.ReLU(True),
+        ]
         channels = wider
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
-    return nn.Sequential(*layers)
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)
+    )
+
+
+def lr_factor(step, total):
+    """Return what multiplies --lr in a step: it rises for a fifth of all steps, then falls to 0."""
+    return min((step + 1) / 0.2, (total - step) / 0.8, total) / total
 
 
 def main():
     # --------------------------------------------------------------------------------- options
-    started, script = time.perf_counter(), Path(__file__).stem
+    started, script = perf_counter(), Path(__file__).stem
     args = build_parser().parse_args()
+    log = functools.partial(print, flush=True)
 
-    # the number of this process, the number of processes, and the device of this process
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpu else "cpu")
+
+    # the number of this process, and how many processes there are
     rank = 0
     world_size = 1
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-    on_gpu = device.type == "cuda"
-    if args.batch_size % world_size:
-        fail(f"--batch_size {args.batch_size} is not a multiple of {world_size} processes")
-    if not 0 < args.lr < 3e38 or not 0 <= args.seed < 2 ** 31 or args.workers < 0:
-        fail("--lr has to be above 0 and below 3e38, --seed 0 to 2147483647, --workers 0 or more")
+    # every epoch has a seed of its own: no other epoch and no other --seed has it
+    seed = args.seed * 10_000
+
     # every process starts from the same weights
-    torch.manual_seed(args.seed)
+    torch.manual_seed(seed)
+    os.makedirs(args.result_dir, exist_ok=True)
     saved = args.result_dir / f"{script}.pt"
-    try:
-        args.result_dir.mkdir(parents=True, exist_ok=True)
-        open(f"{saved}.part", "ab").close()  # an error now, not after the first epoch
-    except OSError as error:
-        fail(f"--result_dir: {error}")
 
     # ------------------------------------------------------------------------------------ data
-    val_size = args.val_size or args.image_size
-    val_transform = transforms.Compose([
-        transforms.Resize(val_size), transforms.CenterCrop(val_size), transforms.PILToTensor()])
-    center = [transforms.Resize(args.image_size), transforms.CenterCrop(args.image_size)]
+    size = args.image_size
+    val_size = args.val_size or size
+    val_transform = transforms.Compose(
+        [transforms.Resize(val_size), transforms.CenterCrop(val_size), transforms.PILToTensor()]
+    )
+
     flip = transforms.RandomHorizontalFlip()
-    crop = dict(none=center, resized=[transforms.RandomResizedCrop(args.image_size), flip], crop=[
-        *center, transforms.RandomCrop(args.image_size, args.image_size // 8), flip])[args.augment]
+    crop = [transforms.Resize(size), transforms.CenterCrop(size)]
+    if args.augment == "resized":
+        crop = [transforms.RandomResizedCrop(size), flip]
+    elif args.augment == "crop":
+        crop += [transforms.RandomCrop(size, size // 8), flip]
+
+    # new #
+    # the cache holds squares; resized crops are cut from squares that are a seventh larger
+    side, augment = size, torch.Tensor.contiguous
+    if args.augment == "resized":
+        side = -(-size * 8 // 7)
+        augment = functools.partial(random_resized_crop, size=size)
+    elif args.augment == "crop":
+        augment = functools.partial(random_crop, padding=size // 8)
+    crop = [transforms.Resize(side), transforms.CenterCrop(side)]
+
+    # images stay uint8 until normalize: as floats they would be four times as many bytes
     train_transform = transforms.Compose([*crop, transforms.PILToTensor()])
 
     # uint8 images (3, height, width) with the number of their class
-    train_set = open_folder(args.dataset, ("train", "training"), train_transform)
-    val_set = open_folder(args.dataset, ("val", "test", "testing"), val_transform)
-    if odd := set(train_set.classes) ^ set(val_set.classes):
-        fail(f"--dataset {args.dataset}: classes in only one of train and val: {sorted(odd)}")
+    train_set = open_folder(args.dataset, ["train", "training"], train_transform)
+    val_set = open_folder(
+        args.dataset, ["val", "valid", "validation", "test", "testing"], val_transform
+    )
+    classes = train_set.classes
+    if classes != val_set.classes:
+        fail(
+            f"--dataset {args.dataset}: only one of train and val has these classes: "
+            f"{sorted(set(classes) ^ set(val_set.classes))}"
+        )
     if len(train_set) < args.batch_size:
         fail(f"--batch_size {args.batch_size}: there are only {len(train_set)} training images")
 
     # new #
-    # the cache holds squares; resized crops are cut from squares that are a seventh larger
-    side = -(-args.image_size * 8 // 7) if args.augment == "resized" else args.image_size
-    cut = None if args.augment == "none" else (args.image_size, args.augment)
-    if cut:
-        own, at = train_transform.transforms, train_transform.transforms.index(crop[0])
-        own[at:at + len(crop)] = transforms.Resize(side), transforms.CenterCrop(side)
-    needed = 3 * (len(train_set) * side ** 2 + len(val_set) * val_size ** 2)
+    # a set that does not fit is an error before it is decoded
+    needed = 3 * (len(train_set) * side**2 + len(val_set) * val_size**2)
     place, free = device, torch.cuda.mem_get_info()[0] if on_gpu else 0
-    is_large = needed > free / 2 and args.cache_device == "auto"
-    if args.cache_device == "ram" or is_large or not on_gpu:
+    if args.cache_device == "ram" or args.cache_device == "auto" and needed > free / 2:
         place = torch.device("cpu")
-        free = 1024 * int(Path("/proc/meminfo").read_text().split()[7])  # MemAvailable, in kB
-        free //= int(os.getenv("LOCAL_WORLD_SIZE", 1))  # each process holds all images
-    size = f"the decoded images take {needed / 1e6:,.1f} MB of {place} memory"
+    if place.type == "cpu":
+        memory = dict(line.split(":") for line in open("/proc/meminfo"))
+        free = 1024 * int(memory["MemAvailable"].split()[0])
+        for line in open("/proc/self/cgroup"):  # a container or a job may have less
+            _, kind, name = line.strip().split(":", 2)
+            group = Path(f"/sys/fs/cgroup/{kind}{name}")
+            for folder in group, *group.parents:
+                for limit in *folder.glob("memory.max"), *folder.glob("memory.limit_in_bytes"):
+                    free = min(free, int(limit.read_text().replace("max", str(free))))
+        free //= world_size
     if needed > free:
-        fail(f"{size}, but {free / 1e6:,.1f} MB are free: take a smaller --image_size")
-    print(f"{script}: {size}", flush=True)
+        fail(f"the decoded images take {needed / 1e6:,.1f} MB of {place} memory, more than is free")
+    log(f"{script}: the decoded images take {needed / 1e6:,.1f} MB of {place} memory")
 
-    # epoch e (from 0) takes the images in the order of torch.randperm, seeded with --seed + e
-    sampler = RandomSampler(train_set, generator=torch.Generator())
+    # epoch e (from 0) takes the images in the order of torch.randperm, seeded with seed + e
+    sampler = torch.utils.data.RandomSampler(train_set, generator=torch.Generator())
 
     # each process has its share of the validation images, the batch and the workers
     val_sampler = range(rank, len(val_set), world_size)
-    workers = -(-args.workers // world_size)
-    loading = dict(batch_size=args.batch_size // world_size, num_workers=workers, pin_memory=on_gpu,
-                   persistent_workers=workers > 0, generator=torch.Generator())
+    loading = dict(
+        batch_size=args.batch_size // world_size,
+        num_workers=args.workers // world_size,
+        persistent_workers=args.workers >= world_size,
+        pin_memory=on_gpu,
+    )
 
     # new #
     # this decodes all images; later a batch is a look-up in memory
-    where = dict(place=place, device=device, rank=rank, world_size=world_size)
-    train_loader = CachedLoader(train_set, sampler, side, cut, drop_last=True, **where, **loading)
+    train_loader = CachedLoader(
+        train_set, side, augment, place, device, sampler=sampler, drop_last=True, **loading
+    )
 
     # every validation image, in order
     # new #
     # validation images are in memory, too
-    val_loader = CachedLoader(val_set, val_sampler, val_size, None, **where, **loading)
+    unchanged = torch.Tensor.contiguous
+    val_loader = CachedLoader(
+        val_set, val_size, unchanged, place, device, sampler=val_sampler, **loading
+    )
 
     # ----------------------------------------------------------------------------------- model
-    # the device turns bytes into floats; mean and std are there, so that no step waits for a copy
-    mean, std = torch.tensor([[.485, .456, .406], [.229, .224, .225]]).to(device)[..., None, None]
-    normalize = transforms.Compose([
-        transforms.ToDtype(torch.float32, scale=True),
-        transforms.Lambda(lambda x: (x - mean.to(x.device)) / std.to(x.device))])  # DP: on each GPU
-    classes = len(train_set.classes)
-    try:
-        if args.model == "conv11":
-            model = conv11(args.width, classes)
-        else:
-            no_aux = {"aux_logits": False} if args.model in ("googlenet", "inception_v3") else {}
-            model = models.get_model(args.model, num_classes=classes, **no_aux)
-        [model.eval()(torch.zeros(1, 3, side, side)) for side in {args.image_size, val_size}]
-    except Exception as error:  # some models take one size only
-        fail(f"--model {args.model}, image sizes {args.image_size} and {val_size}: {error}")
+    if args.model == "conv11":
+        model = conv11(args.width, len(classes))
+    else:
+        model = models.get_model(args.model, num_classes=len(classes))
 
     # never wrap model itself, wrap net below: optimizer, checkpoint and validation use model
     model = model.to(device)
@@ -283,63 +330,67 @@ def main():
     loss_function = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True)
 
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{script}: {parameters:,} parameters, {len(train_set):,} images, {device}", flush=True)
+    parameters = sum(map(torch.numel, model.parameters()))
+    log(
+        f"{script}: {parameters:,} parameters, {len(train_set):,} images, {len(classes)} classes, "
+        f"{device}"
+    )
 
     # a checkpoint holds the states of these
     parts = {"model": model, "optimizer": optimizer}
 
     # each step calls net on uint8 images; techniques wrap net, so that model stays as it is
+    normalize = Normalize().to(device)
     net = nn.Sequential(normalize, model)
 
     # -------------------------------------------------------------------------------- training
-    resume = (saved if saved.exists() else None) if args.resume == "auto" else args.resume
-    content = Path(resume).read_bytes() if resume and rank == 0 else None
-
     # continue with the states of the checkpoint and the options of this run
     epochs = []
-    if content is not None:
+    if args.resume == "auto":
+        args.resume = saved if saved.exists() else None
+    if args.resume:
         try:
-            if damaged := zipfile.ZipFile(io.BytesIO(content)).testzip():
-                raise ValueError(f"{damaged} is damaged")  # torch.load would not notice
-            checkpoint = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            assert not zipfile.ZipFile(args.resume).testzip()  # torch.load checks no checksums
+            checkpoint = torch.load(args.resume, map_location="cpu")
             states = checkpoint["parts"]
             states["optimizer"]["param_groups"] = optimizer.state_dict()["param_groups"]
             for name in filter(states.get, parts):
                 parts[name].load_state_dict(states[name])
             epochs = checkpoint["epochs"]
         except Exception as error:
-            fail(f"--resume {resume}: damaged, or of another model: {error!r:.150}")
-        changed = [f"--{name} {vars(args)[name]}, which was {old}" for name, old in
-                   checkpoint["options"].items() if str(vars(args).get(name, old)) != old]
-        print(f"{script}: {len(epochs)} of {args.epochs} epochs are done", *changed, sep="; ")
-    if saved.exists() and Path(resume or "").resolve() != saved.resolve():
-        print(f"{script}: replaces {saved}; --resume auto would continue it", flush=True)
+            fail(f"--resume {args.resume}: damaged, or of another model: {error!r:.150}")
+        if checkpoint.get("classes", classes) != classes:
+            fail(
+                f"--resume {args.resume}: the classes have other names or another order: "
+                f"{sorted({*enumerate(classes)} ^ {*enumerate(checkpoint['classes'])})}"
+            )
+        log(
+            f"{script}: {len(epochs)} of {args.epochs} epochs are done; lr is by this run's options"
+        )
 
-    steps = min(len(train_loader), args.steps or len(train_loader))
-    # the learning rate rises for a fifth of all steps, then falls to zero
+    steps = min(len(train_loader), args.steps or sys.maxsize)
     done, total = len(epochs) * steps, args.epochs * steps
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
-        1, (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: lr_factor(done + step, total)
+    )
 
-    # the host waits for the GPU only before and after the steps of an epoch, to time them
-    synchronize = torch.cuda.synchronize if on_gpu else lambda: None
-    warmup_seconds, resumed = 0.0, len(epochs)
-    for epoch in range(resumed, args.epochs):
+    # from the start of the script to the end of its first epoch's steps
+    warmup_seconds = 0
+    for epoch in range(len(epochs), args.epochs):
         # each epoch and process has its own seed, and the same one after a resume
-        torch.manual_seed((args.seed + epoch) * world_size + rank)
-        loading["generator"].manual_seed(torch.initial_seed())
+        torch.manual_seed((seed + epoch) * world_size + rank)
 
         # the order of the images
-        sampler.generator.manual_seed(args.seed + epoch)
+        sampler.generator.manual_seed(seed + epoch)
 
-        losses, data_wait = torch.zeros(steps, device=device), 0.0
+        losses, data_wait = torch.zeros(steps, device=device), 0
         model.train()
-        synchronize()
-        start = tick = time.perf_counter()
-        for step, (images, labels) in tqdm(zip(range(steps), train_loader), f"epoch {epoch + 1}",
-                                           steps, leave=False, disable=None if rank == 0 else True):
-            data_wait += time.perf_counter() - tick
+        start = tick = perf_counter()
+        # the bar is on process 0's terminal only
+        for step, (images, labels) in tqdm(
+            zip(range(steps), train_loader), f"epoch {epoch + 1}", steps, disable=rank > 0 or None
+        ):
+            data_wait += perf_counter() - tick
             labels = labels.to(device, non_blocking=True)
             images = images.to(device, non_blocking=True)
 
@@ -353,52 +404,63 @@ def main():
             # the loss stays on the device: reading it here would make each step wait
             losses[step] = loss.detach()
             scheduler.step()
-            tick = time.perf_counter()
-        synchronize()
-        seconds = time.perf_counter() - start
-        warmup_seconds = warmup_seconds or time.perf_counter() - started
+            tick = perf_counter()
+
+        # reading the loss waits for the GPU, so this is the time of all steps
+        loss = losses.mean().item()
+        seconds = perf_counter() - start
+        warmup_seconds = warmup_seconds or perf_counter() - started
 
         # validation
         model.eval()
-        correct = torch.zeros(2, device=device)
+        correct = torch.zeros(min(5, len(classes)), device=device)
         with torch.inference_mode():
             for images, labels in val_loader:
                 output = model(normalize(images.to(device, non_blocking=True)))
-                labels = labels.to(device, non_blocking=True)
-                hits = output.topk(min(5, classes)).indices == labels[:, None]
-                correct += torch.stack([hits[:, 0].sum(), hits.sum()])
+                labels = labels[:, None].to(device, non_blocking=True)
+                hits = output.topk(len(correct)).indices == labels
+                correct += hits.cumsum(1).sum(0)
 
-        loss = losses.mean().item()  # read once an epoch
-        bad = (~losses.isfinite()).nonzero().flatten().tolist()
-        if bad or not output.isfinite().all():
-            sys.exit(f"{script}: error: the loss is no longer finite in epoch {epoch + 1}, step "
-                     f"{(bad or [steps - 1])[0] + 1}: try a lower --lr")
+        # weights of a run that has diverged do not replace the checkpoint
+        if not losses.isfinite().all():
+            sys.exit(
+                f"{script}: error: the loss is no longer finite in epoch {epoch + 1}, step "
+                f"{losses.isfinite().tolist().index(False) + 1}: try a lower --lr"
+            )
 
         # the epoch's line and checkpoint
-        top1, top5 = (correct / len(val_set)).tolist()
+        top = (correct / len(val_set)).tolist()
         speed, wait = steps * args.batch_size / seconds, data_wait / seconds
-        epochs.append(dict(loss=loss, val_top1=top1, val_top5=top5, seconds=seconds,
-                           images_per_second=speed, data_wait=wait))
-        print(f"epoch {epoch + 1}/{args.epochs}  loss {loss:.4f}  top-1 {top1:.2%}  "
-              f"top-5 {top5:.2%}  {speed:,.0f} images/s  data wait {wait:.0%}", flush=True)
+        epochs.append(
+            {
+                "loss": loss,
+                "val_top1": top[0],
+                "val_top5": top[-1],
+                "seconds": seconds,
+                "images_per_second": speed,
+                "data_wait": wait,
+            }
+        )
+        log(
+            f"epoch {epoch + 1}/{args.epochs}  loss {loss:.4f}  top-1 {top[0]:.2%}  "
+            f"top-5 {top[-1]:.2%}  {speed:,.0f} images/s  data wait {wait:.0%}"
+        )
         if rank == 0:
             states = {name: part.state_dict() for name, part in parts.items()}
-            options = {name: str(value) for name, value in vars(args).items() if name != "resume"}
-            checkpoint = dict(parts=states, epochs=epochs, options=options)
-            write(saved, lambda file: torch.save(checkpoint, file))
+            torch.save({"parts": states, "epochs": epochs, "classes": classes}, f"{saved}.part")
+            os.replace(f"{saved}.part", saved)
 
-    # the record; its speed leaves out the first epoch of this run, which is the warm-up
-    steady = epochs[resumed + 1:] or epochs[resumed:] or epochs[1:] or epochs
-    name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
-    record = dict(
-        script=script, options=vars(args), environment=dict(torch=torch.__version__, device=name),
-        parameters=parameters, epochs=epochs, val_top1=epochs[-1]["val_top1"],
-        images_per_second=statistics.median(each["images_per_second"] for each in steady),
-        train_seconds=sum(each["seconds"] for each in steady), warmup_seconds=warmup_seconds,
-        peak_memory_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else None)
+    # the record
+    record = {
+        "options": vars(args),
+        "classes": classes,
+        "parameters": parameters,
+        "epochs": epochs,
+        "warmup_seconds": warmup_seconds,
+        "peak_memory_bytes": torch.cuda.max_memory_allocated() or None,
+    }
     if rank == 0:
-        write(saved.with_suffix(".json"), lambda file: file.write(
-            json.dumps(record, indent=1, default=str).encode()))
+        saved.with_suffix(".json").write_text(json.dumps(record, indent=1, default=str))
 
 
 if __name__ == "__main__":

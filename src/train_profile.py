@@ -13,25 +13,21 @@ After the last epoch it writes a record, RESULT_DIR/<script name>.json.
 """
 
 import argparse
-import io
+import functools
 import json
 import os
-import statistics
 import sys
-import time
-import warnings
 import zipfile
 from pathlib import Path
+from time import perf_counter
 
 import torch
 from PIL import Image, ImageOps
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader
 from torchvision import datasets, models
 from torchvision.transforms import v2 as transforms
 from tqdm import tqdm
-
-warnings.filterwarnings("ignore", module="PIL")  # its warnings name no file and are harmless
 
 
 def fail(message):
@@ -40,10 +36,10 @@ def fail(message):
     sys.exit(2)
 
 
-def count(text):
-    """Return an option's whole number, which is 1 or more. Raises ArgumentTypeError."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+def positive(text):
+    """Return an option's whole number. Raises ValueError if it is below 1."""
+    if int(text) < 1:
+        raise ValueError
     return int(text)
 
 
@@ -52,21 +48,24 @@ def build_parser():
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.error = fail
     add = parser.add_argument
-    places = [folder / "data" / "digits" for folder in Path(__file__).resolve().parents]
-    digits = next(filter(Path.is_dir, places), places[:2][-1])
+    digits = Path(__file__).resolve().parents[1] / "data/digits"
     add("--dataset", type=Path, default=digits, help="folder with train/<class>/*, val/<class>/*")
-    add("--image_size", type=count, default=32, help="height and width in training, pixels")
-    add("--val_size", type=count, help="height and width in validation; None: IMAGE_SIZE")
-    add("--augment", choices=["none", "resized", "crop"], default="none",
-        help="random flips and crops: resized as for ImageNet, or crop: padded by 1/8")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    add("--image_size", type=positive, default=32, help="height and width in training, pixels")
+    add("--val_size", type=positive, help="resize and center crop of validation; None: IMAGE_SIZE")
+    add(
+        "--augment",
+        choices=["none", "resized", "crop"],
+        default="none",
+        help="random flips and crops: resized as for ImageNet, or crop: padded by 1/8",
+    )
+    cores = len(os.sched_getaffinity(0))
     add("--workers", type=int, default=min(16, cores), help="loading processes for training")
-    add("--width", type=count, default=16, help="channels of conv11's first layer")
+    add("--width", type=positive, default=16, help="channels of conv11's first layer")
     add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
-    add("--batch_size", type=count, default=120, help="images in a step, all processes together")
+    add("--batch_size", type=positive, default=120, help="images in a step, all processes together")
     add("--lr", type=float, default=0.1, help="highest learning rate")
-    add("--epochs", type=count, default=5, help="passes over the training images")
-    add("--steps", type=count, help="end each epoch after this many steps; None: all")
+    add("--epochs", type=positive, default=5, help="passes over the training images")
+    add("--steps", type=positive, help="end each epoch after this many steps; None: all")
     add("--seed", type=int, default=0, help="sets weights, image order and augmentation")
     add("--result_dir", type=Path, default=Path("runs"), help="folder of record and checkpoint")
     add("--resume", help="a checkpoint, or auto: the one in RESULT_DIR if there is one")
@@ -74,116 +73,149 @@ def build_parser():
 
 
 # new #
-# shows the slowest kernels, and whether data, computing or the host limits the steps
-def report(profiler, waited, on_gpu):
-    """Print which kernels (operators on a CPU) take most time, and what holds back the steps."""
-    gpu = torch.autograd.DeviceType.CUDA
-    spent = {each.key: each.self_device_time_total if on_gpu else each.self_cpu_time_total
-             for each in profiler.key_averages()
-             if (each.device_type == gpu) == on_gpu and "ProfilerStep" not in each.key}
-    for name in sorted(spent, key=spent.get, reverse=True)[:8]:
-        print(f"{spent[name] / sum(spent.values()):>6.1%}  {name:.90}")
-    times = [each.time_range for each in profiler.events()
-             if each.device_type == gpu and not each.is_user_annotation]
-    busy = 1 - waited if not times else sum(each.elapsed_us() for each in times) / (
-        max(each.end for each in times) - min(each.start for each in times))
-    what = ("computing" if busy >= 0.8 else "loading data" if waited > 0.2 else
-            "the host, which runs Python and starts kernels")
-    print(f"steps wait for data {waited:.0%} of the time, the {'GPU' if on_gpu else 'CPU'} works "
-          f"{busy:.0%} of it: what holds them back is {what}", flush=True)
+# says whether the steps wait for data, for the host that starts kernels, or for computing
+def report(profiler, waited, device, log):
+    """Log the slowest operators, and what holds back the steps, which wait `waited` for data."""
+    table = profiler.key_averages().table(f"self_{device}_time_total", row_limit=10)
+    kernels = sorted(
+        (each.time_range.start, each.time_range.end)
+        for each in profiler.events()
+        if each.device_type.name == "CUDA" and not each.is_user_annotation
+    )
+    busy = covered = 0
+    for start, end in kernels:  # those of several streams overlap
+        busy += max(0, end - max(start, covered))
+        covered = max(end, covered)
+    works = busy / (covered - kernels[0][0]) if kernels else 1 - waited
+    cause = "computing" if works >= 0.8 else "loading data" if waited > 0.2 else "the host"
+    log(
+        f"{table}\nsteps wait for data {waited:.0%} of the time, the {device} works {works:.0%} "
+        f"of it: what holds them back is {cause}"
+    )
+
 
 def load_image(path):
     """Return the image at `path` in RGB, turned by its EXIF. Raises OSError with the path."""
     try:
-        with Image.open(path) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
+        image = Image.open(path)
+        assert image.mode[0] not in "IF", "more than 8 bits: resize_imagenet.py makes them 8"
+        assert 0.01 < image.width / image.height < 100, "over 100 times as long as wide"
+        image.info["XML:com.adobe.xmp"] = " "  # by EXIF only, as DALI: Pillow finds no XMP
+        return ImageOps.exif_transpose(image).convert("RGB")
     except Exception as error:
         raise OSError(f"cannot read {path}: {error}") from None
 
 
 def open_folder(dataset, names, transform):
     """Return an ImageFolder over the first of DATASET/<names> that is there."""
-    root = next((dataset / name for name in names if (dataset / name).is_dir()), dataset / names[0])
-    try:
-        return datasets.ImageFolder(root, transform, loader=load_image, is_valid_file=lambda path: (
-            datasets.folder.is_image_file(path) and not os.path.basename(path).startswith("._")))
-    except OSError as error:
-        fail(f"--dataset {dataset}: {error} (it needs {' or '.join(names)}/<class>/*; "
-             "`python make_dataset.py digits` makes the default)")
+    for name in names:
+        if (dataset / name).is_dir():
+            return datasets.ImageFolder(dataset / name, transform, loader=load_image)
+    fail(
+        f"--dataset {dataset}: it has no {' or '.join(names)}/<class>/*; "
+        "`python make_dataset.py digits` makes the default"
+    )
 
 
-def write(path, save):
-    """Call save(file) on a file beside `path`, then move it there: `path` is never half a file."""
-    try:
-        with open(f"{path}.part", "wb") as file:
-            save(file)
-    except RuntimeError as error:  # torch.save hides the OSError of a full disk
-        raise error.__context__ or error
-    os.replace(f"{path}.part", path)
+class Normalize(nn.Module):
+    """Turn uint8 images into floats, by ImageNet's mean and standard deviation, on the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer(
+            "mean_std",
+            torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[..., None, None],
+        )
+
+    def forward(self, images):
+        mean, std = self.mean_std
+        return (images / 255 - mean) / std
 
 
 def conv11(width, classes):
     """Return eleven 3x3 convolutions: (N, 3, H, W) floats to (N, classes) scores."""
     layers, channels = [], 3
-    for i in range(11):
-        wider = width * 2 ** ((i + 1) // 3)
-        layers += [nn.Conv2d(channels, wider, 3, 2 if i % 3 == 2 else 1, 1, bias=False),
-                   nn.BatchNorm2d(wider), nn.ReLU(inplace=True)]
+    for i in range(1, 12):
+        wider = width * 2 ** (i // 3)
+        layers += [
+            nn.Conv2d(channels, wider, 3, 1 if i % 3 else 2, 1, bias=False),
+            nn.BatchNorm2d(wider),
+            nn.ReLU(True),
+        ]
         channels = wider
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
-    return nn.Sequential(*layers)
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)
+    )
+
+
+def lr_factor(step, total):
+    """Return what multiplies --lr in a step: it rises for a fifth of all steps, then falls to 0."""
+    return min((step + 1) / 0.2, (total - step) / 0.8, total) / total
 
 
 def main():
     # --------------------------------------------------------------------------------- options
-    started, script = time.perf_counter(), Path(__file__).stem
+    started, script = perf_counter(), Path(__file__).stem
     args = build_parser().parse_args()
+    log = functools.partial(print, flush=True)
 
-    # the number of this process, the number of processes, and the device of this process
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpu else "cpu")
+
+    # the number of this process, and how many processes there are
     rank = 0
     world_size = 1
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-    on_gpu = device.type == "cuda"
-    if args.batch_size % world_size:
-        fail(f"--batch_size {args.batch_size} is not a multiple of {world_size} processes")
-    if not 0 < args.lr < 3e38 or not 0 <= args.seed < 2 ** 31 or args.workers < 0:
-        fail("--lr has to be above 0 and below 3e38, --seed 0 to 2147483647, --workers 0 or more")
+    # every epoch has a seed of its own: no other epoch and no other --seed has it
+    seed = args.seed * 10_000
+
     # every process starts from the same weights
-    torch.manual_seed(args.seed)
+    torch.manual_seed(seed)
+    os.makedirs(args.result_dir, exist_ok=True)
     saved = args.result_dir / f"{script}.pt"
-    try:
-        args.result_dir.mkdir(parents=True, exist_ok=True)
-        open(f"{saved}.part", "ab").close()  # an error now, not after the first epoch
-    except OSError as error:
-        fail(f"--result_dir: {error}")
 
     # ------------------------------------------------------------------------------------ data
-    val_size = args.val_size or args.image_size
-    val_transform = transforms.Compose([
-        transforms.Resize(val_size), transforms.CenterCrop(val_size), transforms.PILToTensor()])
-    center = [transforms.Resize(args.image_size), transforms.CenterCrop(args.image_size)]
+    size = args.image_size
+    val_size = args.val_size or size
+    val_transform = transforms.Compose(
+        [transforms.Resize(val_size), transforms.CenterCrop(val_size), transforms.PILToTensor()]
+    )
+
     flip = transforms.RandomHorizontalFlip()
-    crop = dict(none=center, resized=[transforms.RandomResizedCrop(args.image_size), flip], crop=[
-        *center, transforms.RandomCrop(args.image_size, args.image_size // 8), flip])[args.augment]
+    crop = [transforms.Resize(size), transforms.CenterCrop(size)]
+    if args.augment == "resized":
+        crop = [transforms.RandomResizedCrop(size), flip]
+    elif args.augment == "crop":
+        crop += [transforms.RandomCrop(size, size // 8), flip]
+
+    # images stay uint8 until normalize: as floats they would be four times as many bytes
     train_transform = transforms.Compose([*crop, transforms.PILToTensor()])
 
     # uint8 images (3, height, width) with the number of their class
-    train_set = open_folder(args.dataset, ("train", "training"), train_transform)
-    val_set = open_folder(args.dataset, ("val", "test", "testing"), val_transform)
-    if odd := set(train_set.classes) ^ set(val_set.classes):
-        fail(f"--dataset {args.dataset}: classes in only one of train and val: {sorted(odd)}")
+    train_set = open_folder(args.dataset, ["train", "training"], train_transform)
+    val_set = open_folder(
+        args.dataset, ["val", "valid", "validation", "test", "testing"], val_transform
+    )
+    classes = train_set.classes
+    if classes != val_set.classes:
+        fail(
+            f"--dataset {args.dataset}: only one of train and val has these classes: "
+            f"{sorted(set(classes) ^ set(val_set.classes))}"
+        )
     if len(train_set) < args.batch_size:
         fail(f"--batch_size {args.batch_size}: there are only {len(train_set)} training images")
 
-    # epoch e (from 0) takes the images in the order of torch.randperm, seeded with --seed + e
-    sampler = RandomSampler(train_set, generator=torch.Generator())
+    # epoch e (from 0) takes the images in the order of torch.randperm, seeded with seed + e
+    sampler = torch.utils.data.RandomSampler(train_set, generator=torch.Generator())
 
     # each process has its share of the validation images, the batch and the workers
     val_sampler = range(rank, len(val_set), world_size)
-    workers = -(-args.workers // world_size)
-    loading = dict(batch_size=args.batch_size // world_size, num_workers=workers, pin_memory=on_gpu,
-                   persistent_workers=workers > 0, generator=torch.Generator())
+    loading = dict(
+        batch_size=args.batch_size // world_size,
+        num_workers=args.workers // world_size,
+        persistent_workers=args.workers >= world_size,
+        pin_memory=on_gpu,
+    )
 
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **loading)
 
@@ -191,21 +223,10 @@ def main():
     val_loader = DataLoader(val_set, sampler=val_sampler, **loading)
 
     # ----------------------------------------------------------------------------------- model
-    # the device turns bytes into floats; mean and std are there, so that no step waits for a copy
-    mean, std = torch.tensor([[.485, .456, .406], [.229, .224, .225]]).to(device)[..., None, None]
-    normalize = transforms.Compose([
-        transforms.ToDtype(torch.float32, scale=True),
-        transforms.Lambda(lambda x: (x - mean.to(x.device)) / std.to(x.device))])  # DP: on each GPU
-    classes = len(train_set.classes)
-    try:
-        if args.model == "conv11":
-            model = conv11(args.width, classes)
-        else:
-            no_aux = {"aux_logits": False} if args.model in ("googlenet", "inception_v3") else {}
-            model = models.get_model(args.model, num_classes=classes, **no_aux)
-        [model.eval()(torch.zeros(1, 3, side, side)) for side in {args.image_size, val_size}]
-    except Exception as error:  # some models take one size only
-        fail(f"--model {args.model}, image sizes {args.image_size} and {val_size}: {error}")
+    if args.model == "conv11":
+        model = conv11(args.width, len(classes))
+    else:
+        model = models.get_model(args.model, num_classes=len(classes))
 
     # never wrap model itself, wrap net below: optimizer, checkpoint and validation use model
     model = model.to(device)
@@ -214,74 +235,72 @@ def main():
     loss_function = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True)
 
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{script}: {parameters:,} parameters, {len(train_set):,} images, {device}", flush=True)
+    parameters = sum(map(torch.numel, model.parameters()))
+    log(
+        f"{script}: {parameters:,} parameters, {len(train_set):,} images, {len(classes)} classes, "
+        f"{device}"
+    )
 
     # a checkpoint holds the states of these
     parts = {"model": model, "optimizer": optimizer}
 
     # each step calls net on uint8 images; techniques wrap net, so that model stays as it is
+    normalize = Normalize().to(device)
     net = nn.Sequential(normalize, model)
 
     # -------------------------------------------------------------------------------- training
-    resume = (saved if saved.exists() else None) if args.resume == "auto" else args.resume
-    content = Path(resume).read_bytes() if resume and rank == 0 else None
-
     # continue with the states of the checkpoint and the options of this run
     epochs = []
-    if content is not None:
+    if args.resume == "auto":
+        args.resume = saved if saved.exists() else None
+    if args.resume:
         try:
-            if damaged := zipfile.ZipFile(io.BytesIO(content)).testzip():
-                raise ValueError(f"{damaged} is damaged")  # torch.load would not notice
-            checkpoint = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            assert not zipfile.ZipFile(args.resume).testzip()  # torch.load checks no checksums
+            checkpoint = torch.load(args.resume, map_location="cpu")
             states = checkpoint["parts"]
             states["optimizer"]["param_groups"] = optimizer.state_dict()["param_groups"]
             for name in filter(states.get, parts):
                 parts[name].load_state_dict(states[name])
             epochs = checkpoint["epochs"]
         except Exception as error:
-            fail(f"--resume {resume}: damaged, or of another model: {error!r:.150}")
-        changed = [f"--{name} {vars(args)[name]}, which was {old}" for name, old in
-                   checkpoint["options"].items() if str(vars(args).get(name, old)) != old]
-        print(f"{script}: {len(epochs)} of {args.epochs} epochs are done", *changed, sep="; ")
-    if saved.exists() and Path(resume or "").resolve() != saved.resolve():
-        print(f"{script}: replaces {saved}; --resume auto would continue it", flush=True)
+            fail(f"--resume {args.resume}: damaged, or of another model: {error!r:.150}")
+        if checkpoint.get("classes", classes) != classes:
+            fail(
+                f"--resume {args.resume}: the classes have other names or another order: "
+                f"{sorted({*enumerate(classes)} ^ {*enumerate(checkpoint['classes'])})}"
+            )
+        log(
+            f"{script}: {len(epochs)} of {args.epochs} epochs are done; lr is by this run's options"
+        )
 
-    steps = min(len(train_loader), args.steps or len(train_loader))
-    # the learning rate rises for a fifth of all steps, then falls to zero
+    steps = min(len(train_loader), args.steps or sys.maxsize)
     done, total = len(epochs) * steps, args.epochs * steps
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
-        1, (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: lr_factor(done + step, total)
+    )
 
+    # from the start of the script to the end of its first epoch's steps
+    warmup_seconds = 0
     # new #
-    # profiles the last steps of the first epoch; if more follow, the record's speed excludes it
-    marks, watched = [(time.perf_counter(), 0.0)], min(20, max(1, steps - 2))
-    def finish(profiler):
-        (begin, before), (end, after) = marks[-1 - watched], marks[-1]
-        report(profiler, (after - before) / (end - begin), on_gpu)
-        profiler.export_chrome_trace(f"{args.result_dir}/{script}_trace{rank}.json.gz")
-    profiler = torch.profiler.profile(on_trace_ready=finish, schedule=torch.profiler.schedule(
-        wait=max(0, steps - watched - 1), warmup=min(1, steps - watched), active=watched, repeat=1))
-    profiler.start()
+    # profiles the last steps of the first epoch; later epochs run without it
+    profiler = torch.profiler.profile()
+    profiled = max(0, steps - 21)
 
-    # the host waits for the GPU only before and after the steps of an epoch, to time them
-    synchronize = torch.cuda.synchronize if on_gpu else lambda: None
-    warmup_seconds, resumed = 0.0, len(epochs)
-    for epoch in range(resumed, args.epochs):
+    for epoch in range(len(epochs), args.epochs):
         # each epoch and process has its own seed, and the same one after a resume
-        torch.manual_seed((args.seed + epoch) * world_size + rank)
-        loading["generator"].manual_seed(torch.initial_seed())
+        torch.manual_seed((seed + epoch) * world_size + rank)
 
         # the order of the images
-        sampler.generator.manual_seed(args.seed + epoch)
+        sampler.generator.manual_seed(seed + epoch)
 
-        losses, data_wait = torch.zeros(steps, device=device), 0.0
+        losses, data_wait = torch.zeros(steps, device=device), 0
         model.train()
-        synchronize()
-        start = tick = time.perf_counter()
-        for step, (images, labels) in tqdm(zip(range(steps), train_loader), f"epoch {epoch + 1}",
-                                           steps, leave=False, disable=None if rank == 0 else True):
-            data_wait += time.perf_counter() - tick
+        start = tick = perf_counter()
+        # the bar is on process 0's terminal only
+        for step, (images, labels) in tqdm(
+            zip(range(steps), train_loader), f"epoch {epoch + 1}", steps, disable=rank > 0 or None
+        ):
+            data_wait += perf_counter() - tick
             labels = labels.to(device, non_blocking=True)
             images = images.to(device, non_blocking=True)
 
@@ -293,59 +312,77 @@ def main():
             optimizer.step()
 
             # new #
-            # the time and the data wait after each step; the profiler counts the steps
-            marks.append((time.perf_counter(), data_wait))
-            profiler.step()
+            # the share of data is that of the profiled steps
+            if profiler and step == profiled:
+                profiler.start()
+                begin, waited = perf_counter(), data_wait
+            if profiler and step == steps - 1:
+                profiler.stop()
+                waited = (data_wait - waited) / (perf_counter() - begin)
+                report(profiler, waited, device, log)
+                profiler.export_chrome_trace(f"{args.result_dir}/{script}_trace{rank}.json.gz")
+                profiler = None
 
             # the loss stays on the device: reading it here would make each step wait
             losses[step] = loss.detach()
             scheduler.step()
-            tick = time.perf_counter()
-        synchronize()
-        seconds = time.perf_counter() - start
-        warmup_seconds = warmup_seconds or time.perf_counter() - started
+            tick = perf_counter()
+
+        # reading the loss waits for the GPU, so this is the time of all steps
+        loss = losses.mean().item()
+        seconds = perf_counter() - start
+        warmup_seconds = warmup_seconds or perf_counter() - started
 
         # validation
         model.eval()
-        correct = torch.zeros(2, device=device)
+        correct = torch.zeros(min(5, len(classes)), device=device)
         with torch.inference_mode():
             for images, labels in val_loader:
                 output = model(normalize(images.to(device, non_blocking=True)))
-                labels = labels.to(device, non_blocking=True)
-                hits = output.topk(min(5, classes)).indices == labels[:, None]
-                correct += torch.stack([hits[:, 0].sum(), hits.sum()])
+                labels = labels[:, None].to(device, non_blocking=True)
+                hits = output.topk(len(correct)).indices == labels
+                correct += hits.cumsum(1).sum(0)
 
-        loss = losses.mean().item()  # read once an epoch
-        bad = (~losses.isfinite()).nonzero().flatten().tolist()
-        if bad or not output.isfinite().all():
-            sys.exit(f"{script}: error: the loss is no longer finite in epoch {epoch + 1}, step "
-                     f"{(bad or [steps - 1])[0] + 1}: try a lower --lr")
+        # weights of a run that has diverged do not replace the checkpoint
+        if not losses.isfinite().all():
+            sys.exit(
+                f"{script}: error: the loss is no longer finite in epoch {epoch + 1}, step "
+                f"{losses.isfinite().tolist().index(False) + 1}: try a lower --lr"
+            )
 
         # the epoch's line and checkpoint
-        top1, top5 = (correct / len(val_set)).tolist()
+        top = (correct / len(val_set)).tolist()
         speed, wait = steps * args.batch_size / seconds, data_wait / seconds
-        epochs.append(dict(loss=loss, val_top1=top1, val_top5=top5, seconds=seconds,
-                           images_per_second=speed, data_wait=wait))
-        print(f"epoch {epoch + 1}/{args.epochs}  loss {loss:.4f}  top-1 {top1:.2%}  "
-              f"top-5 {top5:.2%}  {speed:,.0f} images/s  data wait {wait:.0%}", flush=True)
+        epochs.append(
+            {
+                "loss": loss,
+                "val_top1": top[0],
+                "val_top5": top[-1],
+                "seconds": seconds,
+                "images_per_second": speed,
+                "data_wait": wait,
+            }
+        )
+        log(
+            f"epoch {epoch + 1}/{args.epochs}  loss {loss:.4f}  top-1 {top[0]:.2%}  "
+            f"top-5 {top[-1]:.2%}  {speed:,.0f} images/s  data wait {wait:.0%}"
+        )
         if rank == 0:
             states = {name: part.state_dict() for name, part in parts.items()}
-            options = {name: str(value) for name, value in vars(args).items() if name != "resume"}
-            checkpoint = dict(parts=states, epochs=epochs, options=options)
-            write(saved, lambda file: torch.save(checkpoint, file))
+            torch.save({"parts": states, "epochs": epochs, "classes": classes}, f"{saved}.part")
+            os.replace(f"{saved}.part", saved)
 
-    # the record; its speed leaves out the first epoch of this run, which is the warm-up
-    steady = epochs[resumed + 1:] or epochs[resumed:] or epochs[1:] or epochs
-    name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
-    record = dict(
-        script=script, options=vars(args), environment=dict(torch=torch.__version__, device=name),
-        parameters=parameters, epochs=epochs, val_top1=epochs[-1]["val_top1"],
-        images_per_second=statistics.median(each["images_per_second"] for each in steady),
-        train_seconds=sum(each["seconds"] for each in steady), warmup_seconds=warmup_seconds,
-        peak_memory_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else None)
+    # the record
+    record = {
+        "options": vars(args),
+        "classes": classes,
+        "parameters": parameters,
+        "epochs": epochs,
+        "warmup_seconds": warmup_seconds,
+        "peak_memory_bytes": torch.cuda.max_memory_allocated() or None,
+    }
     if rank == 0:
-        write(saved.with_suffix(".json"), lambda file: file.write(
-            json.dumps(record, indent=1, default=str).encode()))
+        saved.with_suffix(".json").write_text(json.dumps(record, indent=1, default=str))
 
 
 if __name__ == "__main__":
