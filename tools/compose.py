@@ -24,6 +24,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also with `python -I`
+import layout
+
 ROOT = Path(__file__).resolve().parent.parent
 UTF8 = "utf-8", "surrogateescape"  # other bytes survive decoding and encoding
 TECHNIQUES = sorted(path.stem.removeprefix("train_") for path in ROOT.glob("src/train_*.py"))
@@ -44,13 +47,23 @@ HAZARDS = [
      "amp steps only the optimizer that is called optimizer", r"scaler\.step\((?!optimizer\))"),
     ("fused", r"^ *(?!optimizer\b)\w+ = (torch\.)?optim\.(?!lr_sch|swa)\w+\(",
      "only the optimizer that is called optimizer becomes fused", None),
+    ("fused", "add_param_group", "give the new group fused=True, or amp does not unscale it",
+     r"[\"']?fused[\"']?[:=]"),
     ("fused", "dampening", "the first step differs, since momentum starts from zeros", None),
+    ("fused", r"foreach=True", "foreach goes before fused: remove it, or nothing is fused and the "
+     "first step with float16 raises", None),
+    ("channels_last!fused", r"fused=True", "a fused step is wrong if a checkpoint has its momentum "
+     "in another layout: add fused too, whose block mends that", None),
+    ("channels_last", r"= .*(DistributedDataParallel|\bDDP)\(", "the layout has to be set before "
+     "this line: after it gradients are permuted", None),
+    ("DDP", r"\b(net|ddp\w*|\w+\.module)\.to\(.*channels_last", "after DistributedDataParallel "
+     "this permutes gradients: call model.to(...) before net is made", None),
     ("DDP", r"\+= .*(len\(|\.size\(|\.shape|\.sum\(|\.item\(|\.numel|_loss|\.tolist\()"
             r"|\bcat\(\[?\w*(out|logit|label|target|pred|score|hit|loss)"
             r"|\.(append|extend|update)\(.*(output|logits|label|target|pred|\.item\(|cpu\()",
      "each process has only its share of the images: add up with dist.all_reduce or all_gather",
      r"all_reduce|all_gather"),
-    ("DDP", r"sched\w*\.step\((?!\)|loss\b|top\d|epoch)|\bpatience\b(?! ?=[^=])",
+    ("DDP", r"sched\w*\.step\((?!\)|loss\b|top\b|top\d|epoch)|\bpatience\b(?! ?=[^=])",
      "the processes must decide by the same value: dist.all_reduce it first", "all_reduce"),
     ("DDP", r"^ {12,}.*requires_grad(_\((True)?\)| = (?!False))",
      "DDP averages only what needs gradients when net is made: leave requires_grad on, and set "
@@ -88,7 +101,7 @@ HAZARDS = [
     ("DALI", r"transforms\.(?!Normalize|ToDtype|Compose|CutMix|MixUp)\w+\(",
      "DALI does not run it: do the same in image_pipeline", r"\bfn\.\w"),
     ("cache", r"transforms\.(Random|Auto|Trivial|Aug|ColorJ|Gauss|Elastic)\w*\(",
-     "with --augment random_crops takes the place of crop; all else is done once for each image",
+     "with --augment the technique's own takes the place of crop; all else is done once for each image",
      None),
     ("cache", r"(?<!PIL)ToTensor\(|ToImage\(|torch\.float",
      "the cache holds bytes: make floats in normalize", None)]
@@ -104,10 +117,16 @@ def git(*words):
     return "" if done.returncode else done.stdout.decode(*UTF8)
 
 
+@functools.cache
+def script_at(name, commit):
+    """Return the text of src/NAME.py at `commit` ("" if it was not there)."""
+    return git("show", f"{commit}:./src/{name}.py")
+
+
 def script(name, commit=None):
     """Return the text of src/NAME.py, now or at `commit` ("" if it was not there)."""
     if commit:
-        return git("show", f"{commit}:./src/{name}.py")
+        return script_at(name, commit)
     return (ROOT / "src" / f"{name}.py").read_bytes().decode(*UTF8)
 
 
@@ -192,13 +211,17 @@ def find_origin(yours):
     """
     def difference(text):
         return ((lines(text) - lines(yours)) + (lines(yours) - lines(text))).total()
-    least, origin, newer = difference(script("train")), None, "HEAD"
+    found, newer = [(difference(script("train")), 0, None)], "HEAD"
     for commit in git("log", "--format=%H", "-n", "200", "--", "src/train.py").split():
         old = script("train", commit)
-        if old and difference(old) < least:
-            least, origin = difference(old), newer if script("train", newer) == old else commit
+        if old:
+            origin = newer if script("train", newer) == old else commit
+            found.append((difference(old), len(found), origin))
         newer = f"{commit}^"
-    return origin
+    if min(found)[0]:  # a formatter changes lines
+        found = [(layout.difference(script("train", origin), yours), number, origin)
+                 for _, number, origin in sorted(found, key=lambda each: each[:2])[:5]]
+    return min(found, key=lambda each: each[:2])[2]
 
 
 def explain(conflicts, name, path, yours, base):
@@ -237,28 +260,24 @@ def has(text, variant):
     return set(reasons(variant)) <= set(reasons(text))
 
 
-def add_to(path, techniques, approve=None, told=print):
-    """Add techniques to the user's copy at `path` and tell about it, a line each.
-
-    `approve(versions)` decides whether the copy is changed: versions[k] is the copy with the first
-    k of the sorted techniques. Return False if it is not. Raise RuntimeError, and leave the copy
-    as it is, if a technique does not join it.
-    """
+def read_copy(path):
+    """Return the text of the user's copy. Raise UsageError or RuntimeError if nothing can join."""
     if not os.path.isfile(path):
         raise UsageError(f"--into {path}: there is no such file")
     if Path(path).resolve() in (ROOT / "src").glob("train*.py"):
         raise UsageError(f"--into {path}: this is a template; copy it, and name the copy")
     yours = Path(path).read_bytes().decode(*UTF8)
-    quoted = shlex.quote(path)
     if "\r\n" in yours:
         raise RuntimeError(f"--into {path}: it has Windows line ends; remove them: "
-                           f"sed -i 's/\\r$//' {quoted}")
-    origin = find_origin(yours)
-    base = script("train", origin)
-    variants = {name: script(f"train_{name}", origin) for name in TECHNIQUES}
-    there = [name for name in TECHNIQUES if variants[name] and has(yours, variants[name])]
-    check([*techniques, *there])
-    techniques = check(techniques)
+                           f"sed -i 's/\\r$//' {shlex.quote(path)}")
+    return yours
+
+
+def versions_of(path, yours, origin, base, variants, techniques, there, told):
+    """Return the user's copy `yours` with the first k techniques, for each k from 0.
+
+    `there` are the techniques that it has already; `origin` is the commit of `base` and `variants`.
+    """
     plain = functools.reduce(lambda text, name: merge(text, base, variants[name], name)[0],
                              there, base)  # what the copy would be without the user's edits
     texts = [yours]
@@ -267,7 +286,8 @@ def add_to(path, techniques, approve=None, told=print):
             raise RuntimeError(
                 f"{name} is newer than the train.py that {path} was copied from; update {path} "
                 f"first: git -C {shlex.quote(str(ROOT))} show {origin}:./src/train.py > old.py && "
-                f"git merge-file {quoted} old.py {shlex.quote(str(ROOT / 'src' / 'train.py'))}")
+                f"git merge-file {shlex.quote(path)} old.py "
+                f"{shlex.quote(str(ROOT / 'src' / 'train.py'))}")
         if name in there:
             told(f"{path} already has {name}")
             texts.append(texts[-1])
@@ -278,18 +298,44 @@ def add_to(path, techniques, approve=None, told=print):
         for each in warnings(plain, variants[name], yours, merged):
             told(f"warning: {name} may not work as it should in {path}: {each}")
         texts.append(merged)
+    if texts[-1] != yours and base != script("train", origin):  # the copy has another layout
+        if command := layout.formatter_of(path, yours):
+            texts = [layout.formatted(command, text) or text for text in texts]
+    return texts
+
+
+def without_later(path, texts, base, variants, techniques, there):
+    """Return the texts of versions_of(), each without the techniques that follow it."""
+    texts = list(texts)
+    for k in range(len(techniques)):
+        for other in [each for each in techniques[k:] if each in there]:
+            texts[k], conflicts = merge(texts[k], variants[other], base, other)
+            if conflicts:
+                raise RuntimeError(f"--verify needs {path} without {other}, and cannot take it "
+                                   "out, since you have changed lines of its blocks")
+    return texts
+
+
+def add_to(path, techniques, approve=None, told=print):
+    """Add techniques to the user's copy at `path` and tell about it, a line each.
+
+    `approve(versions)` decides whether the copy is changed: versions[k] is the copy with the first
+    k of the sorted techniques. Return False if it is not. Raise RuntimeError, and leave the copy
+    as it is, if a technique does not join it.
+    """
+    yours = read_copy(path)
+    origin = find_origin(yours)
+    base = layout.relaid(script("train", origin), yours)
+    variants = {name: layout.relaid(script(f"train_{name}", origin), base) for name in TECHNIQUES}
+    there = [name for name in TECHNIQUES if variants[name] and has(yours, variants[name])]
+    check([*techniques, *there])
+    techniques = check(techniques)
+    texts = versions_of(path, yours, origin, base, variants, techniques, there, told)
     final = texts[-1]
     for each in hazards(final, [base, *variants.values()], {*there, *techniques}):
         told(f"warning: {path}, {each}")
-    if approve:
-        for k, name in enumerate(techniques):  # without those that were there before
-            for other in [each for each in techniques[k:] if each in there]:
-                texts[k], conflicts = merge(texts[k], variants[other], base, other)
-                if conflicts:
-                    raise RuntimeError(f"--verify needs {path} without {other}, and cannot take it "
-                                       "out, since you have changed lines of its blocks")
-        if not approve(texts):
-            return False
+    if approve and not approve(without_later(path, texts, base, variants, techniques, there)):
+        return False
     if final != yours:
         if Path(path).read_bytes().decode(*UTF8) != yours:
             raise RuntimeError(f"{path} has changed meanwhile; nothing was written")
@@ -316,7 +362,8 @@ def hazards(text, others, techniques):
            if line.strip() not in known and line.strip()[:1] != "#"}
     said = []
     for names, pattern, sentence, unless in HAZARDS:
-        joined = [name for name in names.split() if {*name.split("+")} <= techniques]
+        joined = [name for name, *without in (each.split("!") for each in names.split())
+                  if {*name.split("+")} <= techniques and not techniques.intersection(without)]
         if not joined or unless and re.search(unless, "\n".join(own.values())):
             continue
         found = [(number, line) for number, line in own.items() if re.search(pattern, line)
@@ -350,7 +397,8 @@ def warnings(base, variant, yours, merged):
         return [line.strip() for line in lines if re.search(rf"(?<![\w.]){name}\b(?! ?=)", line)]
     gone, new = own(base, yours.split("\n")), own(yours, base.split("\n"))
     # blocks in main(), without comments: those of whole functions have names of their own
-    blocks = "\n".join(re.findall(r"^ +# new #\n(.*?)(?:\n\n|\Z)", variant, re.S | re.M))
+    inside = variant[variant.find("\ndef main("):]
+    blocks = "\n".join(re.findall(r"^ +# new #\n(.*?)(?:\n\n|\Z)", inside, re.S | re.M))
     blocks = re.sub(" *#.*", "", blocks)
     sets = {name: line for line, each in re.findall(r"^( *([a-z][\w., ]*) = .*)", blocks, re.M)
             for name in each.split(", ")}

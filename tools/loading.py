@@ -38,8 +38,8 @@ def find_script(name):
     src = ROOT / "src"
     for path in (Path(name), src / name, src / f"{name}.py"):
         if path.is_file():
-            if "--data_source" not in path.read_text(errors="replace"):
-                usage(f"{path} is not a loader: it has no option --data_source")
+            if "--split" not in path.read_text(errors="replace"):
+                usage(f"{path} is not a loader: it has no option --split")
             if path.stem == "loader" and path.resolve() != src / "loader.py":
                 usage(f"{path} has the same name as the baseline: rename it")
             return path.resolve()
@@ -61,10 +61,10 @@ def parse(arguments):
     parser.prog = "loading.sh"
     parser.set_defaults(result_dir=ROOT / "results")
     folder = os.path.abspath(arguments[1])
-    args, own = parser.parse_known_args([*arguments[2:], f"--data_source={folder}"])
+    args, own = parser.parse_known_args([*arguments[2:], f"--dataset={folder}"])
     if args.cold:
         usage("leave out --cold: every loader runs cold and warm")
-    pictures = loader.open_pictures(parser, args, None)
+    pictures = loader.open_images(parser, args, None)
     if not args.samples and len(pictures) > MOST_SAMPLES:
         args.samples = MOST_SAMPLES
     common = [word for name, value in vars(args).items()  # all: a copy may have other defaults
@@ -230,10 +230,10 @@ def bottleneck(cold, warm, storage, workers):
                  f"{warm['gpu_kernels_busy']:.0%})")
     if gpu < BUSY and busy < BUSY * cores:
         if 0 < workers < cores and busy >= BUSY * workers:
-            used += ", as many as there are workers: try more --num_workers"
+            used += ", as many as there are workers: try more --workers"
         else:
             full = "the cores are not" if warm["gpu_busy"] is None else "neither is"
-            used += f", so {full} full: try a larger --batch_size or more --num_workers"
+            used += f", so {full} full: try a larger --batch_size or more --workers"
     return "GPU" if gpu > busy / cores else "CPU", f"{used}; {compared}"
 
 
@@ -246,7 +246,7 @@ def main():
     runs.check_options(script, common + own, "loading.sh")
     shared, rows, interrupted = runs.setting("./loading.sh"), [], ""
     try:
-        storage = measure_storage(loader, pictures.files(), args.num_workers)
+        storage = measure_storage(loader, pictures.files(), args.workers)
         runs.say(report.storage_line(storage))
         for path, words in scripts.items():
             done = {}
@@ -262,7 +262,7 @@ def main():
                 done[state] = rows[-1]
             if "warm" in done:
                 name, evidence = bottleneck(done.get("cold"), done["warm"], storage,
-                                            args.num_workers)
+                                            args.workers)
                 done["warm"] |= dict(bottleneck=name, evidence=evidence)
                 runs.say(f"{path.name:<18} {name}: {evidence}")
     except runs.Stopped as reason:

@@ -6,11 +6,13 @@ It writes results/<folder>/README.md and its chart, results/README.md, and what 
 
 import difflib
 import importlib
+import io
 import itertools
 import json
 import re
 import statistics
 import sys
+import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -136,11 +138,12 @@ def workload(row):
     options = row.get("options")
     if not options:
         return "not measured"
-    if "data_source" in options:
-        return f"{Path(options['data_source']).name}, batch {options['batch_size']:,}"
+    dataset = Path(options.get("dataset") or options["data_source"]).name  # its name until 2026
+    if "model" not in options:
+        return f"{dataset}, batch {options['batch_size']:,}"
     width = f" {options['width']} wide" if options["model"] == "conv11" else ""
     return (f"{options['model']}{width}, {options['image_size']} px, "
-            f"{Path(options['dataset']).name}, batch {options['batch_size']:,}")
+            f"{dataset}, batch {options['batch_size']:,}")
 
 
 def recipe(row):
@@ -487,15 +490,28 @@ def own_options(base, variant):
     return [name for name in own if name not in theirs]
 
 
+def tokens(text):
+    """Return the number of tokens, without comments, line ends and indents. An f-string is one."""
+    count = depth = 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        name = tokenize.tok_name[token.type]  # Python 3.12 splits f-strings
+        depth -= name == "FSTRING_END"
+        count += depth == 0 and name not in ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT",
+                                             "ENDMARKER", "FSTRING_START")
+        depth += name == "FSTRING_START"
+    return count
+
+
 def variants_part(words, up):
     """Return a table of the variants of the script words[0]."""
     base, cells = ROOT / "src" / f"{words[0]}.py", []
     for path in sorted(base.parent.glob(f"{base.stem}_*.py")):
         added = [line[1:].strip() for line in diff(base, path) if line[0] == "+"]
+        more = tokens(path.read_text()) - tokens(base.read_text())
         cells.append([f"[{path.name}]({up}src/{path.name})", str(added.count("# new #")),
-                      str(sum(map(bool, added))),
+                      str(sum(map(bool, added))), f"{more:,}",
                       ", ".join(f"`{name}`" for name in own_options(base, path))])
-    return table("| script | blocks | lines added | options added |", cells)
+    return table("| script | blocks | lines added | tokens added | options added |", cells)
 
 
 def diff_part(words, up):

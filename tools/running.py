@@ -1,7 +1,6 @@
 """Run the training scripts alone and one on top of another: running.sh starts this."""
 
 import argparse
-import json
 import math
 import re
 import shutil
@@ -14,7 +13,8 @@ from pathlib import Path
 import compose
 import report
 from runs import (ROOT, GiveUp, Stopped, check_options, conclude, failure, folder_of_its_own,
-                  follow, guarded, launched, refuse, say, setting, show)
+                  follow, guarded, launched, read_record, refuse, say, setting,
+                  show)
 from whatif import search
 from whatif.search import Step, Turn
 from whatif.stats import (ADVISED, CLEAR, WAITS, Estimate, Verdict, compare, doubt_of, is_settled,
@@ -160,7 +160,7 @@ def run(techniques, options, folder, processes, check):
         script.with_suffix(".pt.part").unlink(missing_ok=True)
     if code or not record.exists():
         return failure(code, log)
-    return "ok", 0, json.loads(record.read_text())
+    return "ok", 0, read_record(record)
 
 
 class Session:

@@ -5,6 +5,7 @@ import datetime
 import fcntl
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import pty
@@ -13,6 +14,7 @@ import runpy
 import select
 import shlex
 import signal
+import statistics
 import struct
 import subprocess
 import sys
@@ -226,6 +228,20 @@ def failure(code, log):
     if refused or ": pip install " in error or "No module named" in error:
         return "skip", code, {"error": error}
     return "fail", code, {"error": error, "log": str(log)}
+
+
+def read_record(path):
+    """Return the record that a script wrote, with what follows from the epochs of a training.
+
+    Speed and training time leave out the first epoch, which is the warm-up.
+    """
+    record = json.loads(path.read_text())
+    if "images_per_second" in record:
+        return record
+    steady = record["epochs"][1:] or record["epochs"]
+    return {"script": path.stem, **record, "val_top1": record["epochs"][-1]["val_top1"],
+            "images_per_second": statistics.median(each["images_per_second"] for each in steady),
+            "train_seconds": sum(each["seconds"] for each in steady)}
 
 
 # ------------------------------------------------------------------------------ a driver

@@ -50,6 +50,12 @@ class Run(NamedTuple):
     calm: bool = False  # comparable for any number of processes
     resumed: bool = False  # from the files of the same run when it had its first checkpoint
     number: int = 0
+    source: "Run | None" = None  # resumed from the first checkpoint of this run, not of its own
+
+
+def unbroken(run):
+    """Return the same run from the beginning."""
+    return run._replace(resumed=False, source=None)
 
 
 class Result(NamedTuple):
@@ -139,7 +145,7 @@ class Bench:
         """Start the processes of a run and return them."""
         place, variables = self.place(run), {}
         place.mkdir()
-        stopped = self.place(run._replace(resumed=False)) / "stopped"
+        stopped = self.place(run.source or unbroken(run)) / "stopped"
         if run.resumed and stopped.exists():
             shutil.copytree(stopped, place / "files")
         (place / "files").mkdir(exist_ok=True)
@@ -310,6 +316,7 @@ QUANTITIES = ["images", "loss", "learning rates", "equal weights", "weights", "c
               "printed numbers", "files"]
 TEXTUAL = QUANTITIES[5:]
 EXACT, TWO, RESUMED, AS_IT_IS = "exact", "two processes", "resumed", "as it is"
+OLD = "old checkpoint"  # resumed from one that the copy before has written
 # the largest relative difference in float64; it is 1e-13 where a technique is right
 ALLOWED = 1e-6
 # for runs as they are, in float32 or less: the losses of the first steps, by technique; else 0.01
@@ -345,7 +352,7 @@ def compare(view, before, after, noise, techniques):
             allowed = max(allowed, DALI_IMAGES)
         elif quantity not in ("images", "learning rates", "equal weights") and (
                 view == AS_IT_IS or other_images):
-            if quantity != "loss" or view == RESUMED:
+            if quantity != "loss" or view in (RESUMED, OLD):
                 continue
             allowed = max([allowed, *(ROUNDING.get(name, 0.01) for name in techniques)])
             # later steps amplify rounding, and what differs between images
@@ -365,9 +372,11 @@ def runs_of(before, after, one_process=False):
         ranks = (2 if others.get("calm") else 1) if "init_process_group" in text else 0
         return Run(text, ranks, **others)
     kinds = {EXACT: {}, TWO: dict(calm=True), RESUMED: dict(calm=calm, resumed=True),
-             AS_IT_IS: dict(exact=False)}
-    return {view: (run(before, **kind), run(after, **kind)) for view, kind in kinds.items()
-            if view != TWO or calm}
+             OLD: dict(calm=calm, resumed=True), AS_IT_IS: dict(exact=False)}
+    pairs = {view: (run(before, **kind), run(after, **kind)) for view, kind in kinds.items()
+             if view != TWO or calm}
+    old, new = pairs[OLD]
+    return pairs | {OLD: (old, new._replace(source=unbroken(old)))}
 
 
 class Verifier:
@@ -391,7 +400,7 @@ class Verifier:
         pair = runs_of(self.versions[0], self.versions[version], self.one_process).get(view)
         if not pair:  # two processes, and no DDP yet
             return "", []
-        self.bench.results(*[run._replace(resumed=False) for run in pair])
+        self.bench.results(*map(unbroken, pair))
         before, after = self.bench.results(*pair)
         if after.error:
             return after.error, []
@@ -409,7 +418,7 @@ class Verifier:
         """Return (what went wrong, or "", and the Rows of the table)."""
         pairs = runs_of(self.versions[0], self.versions[-1])
         again = pairs[EXACT if self.bench.gpus else AS_IT_IS][0]._replace(number=1)
-        before = {view: self.bench.results(run._replace(resumed=False))[0]
+        before = {view: self.bench.results(unbroken(run))[0]
                   for view, (run, _) in pairs.items()}
         if error := before[AS_IT_IS].error:
             if self.bench.sample:  # does it need files that are not in the sample?
@@ -465,18 +474,18 @@ class Verifier:
                               "numbers, and each process draws its own")
             self.one_process, views = True, [view for view in views if view != TWO]
             pairs = runs_of(self.versions[0], self.versions[-1], True)
-        unbroken = pairs[RESUMED][0]._replace(resumed=False)
+        whole = unbroken(pairs[RESUMED][0])
         if RESUMED not in views or "--resume" not in options or not (
-                self.bench.place(unbroken) / "stopped").exists():
+                self.bench.place(whole) / "stopped").exists():
             self.notes.append("no resumed run is compared: your copy takes no --resume, or writes "
                               "no checkpoint before its last epoch")
-            return [view for view in views if view != RESUMED]
-        resumed, unbroken = self.bench.results(pairs[RESUMED][0], unbroken)
+            return [view for view in views if view not in (RESUMED, OLD)]
+        resumed, whole = self.bench.results(pairs[RESUMED][0], whole)
         if resumed.error:
             self.notes.append(f"your own copy cannot resume: {resumed.error.splitlines()[-1]}")
-            return [view for view in views if view != RESUMED]
+            return [view for view in views if view not in (RESUMED, OLD)]
         losses = torch.tensor(resumed.seen[0]["losses"])
-        gap = distance(losses, torch.tensor(unbroken.seen[0]["losses"])[-len(losses):])
+        gap = distance(losses, torch.tensor(whole.seen[0]["losses"])[-len(losses):])
         if not gap <= max(ALLOWED, 3 * spread):
             self.notes.append("your own copy, resumed, does not continue as its unbroken run: the "
                               f"losses differ by {gap:.1e}. Its checkpoint may lack a scheduler, "
