@@ -12,7 +12,6 @@ import argparse
 import collections
 import functools
 import itertools
-import json
 import os
 import runpy
 import shutil
@@ -77,7 +76,7 @@ def train(row, seed, goal, processes, folder, end):
             shutil.rmtree(row.code, ignore_errors=True)
     if status:
         return {"error": runs.failure(status, log)[2]["error"], "log": str(log)}
-    record = json.loads((place / f"{row.command[0].stem}.json").read_text())
+    record = runs.read_record(place / f"{row.command[0].stem}.json")
     epochs = [{key: epoch[key] for key in ("loss", "val_top1", "seconds")}
               for epoch in record["epochs"]]
     keys = "warmup_seconds", "val_top1", "images_per_second", "peak_memory_bytes"

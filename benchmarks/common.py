@@ -43,12 +43,10 @@ def data(args):
 
 def network(args, classes):
     """Return train.py's network with the same first weights: uint8 images to (N, classes)."""
-    mean, std = torch.tensor([[.485, .456, .406], [.229, .224, .225]])[..., None, None].to(DEVICE)
     torch.manual_seed(args.seed)
     model = (train.conv11(args.width, classes) if args.model == "conv11" else
              models.get_model(args.model, num_classes=classes))
-    return nn.Sequential(transforms.ToDtype(torch.float32, scale=True),
-                         transforms.Lambda(lambda images: (images - mean) / std), model)
+    return nn.Sequential(train.Normalize(), model).to(DEVICE)
 
 
 def sgd(net, args):
@@ -58,8 +56,7 @@ def sgd(net, args):
 
 def schedule(optimizer, total):
     """Return train.py's learning rate over `total` steps: it rises for a fifth, then falls."""
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
-        1, (step + 1) / (0.2 * total), (total - step) / (0.8 * total)))
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: train.lr_factor(step, total))
 
 
 class Clock:

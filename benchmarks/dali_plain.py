@@ -1,10 +1,10 @@
 """Read pictures with DALI's plain pipeline, written as in DALI's ImageNet example.
 
-    python dali_plain.py --data_source DATASET [--random_crop]
+    python dali_plain.py --dataset DATASET [--random_crop]
 
 The pipeline does the work of loader.py: resize, random crop, flip, bytes. With --random_crop it is
 the example's own for training: it decodes a random part of each picture and normalizes to floats.
-It takes loader.py's options, without --samples, --split, --pair and --cold; --num_workers counts
+It takes loader.py's options, without --samples, --split, --pair and --cold; --workers counts
 threads.
 """
 
@@ -18,12 +18,12 @@ from nvidia.dali.plugin.pytorch import DALIClassificationIterator, LastBatchPoli
 def training_pipeline(root, args, decoder):
     encoded, labels = fn.readers.file(file_root=root, random_shuffle=True, pad_last_batch=True,
                                       name="Reader")
-    crop = dict(crop=[args.crop, args.crop], output_layout="CHW", mirror=fn.random.coin_flip())
+    crop = dict(crop=[args.image_size, args.image_size], output_layout="CHW", mirror=fn.random.coin_flip())
     if args.random_crop:
         images = fn.decoders.image_random_crop(
             encoded, device=decoder, random_aspect_ratio=[0.8, 1.25], random_area=[0.1, 1.0],
             num_attempts=100)
-        images = fn.resize(images, size=[args.crop, args.crop])
+        images = fn.resize(images, size=[args.image_size, args.image_size])
         images = fn.crop_mirror_normalize(
             images, dtype=types.FLOAT, mean=[0.485 * 255, 0.456 * 255, 0.406 * 255],
             std=[0.229 * 255, 0.224 * 255, 0.225 * 255], **crop)
@@ -41,10 +41,10 @@ def main():
     parser = loader.build_parser()
     parser.add_argument("--random_crop", action="store_true", help="DALI's own training pipeline")
     args = parser.parse_args()
-    dataset = loader.open_pictures(parser, args, None)
+    dataset = loader.open_images(parser, args, None)
     pipeline = training_pipeline(
         dataset.root, args, "mixed" if common.ON_GPU else "cpu", batch_size=args.batch_size,
-        num_threads=max(1, args.num_workers), device_id=0 if common.ON_GPU else None,
+        num_threads=max(1, args.workers), device_id=0 if common.ON_GPU else None,
         seed=args.seed)
     batches = DALIClassificationIterator(pipeline, reader_name="Reader", auto_reset=True,
                                          last_batch_policy=LastBatchPolicy.PARTIAL)

@@ -50,7 +50,7 @@ NOTES = {
                   "the GPU in each step, and validation of the center of a larger image.")],
     "load": [
         ("*", "All rows read every picture once an epoch and bring it to the GPU, if there is one; "
-              "--num_workers counts processes or threads. They resize, crop at random and flip."),
+              "--workers counts processes or threads. They resize, crop at random and flip."),
         ("DALI + image_random_crop", "DALI's own example decodes a random part of each picture "
                                      "and gives floats."),
         ("SPDL", "SPDL crops the center and does not flip.")]}
@@ -199,7 +199,7 @@ def run(row, options, batch_size, folder, limit):
         status, _, details = runs.failure(code, log)
         return status, details
     record = (examples_record(log, batch_size) if is_example else
-              json.loads((place / f"{row.command[0].stem}.json").read_text()))
+              runs.read_record(place / f"{row.command[0].stem}.json"))
     return "ok", record | {"wall_seconds": seconds}
 
 
@@ -310,7 +310,7 @@ def main():
     started = time.monotonic()
     args, options = parse(sys.argv[1:])
     baseline, name = {"train": ("train.py", "--dataset"),
-                      "load": ("loader.py", "--data_source")}[args.WORK]
+                      "load": ("loader.py", "--dataset")}[args.WORK]
     options += [name, str(args.DATASET.absolute())]  # a link keeps its name in the table
     parser = runpy.run_path(str(ROOT / "src" / baseline))["build_parser"]()
     parser.prog = "peers.py"

@@ -1,9 +1,9 @@
 """Read pictures with SPDL's DataLoader, written as in SPDL's documentation.
 
-    python spdl_load.py --data_source DATASET
+    python spdl_load.py --dataset DATASET
 
 FFmpeg's filters resize each picture and crop its center; SPDL applies the same filter to all. It
-takes loader.py's options, without --samples, --split, --pair and --cold; --num_workers counts
+takes loader.py's options, without --samples, --split, --pair and --cold; --workers counts
 threads.
 """
 
@@ -24,9 +24,9 @@ def main():
         spdl.io.utils.get_ffmpeg_versions()
     except RuntimeError as error:
         parser.error(f"SPDL needs FFmpeg's libraries: {str(error).splitlines()[0]:.200}")
-    samples = loader.open_pictures(parser, args, None).samples
+    samples = loader.open_images(parser, args, None).samples
     resize = f"scale={args.resize}:{args.resize}:force_original_aspect_ratio=increase,"
-    filters = f"{resize if args.resize else ''}crop={args.crop}:{args.crop},format=rgb24"
+    filters = f"{resize if args.resize else ''}crop={args.image_size}:{args.image_size},format=rgb24"
 
     def decode(sample):
         path, label = sample
@@ -48,7 +48,7 @@ def main():
         random.shuffle(samples)
         return DataLoader(samples, preprocessor=decode, batch_size=args.batch_size,
                           aggregator=collate, transfer_fn=transfer,
-                          num_threads=max(1, args.num_workers))
+                          num_threads=max(1, args.workers))
     common.time_reading(args, batches, len(samples))
 
 
