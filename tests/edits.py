@@ -29,14 +29,24 @@ ALL = sorted(path.stem.removeprefix("train_") for path in ROOT.glob("src/train_*
 # lines of train.py at which the edits attach
 IMPORTS = "from tqdm import tqdm\n"
 ARGS = "    args = build_parser().parse_args()\n"
-SEED = "    torch.manual_seed(args.seed)\n"
+SEED = "    torch.manual_seed(seed)\n"
 TRANSFORM = "    train_transform = transforms.Compose([*crop, transforms.PILToTensor()])\n"
 SETS = """\
-    train_set = open_folder(args.dataset, ("train", "training"), train_transform)
-    val_set = open_folder(args.dataset, ("val", "test", "testing"), val_transform)
+    train_set = open_folder(args.dataset, ["train", "training"], train_transform)
+    val_set = open_folder(
+        args.dataset, ["val", "valid", "validation", "test", "testing"], val_transform
+    )
 """
-SAMPLER = "    sampler = RandomSampler(train_set, generator=torch.Generator())\n"
-LOADING = "                   persistent_workers=workers > 0, generator=torch.Generator())\n"
+CLASSES = """\
+    classes = train_set.classes
+    if classes != val_set.classes:
+        fail(
+            f"--dataset {args.dataset}: only one of train and val has these classes: "
+            f"{sorted(set(classes) ^ set(val_set.classes))}"
+        )
+"""
+SAMPLER = "    sampler = torch.utils.data.RandomSampler(train_set, generator=torch.Generator())\n"
+LOADING = "        pin_memory=on_gpu,\n"
 TRAIN_LOADER = """\
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **loading)
 """
@@ -44,7 +54,7 @@ VAL_LOADER = """\
     val_loader = DataLoader(val_set, sampler=val_sampler, **loading)
 """
 CONV11 = "def conv11(width, classes):\n"
-MODEL = "            model = conv11(args.width, classes)\n"
+MODEL = "        model = conv11(args.width, len(classes))\n"
 TO_DEVICE = "    model = model.to(device)\n"
 LOSS = "    loss_function = nn.CrossEntropyLoss()\n"
 OPTIMIZER = """\
@@ -52,11 +62,12 @@ OPTIMIZER = """\
 """
 PARTS = '    parts = {"model": model, "optimizer": optimizer}\n'
 SCHEDULER = """\
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
-        1, (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: lr_factor(done + step, total)
+    )
 """
-CLOCK = "    warmup_seconds, resumed = 0.0, len(epochs)\n"
-EPOCH = ("        losses, data_wait = torch.zeros(steps, device=device), 0.0\n"
+CLOCK = "    warmup_seconds = 0\n"
+EPOCH = ("        losses, data_wait = torch.zeros(steps, device=device), 0\n"
          "        model.train()\n")
 IMAGES = "            images = images.to(device, non_blocking=True)\n"
 FORWARD = """\
@@ -70,15 +81,16 @@ BACKWARD = """\
 """
 COUNTED = "            losses[step] = loss.detach()\n"
 SCHEDULER_STEP = "            scheduler.step()\n"
-VALIDATION = "        correct = torch.zeros(2, device=device)\n"
+VALIDATION = "        correct = torch.zeros(min(5, len(classes)), device=device)\n"
 VAL_FORWARD = """\
                 output = model(normalize(images.to(device, non_blocking=True)))
-                labels = labels.to(device, non_blocking=True)
+                labels = labels[:, None].to(device, non_blocking=True)
 """
-HITS = "                correct += torch.stack([hits[:, 0].sum(), hits.sum()])\n"
-TOP1 = "        top1, top5 = (correct / len(val_set)).tolist()\n"
+HITS = "                correct += hits.cumsum(1).sum(0)\n"
+TOP1 = "        top = (correct / len(val_set)).tolist()\n"
 PRINTED = """\
-              f"top-5 {top5:.2%}  {speed:,.0f} images/s  data wait {wait:.0%}", flush=True)
+            f"top-5 {top[-1]:.2%}  {speed:,.0f} images/s  data wait {wait:.0%}"
+        )
 """
 
 
@@ -160,16 +172,16 @@ class Mine(nn.Module):
 '''
 MODELS = [
     Edit("own module", "model", [before(CONV11, OWN_MODEL),
-         (MODEL, "            model = Mine(classes)\n")]),
+         (MODEL, "        model = Mine(len(classes))\n")]),
     Edit("batch norm to group norm", "model", [
          ("nn.BatchNorm2d(wider)", "nn.GroupNorm(2, wider)")]),
     Edit("a torchvision model with another head", "model", [
-         (MODEL, "            model = models.shufflenet_v2_x0_5()\n"
-                 "            model.fc = nn.Linear(1024, classes)\n")], options="--lr 0.0001"),
+         (MODEL, "        model = models.shufflenet_v2_x0_5()\n"
+                 "        model.fc = nn.Linear(1024, len(classes))\n")], options="--lr 0.0001"),
     Edit("dropout before the head", "model", [
          ("nn.Flatten(), nn.Linear", "nn.Flatten(), nn.Dropout(0.5), nn.Linear")]),
     Edit("dropout on feature maps", "model", [
-         ("nn.ReLU(inplace=True)]", "nn.ReLU(inplace=True), nn.Dropout2d(0.1)]")]),
+         ("nn.ReLU(True),", "nn.ReLU(True),\n            nn.Dropout2d(0.1),")]),
     Edit("first layers frozen", "model", [before(TO_DEVICE, """\
     for parameter in model[:6].parameters():
         parameter.requires_grad = False
@@ -195,33 +207,29 @@ MODELS = [
     optimizer.register_step_pre_hook(freeze)
 """)], refused="amp"),
     Edit("grey images", "model", [
-         ("    val_transform = transforms.Compose([\n        transforms.Resize(val_size), ",
-          "    val_transform = transforms.Compose([\n"
-          "        transforms.Grayscale(), transforms.Resize(val_size), "),
+         ("        [transforms.Resize(val_size), ",
+          "        [transforms.Grayscale(), transforms.Resize(val_size), "),
          (TRANSFORM, "    train_transform = transforms.Compose(\n"
                      "        [*crop, transforms.Grayscale(), transforms.PILToTensor()])\n"),
-         ("[[.485, .456, .406], [.229, .224, .225]]", "[[.45], [.22]]"),
-         ("    layers, channels = [], 3\n", "    layers, channels = [], 1\n"),
-         ("torch.zeros(1, 3, side, side)", "torch.zeros(1, 1, side, side)")],
+         ("[[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]", "[[0.45], [0.22]]"),
+         ("    layers, channels = [], 3\n", "    layers, channels = [], 1\n")],
          said="DALI cache"),
     Edit("images of 24 x 40 pixels", "model", [
-         ("        transforms.Resize(val_size), transforms.CenterCrop(val_size), ",
-          "        transforms.Resize((24, 40)), "),
-         ("    center = [transforms.Resize(args.image_size), "
-          "transforms.CenterCrop(args.image_size)]\n",
-          "    center = [transforms.Resize((24, 40))]\n"),
-         ("torch.zeros(1, 3, side, side)", "torch.zeros(1, 3, 24, 40)")], said="DALI cache"),
+         ("        [transforms.Resize(val_size), transforms.CenterCrop(val_size), ",
+          "        [transforms.Resize((24, 40)), "),
+         ("    crop = [transforms.Resize(size), transforms.CenterCrop(size)]\n",
+          "    crop = [transforms.Resize((24, 40))]\n")], said="DALI cache"),
     Edit("scores in a dict", "model", [before(CONV11, OWN_MODEL.replace(
          "return self.head(self.body(self.stem(images)).mean((2, 3)))",
          'return {"scores": self.head(self.body(self.stem(images)).mean((2, 3)))}')),
-         (MODEL, "            model = Mine(classes)\n"),
+         (MODEL, "        model = Mine(len(classes))\n"),
          ("            output = net(images)\n", '            output = net(images)["scores"]\n'),
          ("output = model(normalize(images.to(device, non_blocking=True)))",
           'output = model(normalize(images.to(device, non_blocking=True)))["scores"]')],
          refused="amp"),
     Edit("two layers share their weights", "model", [
-         (TO_DEVICE, "    model[33].weight = model[30].weight\n" + TO_DEVICE),
-         ("2 ** ((i + 1) // 3)", "2 ** min(2, (i + 1) // 3)")]),
+         (TO_DEVICE, "    model[30].weight = model[27].weight\n" + TO_DEVICE),
+         ("2 ** (i // 3)", "2 ** min(2, i // 3)")]),
 ]
 
 CSV_SET = '''\
@@ -282,8 +290,8 @@ DATA = [
          'return {"image": self.transform(Image.open(path).convert("RGB")), "label": int(label)}')),
          (SETS, CSV_SETS),
          ("(images, labels) in tqdm(", "batch in tqdm("),
-         ("            data_wait += time.perf_counter() - tick\n",
-          "            data_wait += time.perf_counter() - tick\n"
+         ("            data_wait += perf_counter() - tick\n",
+          "            data_wait += perf_counter() - tick\n"
           '            images, labels = batch["image"], batch["label"]\n'),
          ("            for images, labels in val_loader:\n",
           "            for batch in val_loader:\n"
@@ -300,8 +308,8 @@ def invert(path):
     val_set = datasets.ImageFolder(args.dataset / "val", val_transform, loader=invert)
 """)], said="DALI LMDB"),
     Edit("load_image changed", "data", [
-         ('            return ImageOps.exif_transpose(image).convert("RGB")\n',
-          '            return ImageOps.invert(ImageOps.exif_transpose(image).convert("RGB"))\n')],
+         ('        return ImageOps.exif_transpose(image).convert("RGB")\n',
+          '        return ImageOps.invert(ImageOps.exif_transpose(image).convert("RGB"))\n')],
          said="DALI"),
     Edit("plain ImageFolder", "data", [(SETS, """\
     train_set = datasets.ImageFolder(args.dataset / "train", train_transform)
@@ -339,34 +347,30 @@ class Folder(datasets.ImageFolder):
 
     train_set = datasets.ImageFolder(args.dataset / "train", train_transform, vector)
     val_set = datasets.ImageFolder(args.dataset / "val", val_transform, vector)
-"""), ("== labels[:, None]", "== labels.argmax(1)[:, None]")], differs="DALI cache"),
+"""), ("labels[:, None].to(", "labels.argmax(1)[:, None].to(")], differs="DALI cache"),
     Edit("a number as target", "data", [(SETS, """\
     def number(label):
         return torch.tensor(label / 10)
 
     train_set = datasets.ImageFolder(args.dataset / "train", train_transform, number)
     val_set = datasets.ImageFolder(args.dataset / "val", val_transform, number)
-"""), (MODEL, "            model = nn.Sequential(conv11(args.width, 1), nn.Flatten(0))\n"),
+"""), (MODEL, "        model = nn.Sequential(conv11(args.width, 1), nn.Flatten(0))\n"),
          (LOSS, "    loss_function = nn.SmoothL1Loss()\n"),
-         ("                hits = output.topk(min(5, classes)).indices == labels[:, None]\n",
-          "                near = (output - labels).abs()\n"
-          "                hits = torch.stack([near < 0.05, near < 0.25], 1)\n")],
+         ("                hits = output.topk(len(correct)).indices == labels\n",
+          "                off = (output[:, None] - labels).abs() / 0.05\n"
+          "                hits = off.int() == torch.arange(5, device=device)\n")],
          differs="cache"),
     Edit("half of the images", "data", [
          ("    if len(train_set) < args.batch_size:\n",
           "    train_set = torch.utils.data.Subset(train_set, range(0, len(train_set), 2))\n"
-          "    if len(train_set) < args.batch_size:\n"),
-         ("    classes = len(train_set.classes)\n", "    classes = len(val_set.classes)\n")],
+          "    if len(train_set) < args.batch_size:\n")],
          said="DALI LMDB"),
     Edit("validation split from train", "data", [(SETS, """\
-    train_set = open_folder(args.dataset, ("train", "training"), train_transform)
+    train_set = open_folder(args.dataset, ["train", "training"], train_transform)
     names = train_set.classes
     train_set, val_set = torch.utils.data.random_split(
         train_set, [0.8, 0.2], torch.Generator().manual_seed(0))
-"""), ("    if odd := set(train_set.classes) ^ set(val_set.classes):\n"
-       '        fail(f"--dataset {args.dataset}: classes in only one of train and val: '
-       '{sorted(odd)}")\n', ""),
-         ("    classes = len(train_set.classes)\n", "    classes = len(names)\n")],
+"""), (CLASSES, "    classes = names\n")],
          said="DALI LMDB"),
     Edit("all images as tensors", "data", [after(SETS, """\
     classes_of = train_set.classes
@@ -381,7 +385,7 @@ def stack(samples):
     return torch.stack(images), torch.tensor(labels)
 
 
-'''), (LOADING, LOADING.replace("torch.Generator())", "torch.Generator(), collate_fn=stack)"))],
+'''), after(LOADING, "        collate_fn=stack,\n")],
          either="DALI cache"),
     Edit("collate_fn that inverts", "data", [before(CONV11, '''\
 def stack(samples):
@@ -389,16 +393,14 @@ def stack(samples):
     return 255 - torch.stack(images), torch.tensor(labels)
 
 
-'''), (LOADING, LOADING.replace("torch.Generator())", "torch.Generator(), collate_fn=stack)"))],
+'''), after(LOADING, "        collate_fn=stack,\n")],
          said="DALI cache"),
     Edit("worker_init_fn", "data", [before(CONV11, '''\
 def seed_worker(number):
     torch.manual_seed(torch.initial_seed() + number)
 
 
-'''), (LOADING, LOADING.replace(
-        "generator=torch.Generator())",
-        "generator=torch.Generator(),\n                   worker_init_fn=seed_worker)"))],
+'''), after(LOADING, "        worker_init_fn=seed_worker,\n")],
          either="DALI cache"),
     Edit("rare classes more often", "data", [(SAMPLER, """\
     weights = [1.0 + (label == 3) for label in train_set.targets]
@@ -412,7 +414,7 @@ def seed_worker(number):
          ("sampler=sampler, drop_last=True", "sampler=sampler, drop_last=False")],
          refused="DALI cache", either="compile", options="--batch_size 60 --steps 6"),
     Edit("larger batches in validation", "data", [(VAL_LOADER, """\
-    val_loader = DataLoader(val_set, 200, sampler=val_sampler, num_workers=workers)
+    val_loader = DataLoader(val_set, 200, sampler=val_sampler, num_workers=args.workers)
 """)], refused="DALI cache"),
     Edit("validation in plain order", "data", [(VAL_LOADER, """\
     val_loader = DataLoader(val_set, batch_size=50)
@@ -429,12 +431,12 @@ def seed_worker(number):
     train_transform = transforms.Compose([
         transforms.CenterCrop(20), *crop, transforms.PILToTensor()])
 """)], said="DALI"),
-    Edit("augments by default", "data", [('"crop"], default="none"', '"crop"], default="resized"')],
+    Edit("augments by default", "data", [('default="none"', 'default="resized"')],
          refused="progressive", either="DDP"),
     Edit("floats from the transform", "data", [
-         ("transforms.CenterCrop(val_size), transforms.PILToTensor()])\n",
-          "transforms.CenterCrop(val_size),\n        transforms.ToImage(), "
-          "transforms.ToDtype(torch.float32, scale=True)])\n"),
+         ("transforms.CenterCrop(val_size), transforms.PILToTensor()]\n",
+          "transforms.CenterCrop(val_size),\n         transforms.ToImage(), "
+          "transforms.ToDtype(torch.float32, scale=True)]\n"),
          (TRANSFORM, """\
     train_transform = transforms.Compose([
         *crop, transforms.ToImage(), transforms.ToDtype(torch.float32, scale=True)])
@@ -444,12 +446,12 @@ def seed_worker(number):
 
 """)], refused="amp", either="DDP channels_last"),
     Edit("always augments", "data", [
-         ("flip])[args.augment]", 'flip])["resized"]')],
+         ('    if args.augment == "resized":\n', "    if True:\n")],
          differs="DALI cache", either="DDP"),
 ]
 
 TEACHER = """\
-    teacher = conv11(8, classes).to(device).eval()
+    teacher = conv11(8, len(classes)).to(device).eval()
 
 """
 LOSSES = [
@@ -467,7 +469,7 @@ class FocalLoss(nn.Module):
          (LOSS, "    share = torch.bincount(torch.tensor(train_set.targets)).float().to(device)\n"
                 "    loss_function = nn.CrossEntropyLoss(1 / share / len(share))\n")]),
     Edit("classes weighed unequally", "loss", [
-         (LOSS, "    share = torch.arange(1.0, classes + 1, device=device)\n"
+         (LOSS, "    share = torch.arange(1.0, len(classes) + 1, device=device)\n"
                 "    loss_function = nn.CrossEntropyLoss(share)\n")], differs="DDP"),
     Edit("sum in place of the mean", "loss", [
          (LOSS, '    loss_function = nn.CrossEntropyLoss(reduction="sum")\n')],
@@ -509,7 +511,7 @@ class FocalLoss(nn.Module):
     Edit("CutMix of torchvision", "loss", [before("            output = net(images)\n", """\
             images, labels = cutmix(images, labels)
 
-"""), before(CLOCK, "    cutmix = transforms.CutMix(num_classes=classes)\n")],
+"""), before(CLOCK, "    cutmix = transforms.CutMix(num_classes=len(classes))\n")],
          refused="amp", either="DDP"),
     Edit("loss and forward in a function", "loss", [before(CONV11, '''\
 def compute_loss(net, loss_function, images, labels):
@@ -517,7 +519,7 @@ def compute_loss(net, loss_function, images, labels):
 
 
 '''), (FORWARD, "            loss = compute_loss(net, loss_function, images, labels)\n"),
-         ("or not output.isfinite().all()", "or not loss < 3e38")], refused="amp"),
+         ], refused="amp"),
 ]
 
 OPTIMIZERS = [
@@ -630,7 +632,7 @@ OPTIMIZERS = [
 
 VAL_LOSS = [
     after(VALIDATION, "        val_loss = 0.0\n"),
-    after(VAL_FORWARD, "                val_loss += loss_function(output, labels).item() * "
+    after(VAL_FORWARD, "                val_loss += loss_function(output, labels[:, 0]).item() * "
           "len(labels)\n"),
     each_epoch("""\
         val_loss /= len(val_set)
@@ -638,7 +640,8 @@ VAL_LOSS = [
 """)]
 VAL_LOSS_MENDED = [
     after(VALIDATION, "        val_loss = torch.zeros((), device=device)\n"),
-    after(VAL_FORWARD, "                val_loss += loss_function(output, labels) * len(labels)\n"),
+    after(VAL_FORWARD, "                val_loss += loss_function(output, labels[:, 0]) * "
+          "len(labels)\n"),
     each_epoch("""\
         if world_size > 1:
             torch.distributed.all_reduce(val_loss)
@@ -677,7 +680,7 @@ SCHEDULES = [
          each_epoch(VAL_LOSS_MENDED[2][1].removeprefix(TOP1) + "        scheduler.step(val_loss)\n")
          ]),
     Edit("early stopping by top-1", "schedule", [after(PRINTED, """\
-        if top1 < max(each["val_top1"] for each in epochs) - 0.5:
+        if top[0] < max(each["val_top1"] for each in epochs) - 0.5:
             break
 """)]),
     Edit("early stopping by the validation loss", "schedule", [*VAL_LOSS, after(PRINTED, """\
@@ -685,8 +688,7 @@ SCHEDULES = [
             break
 """)], said="DDP"),
     Edit("no schedule", "schedule", [(SCHEDULER_STEP, ""), (SCHEDULER, ""),
-         ("    # the learning rate rises for a fifth of all steps, then falls to zero\n"
-          "    done, total = len(epochs) * steps, args.epochs * steps\n", "")]),
+         ("    done, total = len(epochs) * steps, args.epochs * steps\n", "")]),
 ]
 
 LOOPS = [
@@ -710,7 +712,7 @@ LOOPS = [
           "                output = model(normalize(images.to(device, non_blocking=True)))\n"
           "                output += model(normalize(images.flip(3).to(device)))\n")]),
     Edit("a test of the best weights at the end", "loop", [before(
-         "    steady = epochs[", """\
+         "    # the record\n", """\
     # all images once more, in each process
     right = 0
     with torch.inference_mode():
@@ -741,17 +743,16 @@ from PIL""")], refused="DALI LMDB"),
 def split_loop(text):
     """Return train.py with the loop over the steps in a function of its own."""
     start = text.index("        for step, (images, labels) in tqdm(")
-    end = text.index("        synchronize()\n        seconds =")
+    end = text.index("        # reading the loss waits")
     body = re.sub("^    ", "", text[start:end], flags=re.M)
     function = ("def train_one_epoch(net, train_loader, loss_function, optimizer, scheduler, "
                 "device, rank,\n                    epoch, steps, losses, tick):\n"
-                f"    data_wait = 0.0\n{body}    return data_wait\n\n\n")
+                f"    data_wait = 0\n{body}    return data_wait\n\n\n")
     call = ("        data_wait = train_one_epoch(net, train_loader, loss_function, optimizer, "
             "scheduler,\n                                    device, rank, epoch, steps, losses, "
             "tick)\n")
     text = text[:start] + call + text[end:]
-    return text.replace("def main():\n", function + "def main():\n").replace(
-        "or not output.isfinite().all()", "")
+    return text.replace("def main():\n", function + "def main():\n")
 
 
 METRICS = [
@@ -760,18 +761,18 @@ METRICS = [
     Edit("total += len(labels)", "metrics", [
          after(VALIDATION, "        total = 0\n"),
          after(HITS, "                total += len(labels)\n"),
-         (TOP1, "        top1, top5 = (correct / total).tolist()\n")], said="DDP"),
+         (TOP1, "        top = (correct / total).tolist()\n")], said="DDP"),
     Edit("F1 from a confusion matrix", "metrics", [
-         after(VALIDATION, "        confusion = torch.zeros(classes, classes, device=device)\n"),
-         after(HITS, "                confusion.index_put_((labels, output.argmax(1)), "
+         after(VALIDATION, "        confusion = torch.zeros(len(classes), len(classes), device=device)\n"),
+         after(HITS, "                confusion.index_put_((labels[:, 0], output.argmax(1)), "
                "torch.ones(len(labels), device=device), True)\n"),
          each_epoch("""\
         f1 = 2 * confusion.diag() / (confusion.sum(0) + confusion.sum(1)).clamp(min=1)
         print(f"macro F1 {f1.mean().item():.4f}")
 """)], differs="DDP"),
     Edit("F1 from a confusion matrix, mended", "metrics", [
-         after(VALIDATION, "        confusion = torch.zeros(classes, classes, device=device)\n"),
-         after(HITS, "                confusion.index_put_((labels, output.argmax(1)), "
+         after(VALIDATION, "        confusion = torch.zeros(len(classes), len(classes), device=device)\n"),
+         after(HITS, "                confusion.index_put_((labels[:, 0], output.argmax(1)), "
                "torch.ones(len(labels), device=device), True)\n"),
          each_epoch("""\
         if world_size > 1:
@@ -812,13 +813,13 @@ METRICS = [
 
 LOGGING = [
     Edit("a log file", "logging", [each_epoch("""\
-        with open(args.result_dir / "log.csv", "a") as log:
-            log.write(f"{epoch},{loss},{top1}\\n")
+        with open(args.result_dir / "log.csv", "a") as file:
+            file.write(f"{epoch},{loss},{top[0]}\\n")
 """)], said="DDP"),
     Edit("a log file of one process", "logging", [each_epoch("""\
         if rank == 0:
-            with open(args.result_dir / "log.csv", "a") as log:
-                log.write(f"{epoch},{loss},{top1}\\n")
+            with open(args.result_dir / "log.csv", "a") as file:
+                file.write(f"{epoch},{loss},{top[0]}\\n")
 """)]),
     Edit("a writer", "logging", [before(CONV11, '''\
 class Writer:
@@ -838,11 +839,11 @@ class Writer:
                 tqdm.write(f"step {step} loss {loss.item():.4f}")
 """)], differs="DDP"),
     Edit("the best weights", "logging", [after(PRINTED, """\
-        if top1 >= max(each["val_top1"] for each in epochs):
+        if top[0] >= max(each["val_top1"] for each in epochs):
             torch.save(model.state_dict(), args.result_dir / "best.pt")
 """)], said="DDP"),
     Edit("the best weights by one process", "logging", [after(PRINTED, """\
-        if rank == 0 and top1 >= max(each["val_top1"] for each in epochs):
+        if rank == 0 and top[0] >= max(each["val_top1"] for each in epochs):
             torch.save(model.state_dict(), args.result_dir / "best.pt")
 """)]),
     Edit("the net's weights", "logging", [after(PRINTED, """\
@@ -851,12 +852,13 @@ class Writer:
 """)], said="DDP DP compile"),
     Edit("seconds printed", "logging", [each_epoch("""\
         print(f"epoch {epoch + 1} took {seconds:.3f} s, until now "
-              f"{time.perf_counter() - started:.3f} s")
+              f"{perf_counter() - started:.3f} s")
 """)]),
     Edit("no progress bar", "logging", [
-         ("        for step, (images, labels) in tqdm(zip(range(steps), train_loader), "
-          'f"epoch {epoch + 1}",\n                                           steps, leave=False, '
-          "disable=None if rank == 0 else True):\n",
+         ("        # the bar is on process 0's terminal only\n"
+          "        for step, (images, labels) in tqdm(\n"
+          '            zip(range(steps), train_loader), f"epoch {epoch + 1}", steps, '
+          "disable=rank > 0 or None\n        ):\n",
           "        for step, (images, labels) in zip(range(steps), train_loader):\n")]),
 ]
 
@@ -894,13 +896,13 @@ OPTIONS = [
          ('default=16, help="channels', 'default=8, help="channels')],
          refused="DALI LMDB cache"),
     Edit("option augment removed", "options", [
-         lambda text: re.sub(r'    add\("--augment"(.|\n)*?\)\n', "", text),
-         lambda text: re.sub(r"    flip = (.|\n)*?\[args.augment\]\n", "", text),
-         ("[*crop, ", "[*center, ")],
+         lambda text: re.sub(r'    add\(\n        "--augment"(.|\n)*?\n    \)\n', "", text),
+         lambda text: re.sub(r"    flip = .*\n", "", text),
+         lambda text: re.sub(r"    if args.augment (.|\n)*? // 8\), flip\]\n", "", text)],
          refused="compile progressive", differs="DALI cache"),
     Edit("option steps removed", "options", [
          lambda text: re.sub(r'    add\("--steps".*\n', "", text),
-         ("min(len(train_loader), args.steps or len(train_loader))", "len(train_loader)")],
+         ("min(len(train_loader), args.steps or sys.maxsize)", "len(train_loader)")],
          refused="amp", options="--batch_size 60"),
     Edit("batch-size with a dash", "options", [('add("--batch_size"', 'add("--batch-size"')],
          options="--batch-size 40"),
@@ -927,9 +929,7 @@ TEXTS = [
 """), (SCHEDULER, """\
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
-        lambda step: min(
-            (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)
-        ),
+        lambda step: lr_factor(done + step, total),
     )
 """)], refused="DALI cache"),
     Edit("tabs", "text", [lambda text: re.sub(
@@ -946,7 +946,7 @@ TEXTS = [
          ("def conv11(width, classes):", "def conv11(width: int, classes: int) -> nn.Module:"),
          ("def main():", "def main() -> None:")], refused="profile"),
     Edit("loss made before the model", "text", [(LOSS, ""), before(
-         "    classes = len(train_set.classes)\n", LOSS + "\n")]),
+         "    classes = train_set.classes\n", LOSS + "\n")]),
     Edit("validation's loader first", "text", [
          (TRAIN_LOADER + "\n    # every validation image, in order\n" + VAL_LOADER,
           "    # every validation image, in order\n" + VAL_LOADER + "\n" + TRAIN_LOADER)],

@@ -252,7 +252,8 @@ def train(script, *options, forked=True, **details):
         done = run(*(torchrun(script, *options) if is_ddp else [sys.executable, script, *options]),
                    **details)
     assert done.returncode == 0, f"{script} {options}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
-    return json.loads((folder / f"{Path(script).stem}.json").read_text()), done.stdout
+    from runs import read_record
+    return read_record(folder / f"{Path(script).stem}.json"), done.stdout
 
 
 def spy(folder, script, *options, ranks=0):

@@ -7,6 +7,8 @@ import itertools
 import re
 import textwrap
 
+from report import tokens
+
 MARKER = "# new #"
 
 
@@ -29,17 +31,25 @@ def split(lines):
     """Split a variant into the lines that it keeps and its marked blocks.
 
     Returns a list of ("kept", line number, line) and ("block", line number, lines), in order. A
-    block starts at its marker and ends with the first blank line.
+    block starts at its marker and ends with the first blank line. Functions stand two blank lines
+    apart, so the last of some blocks in a row ends in as many as stand before the first.
     """
-    pieces, at = [], 0
+    pieces, at, gap = [], 0, 0  # gap: the blank lines before the blocks in a row
     while at < len(lines):
         if lines[at].strip() == MARKER:
             end = at
             while end < len(lines) and lines[end].strip():
                 end += 1
-            pieces.append(("block", at + 1, lines[at:end + 1]))
-            at = end + 1
+            blank = end
+            while blank < len(lines) and not lines[blank].strip():
+                blank += 1
+            after = lines[blank] if blank < len(lines) else ""
+            most = max(1, gap) if after.strip() != MARKER else 2 if after == MARKER else 1
+            owned = min(blank - end, most)
+            pieces.append(("block", at + 1, lines[at:end + owned]))
+            at = end + owned
         else:
+            gap = 0 if lines[at].strip() else gap + 1
             pieces.append(("kept", at + 1, lines[at]))
             at += 1
     return pieces
@@ -127,6 +137,7 @@ def misplaced(gone, body):
         return [*found, f"it replaces a part of a statement: {lines[0]!r}"]
     for statement in statements:
         for target in getattr(statement, "targets", [getattr(statement, "value", statement)]):
+            target = getattr(target, "func", target)  # of a call: what is called
             names.update(node.id for node in itertools.islice(
                 (node for node in ast.walk(target) if isinstance(node, ast.Name)), 1))
     code = "\n".join(re.sub("#.*", "", line) for line in body)
@@ -137,6 +148,11 @@ def misplaced(gone, body):
 
 
 def added(baseline, variant):
+    """Return how many tokens `variant` has more than `baseline`."""
+    return tokens(variant) - tokens(baseline)
+
+
+def lines_added(baseline, variant):
     """Return how many lines of text the diff from `baseline` to `variant` adds."""
     diff = difflib.ndiff(baseline.splitlines(), variant.splitlines())
     return sum(line.startswith("+ ") and bool(line[2:].strip()) for line in diff)

@@ -13,7 +13,7 @@ import sys
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-KEPT = {"ToDtype": lambda inputs, output: inputs[0],  # the bytes of a batch
+KEPT = {"Normalize": lambda inputs, output: inputs[0],  # the bytes of a batch
         "Linear": lambda inputs, output: output,  # the scores, if it is the last layer
         "Dropout": lambda inputs, output: output == 0,
         "CrossEntropyLoss": lambda inputs, output: inputs[1]}  # the labels

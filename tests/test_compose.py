@@ -18,6 +18,7 @@ import pytest
 from helpers import ROOT, SRC, TECHNIQUES, SmallDisk, run, train
 
 import compose
+import layout
 
 # Techniques of which a script can have one: parallel training, and the source of data.
 EXCLUSIVE = [("DDP", "DP"), ("DALI", "LMDB", "cache")]
@@ -145,24 +146,25 @@ def test_from_another_folder_through_a_link_with_a_space(project, tmp_path):
 
 def test_it_needs_no_packages(tmp_path):
     """Python and git are enough: -I -S hides all that is installed beside the standard library."""
-    done = run(sys.executable, "-I", "-S", ROOT / "tools" / "compose.py", "amp", cwd=tmp_path)
+    done = run(sys.executable, "-E", "-s", "-S", ROOT / "tools" / "compose.py", "amp", cwd=tmp_path)
     assert done.returncode == 0 and done.stdout == (SRC / "train_amp.py").read_text()
 
 
 # ---------------------------------------------------------------- into a user's own copy
 LAMBDA = """\
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
-        1, (done + step + 1) / (0.2 * total), (total - done - step) / (0.8 * total)))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: lr_factor(done + step, total)
+    )
 """
 # What people change: {subject: [(text of the baseline, what they write instead)]}.
 USUAL_EDITS = {
     "model": [('    layers, channels = [], 3\n', '    layers, channels = [], 3  # mine\n'),
-              ('''        if args.model == "conv11":
-            model = conv11(args.width, classes)
-''', '''        if args.model == "mine":
-            model = Mine(classes)
-        elif args.model == "conv11":
-            model = conv11(args.width, classes)
+              ('''    if args.model == "conv11":
+        model = conv11(args.width, len(classes))
+''', '''    if args.model == "mine":
+        model = Mine(len(classes))
+    elif args.model == "conv11":
+        model = conv11(args.width, len(classes))
 '''), ('''def conv11(width, classes):''', '''class Mine(nn.Module):
     def __init__(self, classes):
         super().__init__()
@@ -174,18 +176,22 @@ USUAL_EDITS = {
 
 
 def conv11(width, classes):'''), ('default="conv11"', 'default="mine"')],
-    "data": [('''    val_transform = transforms.Compose([
-        transforms.Resize(val_size), transforms.CenterCrop(val_size), transforms.PILToTensor()])
-''', '''    val_transform = transforms.Compose([
-        transforms.Resize((val_size, val_size)), transforms.PILToTensor()])
+    "data": [('''    val_transform = transforms.Compose(
+        [transforms.Resize(val_size), transforms.CenterCrop(val_size), transforms.PILToTensor()]
+    )
+''', '''    val_transform = transforms.Compose(
+        [transforms.Resize((val_size, val_size)), transforms.PILToTensor()]
+    )
 '''), ('''    train_transform = transforms.Compose([*crop, transforms.PILToTensor()])
 ''', '''    train_transform = transforms.Compose([*crop, transforms.RandomRotation(5),
                                           transforms.PILToTensor()])
 '''), ('''\
-    train_set = open_folder(args.dataset, ("train", "training"), train_transform)
+    train_set = open_folder(args.dataset, ["train", "training"], train_transform)
 ''', '''    train_set = datasets.ImageFolder(args.dataset / "train", train_transform)
 '''), ('''\
-    val_set = open_folder(args.dataset, ("val", "test", "testing"), val_transform)
+    val_set = open_folder(
+        args.dataset, ["val", "valid", "validation", "test", "testing"], val_transform
+    )
 ''', '''    val_set = datasets.ImageFolder(args.dataset / "val", val_transform)
 ''')],
     "import": [("from tqdm import tqdm\n", "from tqdm import tqdm\n\nimport wave as my_code\n")],
@@ -206,14 +212,14 @@ def conv11(width, classes):'''), ('default="conv11"', 'default="mine"')],
 ''', '''    add("--resume", help="a checkpoint, or auto: the one in RESULT_DIR if there is one")
     add("--note", default="", help="what this run is about")
 ''')],
-    "metric": [('''                correct += torch.stack([hits[:, 0].sum(), hits.sum()])
-''', '''                correct += torch.stack([hits[:, 0].sum(), hits.sum()])
+    "metric": [('''                correct += hits.cumsum(1).sum(0)
+''', '''                correct += hits.cumsum(1).sum(0)
                 confident += output.softmax(1).amax(1).sum()
-'''), ('''        correct = torch.zeros(2, device=device)
-''', '''        correct = torch.zeros(2, device=device)
+'''), ('''        correct = torch.zeros(min(5, len(classes)), device=device)
+''', '''        correct = torch.zeros(min(5, len(classes)), device=device)
         confident = torch.zeros((), device=device)
 '''), ('''        if rank == 0:
-            states =''', '''        print(f"confidence {confident.item() / len(val_set):.2f}")
+            states =''', '''        log(f"confidence {confident.item() / len(val_set):.2f}")
         if rank == 0:
             states =''')],
 }
@@ -244,7 +250,7 @@ def test_every_set_joins_a_users_copy(edits, tmp_path):
 def test_each_technique_joins_a_copy_with_another_model(name):
     text = re.sub(r"def conv11\(.*?\n\n\n", "class Mine(nn.Module):\n    pass\n\n\n",
                   (SRC / "train.py").read_text(), flags=re.DOTALL)
-    users = text.replace("model = conv11(args.width, classes)", "model = Mine()")
+    users = text.replace("model = conv11(args.width, len(classes))", "model = Mine()")
     assert users.count("Mine") == 2 and "conv11(" not in users
     assert compose.warnings(*(compose.script(each) for each in ("train", f"train_{name}")), users,
                             merged(users, [name])) == []
@@ -254,6 +260,66 @@ def added(before, after):
     """(The lines that `after` has more often than `before`, those that it has less often.)"""
     old, new = (collections.Counter(text.splitlines()) for text in (before, after))
     return new - old, old - new
+
+
+def formatters():
+    """Return {name: command} of what people format with: standard input to standard output."""
+    ruff, black = ([sys.executable, "-m", name] for name in ("ruff", "black"))
+    quiet = [*ruff, "format", "--isolated", "--config", "format.quote-style='single'"]
+    return {f"{name}, {width}": [*words, f"--line-length={width}", "-"]
+            for width in (79, 88, 100, 120) for name, words in (
+                ("ruff", [*ruff, "format", "--isolated"]), ("black", [*black, "-q"]),
+                ("ruff, single quotes", quiet))}
+
+
+@pytest.fixture
+def one_origin(monkeypatch):
+    """The copies are of the present train.py: the history is not searched each time."""
+    monkeypatch.setattr(compose, "find_origin", lambda yours: None)
+
+
+@pytest.mark.fault(88)
+@pytest.mark.parametrize("name", formatters())
+@pytest.mark.parametrize("there", [True, False], ids=["formatter", "no_formatter"])
+def test_each_technique_joins_a_formatted_copy(name, there, one_origin, monkeypatch, tmp_path):
+    """Nothing is refused, and with the formatter there the result is formatted as the copy is."""
+    command, mine = formatters()[name], tmp_path / "my_train.py"
+    text = layout.formatted(command, (SRC / "train.py").read_text())
+    if not there:
+        monkeypatch.setattr(layout, "formatters", lambda path: iter(()))
+    for technique in TECHNIQUES:
+        mine.write_text(text)
+        said = []
+        assert compose.add_to(str(mine), [technique], told=said.append)
+        assert not [line for line in said if "warning" in line], said
+        joined = mine.read_text()
+        assert layout.difference(joined, compose.script(f"train_{technique}")) == 0, technique
+        if there:
+            assert joined == layout.formatted(command, joined) or name.startswith("black")
+
+
+def test_imports_are_sorted_as_ruff_and_isort_sort_them():
+    """So sorting them does not change a copy."""
+    done = run(sys.executable, "-m", "ruff", "check", "--isolated", "--select", "I", SRC / "train.py")
+    assert done.returncode == 0, done.stdout
+
+
+def test_all_of_src_is_formatted():
+    done = run(sys.executable, "-m", "ruff", "format", "--check", SRC)
+    assert done.returncode == 0, done.stdout
+    done = run(sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", SRC)
+    assert done.returncode == 0, done.stdout
+
+
+def test_joined_scripts_are_formatted_and_import_only_what_they_use(tmp_path):
+    for chosen in [*PAIRS, *WHOLE]:
+        (tmp_path / f"{'_'.join(chosen)}.py").write_text(
+            merged((SRC / "train.py").read_text(), chosen))
+    config = ["--config", ROOT / "pyproject.toml"]
+    done = run(sys.executable, "-m", "ruff", "format", "--check", *config, tmp_path)
+    assert done.returncode == 0, done.stdout
+    done = run(sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", tmp_path)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("chosen", [("amp", "cudnn"), ("DDP", "amp"), ("DP",)], ids="_".join)
@@ -287,7 +353,8 @@ def test_one_after_the_other_is_as_all_at_once(tmp_path):
 @pytest.mark.parametrize("technique, old, new", [
     ("amp", "            loss = loss_function(output, labels)\n",
      "            loss = loss_function(output, labels) + 1e-4 * output.square().mean()\n"),
-    ("DDP", '    sampler = RandomSampler(train_set, generator=torch.Generator())\n',
+    ("DDP", "    sampler = torch.utils.data.RandomSampler("
+     "train_set, generator=torch.Generator())\n",
      "    sampler = my_sampler(train_set)\n"),
     ("amp", "            optimizer.step()\n", "            optimizer.step(lambda: loss)\n"),
     ("DDP", "    rank = 0\n", "")])
@@ -362,6 +429,26 @@ def test_no_usual_edit_is_warned_of():
     for variant, users in pairs:
         joined = "" if variant == "train" else merged(users, [variant.removeprefix("train_")])
         assert compose.warnings(texts["train"], texts[variant], users, joined) == []
+
+
+FORMATTERS = [[tool, *words, f"--line-length={width}"] for width in (79, 100, 120)
+              for tool, *words in (["ruff", "format", "--isolated"], ["black", "-q"])]
+
+
+@pytest.mark.fault(88)
+@pytest.mark.parametrize("command", FORMATTERS, ids=lambda command: command[0] + command[-1][14:])
+def test_a_formatted_copy_joins_as_if_it_were_not(command, tmp_path):
+    tool = shutil.which(command[0]) or shutil.which(command[0], path=Path(sys.executable).parent)
+    if not tool:
+        pytest.skip(f"needs {command[0]}")
+    mine, plain = tmp_path / "mine.py", tmp_path / "plain.py"
+    mine.write_text(edited(["loss", "optimizer", "metric"]))
+    plain.write_text(merged(mine.read_text(), ("DALI", "DDP", "amp", "fused")))
+    run(tool, *command[1:], mine, plain)
+    done = run_compose("--into", mine, "amp", "fused", "DDP", "DALI")
+    assert done.returncode == 0, done.stderr
+    ast.parse(mine.read_text())
+    assert added(plain.read_text(), mine.read_text()) == ({}, {})
 
 
 def test_another_script_is_no_copy(tmp_path):
@@ -468,7 +555,7 @@ def runs_alone(chosen, folder, digits):
     script = folder / "my_train.py"
     folder.mkdir()
     baseline = (SRC / "train.py").read_text()
-    script.write_text(merged(baseline.replace("range(11)", "range(3)"), chosen))
+    script.write_text(merged(baseline.replace("range(1, 12)", "range(1, 4)"), chosen))
     # each size of progressive would compile
     one_size = ["--small", 1] if {"compile", "progressive"} <= {*chosen} else []
     batch_size = 40 if "DDP" in chosen else 20  # so that all processes compile the same

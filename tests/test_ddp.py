@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 from helpers import (DDP_WORKERS, SRC, TINY, Hostile, assert_one_line, edited, free_port,
-                     processes_of, run_forked, spy, start, torchrun, train, wait_until,
+                     processes_of, run, run_forked, spy, start, torchrun, train, wait_until,
                      weights)
 from test_loader import classes
 from test_resume import Pipe, assert_same_in_the_end, stamp
@@ -23,8 +23,8 @@ RESTARTS = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 def without_batch_norm(name, folder):
     """Write a copy whose model has no batch norm, so that images of a batch do not interact."""
-    return edited(name, folder, ("bias=False),\n                   nn.BatchNorm2d(wider), ",
-                                 "bias=True),\n                   "))
+    return edited(name, folder, ("bias=False),\n            nn.BatchNorm2d(wider),\n",
+                                 "bias=True),\n"))
 
 
 # ---------------------------------------------------------------------------------- equality
@@ -86,27 +86,34 @@ def test_ranks_draw_different_crops_and_dropout(workers, digits, tmp_path):
     options = ["--dataset", data, *TINY, "--model", "squeezenet1_1", "--image_size", 32, "--lr",
                0.01, "--augment", "resized", "--workers", workers, "--result_dir", tmp_path / "r"]
     seen = spy(tmp_path / "seen", SCRIPT, *options, ranks=2)
-    for layer in ("ToDtype", "Dropout"):
+    for layer in ("Normalize", "Dropout"):
         drawn = [tensor for rank in (0, 1) for tensor in seen(layer, True, rank)]
         assert len(drawn) == 2 * 2 * 3  # ranks, epochs, steps
         for k, one in enumerate(drawn):
             assert not any(torch.equal(one, other) for other in drawn[:k]), layer
     again = spy(tmp_path / "again", SCRIPT, *options, ranks=2)
     for rank in (0, 1):
-        for one, other in zip(seen("ToDtype", True, rank), again("ToDtype", True, rank)):
+        for one, other in zip(seen("Normalize", True, rank), again("Normalize", True, rank)):
             assert torch.equal(one, other)
 
 
-def test_the_size_of_buckets_reaches_ddp(digits, tmp_path):
-    kept = "    net.broadcast_buffers = False"
-    script = edited("train_DDP", tmp_path, (
-        kept, f"    print('at once:', net.bucket_bytes_cap)\n{kept}"))
-    _, output = train(script, "--dataset", digits, *TINY, "--bucket_cap_mb", 200, "--result_dir",
-                      tmp_path)
-    assert f"at once: {200 * 2 ** 20}\n" in output
-
-
 # -------------------------------------------------------------------------------- wrong use
+@pytest.mark.fault(84)
+def test_local_rank_alone_is_no_launcher(digits, tmp_path):
+    """Some schedulers and editors set LOCAL_RANK."""
+    done = run(sys.executable, SRC / "train_DDP.py", "--dataset", digits, cwd=tmp_path,
+               env={"LOCAL_RANK": "0"})
+    assert_one_line(done, 2, "torchrun --standalone --nproc_per_node=gpu train_DDP.py")
+
+
+@pytest.mark.fault(84)
+def test_sync_bn_without_a_gpu_is_refused(digits, tmp_path):
+    done = run_forked(SRC / "train_DDP.py", "--dataset", digits, *TINY, "--sync_bn", "--result_dir",
+                      tmp_path, ranks=2)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert "train_DDP.py: error: --sync_bn needs GPUs" in done.stderr
+
+
 def test_without_a_launcher_one_line_says_how(digits, tmp_path):
     done = run_forked(SCRIPT, "--dataset", digits, cwd=tmp_path)
     assert_one_line(done, 2, "torchrun --standalone --nproc_per_node=gpu train_DDP.py")
@@ -152,20 +159,24 @@ def test_checkpoints_that_are_refused(digits, tmp_path):
 
 
 # --------------------------------------------------------------------------------- launching
-def test_two_machines_resume_from_what_only_one_of_them_has(digits, tmp_path):
-    """Two torchruns stand for two machines, which share no folder."""
+@pytest.mark.parametrize("shared", [True, False])
+def test_two_machines_resume_from_a_folder_that_both_see(shared, digits, tmp_path):
+    """Two torchruns stand for two machines. Without the checkpoint one of them says so."""
     endpoint, options = f"localhost:{free_port()}", ["--dataset", digits, *TINY, "--result_dir"]
     train(SCRIPT, *options, tmp_path / "0", "--epochs", 1)
+    folders = [tmp_path / "0", tmp_path / ("0" if shared else "1")]
     agents = [start([sys.executable, "-m", "torch.distributed.run", "--nnodes=2",
                      "--nproc_per_node=1", "--rdzv_backend=c10d", f"--rdzv_endpoint={endpoint}",
-                     "--rdzv_id=7", SCRIPT, *options, tmp_path / str(machine), "--resume", "auto"])
-              for machine in (0, 1)]
+                     "--rdzv_id=7", SCRIPT, *options, folder, "--resume", "auto"])
+              for folder in folders]
     ends = [agent.communicate() for agent in agents]
-    assert [agent.returncode for agent in agents] == [0, 0], ends
-    out = "".join(out for out, _ in ends)
-    assert out.count("epoch 2/2") == 1
-    # process 0, which reads and writes the checkpoint, may be on either machine
-    assert ("1 of 2 epochs are done" in out) != (tmp_path / "1" / "train_DDP.pt").exists()
+    out, err = ("".join(each) for each in zip(*ends))
+    if shared:
+        assert [agent.returncode for agent in agents] == [0, 0], ends
+        assert "1 of 2 epochs are done" in out and out.count("epoch 2/2") == 1
+    else:
+        assert all(agent.returncode for agent in agents), ends
+        assert re.search("error: --resume: process 0 has done [01] epochs: copy its ", err), err
 
 
 # ------------------------------------------------------------------------------ killed ranks

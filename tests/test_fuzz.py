@@ -18,7 +18,7 @@ from test_loader import FAULTY, SHARED, error_of, photo
 from test_resize import encoded, is_clean, resize
 
 COUNT = int(os.environ.get("FUZZ", 200))
-CUT = ("--resize", 64, "--crop", 48)
+CUT = ("--resize", 64, "--image_size", 48)
 
 # Run a loader's main(), but read each sample alone in place of all. The log gets the outcome of
 # each; a sample without one is the one at which the process died.
@@ -60,7 +60,7 @@ def read_each(dataset, *how):
 if DALILoader:
     names["DALILoader"] = read_each
 else:
-    names["DataLoader"] = lambda dataset, *_, **__: read_each(dataset, None, None)
+    names["torch"].utils.data.DataLoader = lambda dataset, *_, **__: read_each(dataset, None, None)
 names["main"]()
 """
 MODES = ["RGB", "L", "P", "RGBA", "LA", "I;16", "1"]
@@ -154,8 +154,9 @@ def read_each(fuzz, loader, *options):
     """Return the files that a loader decodes and those it refuses, each read alone."""
     driver, log = fuzz.parent / "driver.py", fuzz.parent / f"{loader}.log"
     driver.write_text(DRIVER)
-    done = run_forked(driver, log, SRC / f"{loader}.py", "--data_source", fuzz, *CUT,
+    done = run_forked(driver, log, SRC / f"{loader}.py", "--dataset", fuzz, *CUT,
                       "--batch_size", 1, *options)
+    assert log.exists(), done.stderr[-2000:]
     lines = log.read_text().splitlines()
     assert done.returncode == 0, f"{done.returncode} at {lines[-1]}\n{done.stderr[-2000:]}"
     outcomes = dict(line.split(" ", 1) for line in lines)
@@ -181,8 +182,8 @@ def linked(folder, names):
 
 def read_together(tmp_path, loader, decoded, refused, *options):
     """Run the loader on all good files, then a few times on some of them with a bad one."""
-    words = [SRC / f"{loader}.py", *CUT, "--epochs", 1, "--num_workers", 2, "--result_dir",
-             tmp_path, *options, "--data_source"]
+    words = [SRC / f"{loader}.py", *CUT, "--epochs", 1, "--workers", 2, "--result_dir",
+             tmp_path, *options, "--dataset"]
     done = run_forked(*words, linked(tmp_path / "good", decoded))
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / f"{loader}.json").read_text())["samples"] == len(decoded)
@@ -228,7 +229,7 @@ def test_fuzz_loader_dali_on_a_gpu(fuzz, tmp_path):
     for i in range(12):
         folder = linked(tmp_path / str(i), rng.sample(files_of(fuzz), 3))
         done = run_forked(SRC / "loader_DALI.py", *CUT, "--epochs", 1, "--batch_size", 2,
-                          "--num_workers", 4, "--result_dir", tmp_path, "--data_source", folder)
+                          "--workers", 4, "--result_dir", tmp_path, "--dataset", folder)
         if done.returncode:
             error_of(done, "loader_DALI")
         ends.append(done.returncode)

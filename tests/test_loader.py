@@ -19,7 +19,7 @@ LOADERS = sorted(path.stem for path in SRC.glob("loader*.py"))
 SHARED = ROOT.parent / "shared" / "data"
 FAULTY = SHARED / "faulty"
 CAPTURE = ROOT / "tests" / "capture.py"
-SMALL = ("--resize", 48, "--crop", 40, "--batch_size", 4)
+SMALL = ("--resize", 48, "--image_size", 40, "--batch_size", 4)
 each_loader = pytest.mark.parametrize("loader", LOADERS)
 each_layout = pytest.mark.parametrize("layout", ["classes", "pairs"])
 each_decoder = pytest.mark.parametrize("loader", ["loader", "loader_DALI", on_gpu("loader_DALI")])
@@ -36,13 +36,13 @@ def load(tmp_path):
         folder = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
         folder.mkdir()
         batches = folder / "batches.pt"
-        words = [SRC / f"{loader}.py", "--data_source", data, "--result_dir", folder, *options]
+        words = [SRC / f"{loader}.py", "--dataset", data, "--result_dir", folder, *options]
         if "--epochs" not in options:
             words += ["--epochs", 1]
-        if "--num_workers" not in options:
-            words += ["--num_workers", 2]
+        if "--workers" not in options:
+            words += ["--workers", 2]
         if loader == "loader_LMDB" and "--lmdb" not in options:
-            words += ["--lmdb", tmp_path / f"{Path(data).name}_{'test' in options}.lmdb"]
+            words += ["--lmdb", tmp_path]
         if capture:
             words = [CAPTURE, batches, *words]
         done = run_forked(*words, cwd=folder)
@@ -112,8 +112,6 @@ def unusual(folder):
             ("web.webp", wide, {"quality": 90}), ("bit.bmp", high, {})]:
         quality = {"quality": 92} if name.lower().endswith(("jpg", "jpeg")) else {}
         save(picture, folder / name, **{**quality, **options})
-    deep = np.asarray(wide.convert("L")).astype(np.uint16) * 257
-    save(Image.fromarray(deep), folder / "deep.png")
     for orientation in range(2, 9):
         exif = Image.Exif()
         exif[0x112] = orientation
@@ -155,7 +153,7 @@ def assert_agree(load, data, names, *options):
 def test_loaders_agree_on_every_kind_of_picture(load, tmp_path, resize, crop):
     unusual(tmp_path / "kinds")
     names = one_a_class(tmp_path / "data", sorted((tmp_path / "kinds").iterdir()))
-    assert_agree(load, tmp_path / "data", names, "--resize", resize, "--crop", crop)
+    assert_agree(load, tmp_path / "data", names, "--resize", resize, "--image_size", crop)
 
 
 @pytest.mark.fault(7, 11)
@@ -167,24 +165,23 @@ def test_loaders_agree_on_real_pictures(load, tmp_path):
     assert_agree(load, tmp_path / "data", names)
 
 
-@pytest.mark.fault(7, 9, 10)
+@pytest.mark.fault(7, 9)
 def test_pixels_are_the_colours_meant(load, tmp_path):
-    """CMYK is not inverted, 16 bits become 8, transparent parts become white."""
+    """CMYK is not inverted, transparent parts have the colours that they hide."""
     red = Image.new("RGB", (64, 64), (200, 30, 40))
     clear = Image.new("RGBA", (64, 64), (0, 0, 0, 0))
     palette = Image.new("P", (64, 64), 0)
     palette.putpalette([10, 20, 30] * 256)
     data = tmp_path / "data" / "test"
     save(red.convert("CMYK"), data / "1/x.jpg", quality=95)
-    save(Image.fromarray(np.full((64, 64), 65535 // 2, np.uint16)), data / "2/x.png")
     save(clear, data / "3/x.png")
     save(clear.convert("LA"), data / "4/x.png")
     save(palette, data / "5/x.png", transparency=0)
     save(Image.new("RGBA", (64, 64), (200, 30, 40, 255)), data / "6/x.png")
     pixels = pixels_of(load("loader", tmp_path / "data", "--split", "test", capture=True))
     middle = pixels[:, :, 112, 112].tolist()
-    for found, expected in zip(middle, [(200, 30, 40), (127, 127, 127), (255, 255, 255),
-                                        (255, 255, 255), (255, 255, 255), (200, 30, 40)]):
+    for found, expected in zip(middle, [(200, 30, 40), (0, 0, 0), (0, 0, 0), (10, 20, 30),
+                                        (200, 30, 40)]):
         assert max(abs(a - b) for a, b in zip(found, expected)) <= 4, middle
 
 
@@ -197,7 +194,7 @@ def test_gpu_decoder_agrees(load, tmp_path, batch_size):
     names = one_a_class(tmp_path / "data", [
         *sorted((tmp_path / "kinds").iterdir()),
         *sorted(SHARED.glob("imagenet_sample/val/*/*"))[:24]])
-    options = (tmp_path / "data", "--split", "test", "--num_workers", 4, "--batch_size", batch_size)
+    options = (tmp_path / "data", "--split", "test", "--workers", 4, "--batch_size", batch_size)
     reference = pixels_of(load("loader", *options, capture=True))
     dali = pixels_of(load("loader_DALI", *options, capture=True))
     means = (reference - dali).abs().float().mean((1, 2, 3))
@@ -219,8 +216,8 @@ def numbered(tmp_path_factory):
 
 def dali_loader(module, dataset, sampler, batch_size, device="cpu"):
     """Return loader_DALI.py's DALILoader, in this process."""
-    words = ["--dali_device", device, "--batch_size", batch_size, "--num_workers", 2, "--resize",
-             48, "--crop", 40]
+    words = ["--dali_device", device, "--batch_size", batch_size, "--workers", 2, "--resize",
+             48, "--image_size", 40]
     args = module.build_parser().parse_args([str(word) for word in words])
     return module.DALILoader(dataset, args, sampler)
 
@@ -238,8 +235,8 @@ def numbers_of(epoch, layout):
     ("classes", 4, 2), ("pairs", 20, 1)])
 def test_every_sample_once_an_epoch(load, numbered, loader, layout, batch_size, workers):
     """In an order, and with crops, that the seed repeats."""
-    options = (numbered / layout, "--resize", 48, "--crop", 40, "--epochs", 3,
-               "--batch_size", batch_size, "--num_workers", workers)
+    options = (numbered / layout, "--resize", 48, "--image_size", 40, "--epochs", 3,
+               "--batch_size", batch_size, "--workers", workers)
     orders, runs = [], []
     for split, seed in (("train", 0), ("train", 0), ("train", 1), ("test", 0)):
         done = load(loader, *options, "--split", split, "--seed", seed, capture=True)
@@ -262,7 +259,7 @@ def test_every_sample_once_an_epoch(load, numbered, loader, layout, batch_size, 
 @pytest.mark.parametrize("batch_size, samples", [(5, 13), (4, 9), (3, 11), (1, 3), (12, 13)])
 def test_every_sample_once_from_two_pipelines(numbered, layout, batch_size, samples):
     module = module_of(SRC / "loader_DALI.py")
-    dataset = module.Pictures(numbered / layout / "train")
+    dataset = module.Images(numbered / layout / "train")
     dataset.samples = dataset.samples[:samples]
     torch.manual_seed(0)  # of the orders
     loader = dali_loader(module, dataset, torch.utils.data.RandomSampler(dataset), batch_size)
@@ -279,7 +276,7 @@ def test_every_sample_once_from_two_pipelines(numbered, layout, batch_size, samp
 @pytest.mark.fault(48)
 def test_every_sample_once_on_a_gpu(load, numbered, layout):
     for batch_size, samples in ((5, 13), (4, 9), (3, 11)):
-        done = load("loader_DALI", numbered / layout, "--resize", 48, "--crop", 40, "--num_workers",
+        done = load("loader_DALI", numbered / layout, "--resize", 48, "--image_size", 40, "--workers",
                     4, "--samples", samples, "--batch_size", batch_size, "--epochs", 3,
                     capture=True)
         assert done.returncode == 0 and "to cuda" in done.stdout, done.stderr
@@ -294,7 +291,7 @@ def test_every_sample_once_on_a_gpu(load, numbered, layout):
 def test_external_input_iterator(numbered, shards):
     """All shards have equally many full batches, which hold each pair; a new order is used."""
     module = module_of(SRC / "loader_DALI.py")
-    samples, order = module.Pictures(numbered / "pairs/train").samples, list(range(13))
+    samples, order = module.Images(numbered / "pairs/train").samples, list(range(13))
     sources = [module.ExternalInputIterator(samples, order, 2, shard, shards)
                for shard in range(shards)]
     for _ in range(2):
@@ -311,7 +308,7 @@ def test_external_input_iterator(numbered, shards):
 
 @pytest.mark.parametrize("loader", [*LOADERS, on_gpu("loader_DALI")])
 def test_both_pictures_of_a_pair_get_the_same_crop_and_flip(load, numbered, loader):
-    done = load(loader, numbered / "pairs", "--resize", 0, "--crop", 40, "--batch_size", 5,
+    done = load(loader, numbered / "pairs", "--resize", 0, "--image_size", 40, "--batch_size", 5,
                 "--epochs", 3, capture=True)
     assert done.returncode == 0, done.stderr
     corners, flips = set(), set()
@@ -338,7 +335,7 @@ def test_samples_record_and_cold(load, tmp_path, loader, layout):
     record = done.record
     assert record["script"] == loader and record["samples"] == 4 and len(record["epochs"]) == 3
     assert 0 < record["bytes"] < sum(path.stat().st_size for path in data.rglob("*.*"))
-    assert record["options"]["crop"] == 40
+    assert record["options"]["image_size"] == 40
     assert record["environment"] == dict(torch=torch.__version__, device="cpu")
     for name in ("seconds", "images_per_second", "megabytes_per_second"):
         assert record[name] == pytest.approx(sum(each[name] for each in record["epochs"][1:]) / 2)
@@ -348,8 +345,8 @@ def test_samples_record_and_cold(load, tmp_path, loader, layout):
 
 
 @pytest.mark.parametrize("option, value, named", [
-    ("--batch_size", 0, "--batch_size"), ("--crop", "abc", "--crop"),
-    ("--crop", 300, "--resize 256"), ("--split", "other", "--split"),
+    ("--batch_size", 0, "--batch_size"), ("--image_size", "abc", "--image_size"),
+    ("--image_size", 300, "--resize 256"), ("--split", "other", "--split"),
     ("--samples", -1, "--samples"), ("--seed", "1" * 20, "--seed")])
 def test_wrong_options(load, tmp_path, option, value, named):
     assert named in error_of(load("loader", classes(tmp_path / "data"), option, value), "loader", 2)
@@ -367,7 +364,7 @@ def spoil(path, kind):
 @each_decoder
 @pytest.mark.parametrize("kind", ["zero bytes", "half", "text"])
 def test_damaged_picture(load, tmp_path, loader, kind, layout, request):
-    """The baseline names it; so does DALI's file reader, except for a file that is no picture."""
+    """Each loader names it."""
     data = tmp_path / "data"
     bad = (classes(data) / "train/dog/3.jpg" if layout == "classes"
            else pairs(data) / "train/sharp/scene one/02.png")
@@ -376,10 +373,7 @@ def test_damaged_picture(load, tmp_path, loader, kind, layout, request):
     if (kind, layout) == ("half", "classes") and "on_gpu" in request.node.name:
         return  # DALI's GPU decoder accepts a JPEG that was cut short
     line = error_of(done, loader)
-    if loader == "loader" or (layout == "classes" and kind == "half"):
-        assert str(bad) in line
-    else:
-        assert "DALI" in line and "resize_imagenet.py" in line
+    assert str(bad) in line
     assert not done.record
 
 
@@ -400,7 +394,7 @@ def test_a_header_that_claims_too_much(load, tmp_path, loader, width, height):
 def test_real_faulty_files_are_read_or_refused(loader, photos, recwarn, capfd, request):
     """DALI passes over a PNG's texts, so it reads a text bomb."""
     module = module_of(SRC / f"{loader}.py")
-    dataset = module.Pictures(photos / "train")
+    dataset = module.Images(photos / "train")
     device = "gpu" if request.node.get_closest_marker("gpu") else "cpu"
     refused, read = set(), set()
     for file in sorted(FAULTY.iterdir()):
@@ -418,7 +412,9 @@ def test_real_faulty_files_are_read_or_refused(loader, photos, recwarn, capfd, r
             line = str(error).splitlines()[-1]
             assert str(file) in line or loader == "loader_DALI" and "DALI" in line
             refused.add(file.name)
-    assert not recwarn and "Warning" not in capfd.readouterr().err
+    assert all("/PIL/" in each.filename or each.category is ResourceWarning  # Pillow's own
+               for each in recwarn)
+    assert "Warning" not in capfd.readouterr().err
     assert {"truncated_image.png", "broken.png"} <= refused
     assert "truncated_jpeg.jpg" in refused or device == "gpu"  # a GPU's decoder reads it
     assert ("png_decompression_dos.png" in refused) == (loader == "loader")
@@ -529,9 +525,9 @@ def test_picture_smaller_than_the_crop(load, tmp_path, loader, split, layout):
     data = (classes if layout == "classes" else pairs)(tmp_path / "data", split)
     for folder in ["dog"] if layout == "classes" else ["blurry", "sharp"]:
         save(photo(1, (120, 39)), data / split / folder / "low.jpg")
-    line = error_of(load(loader, data, "--split", split, "--resize", 0, "--crop", 40), loader)
-    assert "low.jpg" in line and "(120, 39)" in line and "--crop" in line
-    assert load(loader, data, "--split", split, "--resize", 40, "--crop", 40).returncode == 0
+    line = error_of(load(loader, data, "--split", split, "--resize", 0, "--image_size", 40), loader)
+    assert "low.jpg" in line and "(120, 39)" in line and "--image_size" in line
+    assert load(loader, data, "--split", split, "--resize", 40, "--image_size", 40).returncode == 0
 
 
 @pytest.mark.fault(29)
@@ -541,21 +537,38 @@ def test_disk_full_for_the_record(tmp_path):
     with SmallDisk(tmp_path / "small", 4, 512) as disk:
         if disk.mounted:
             (disk.folder / "other").write_bytes(bytes(4096))
-        done = disk.run(SRC / "loader.py", "--data_source", data, "--result_dir", disk.folder,
-                        "--num_workers", 0, *SMALL)
+        done = disk.run(SRC / "loader.py", "--dataset", data, "--result_dir", disk.folder,
+                        "--workers", 0, *SMALL)
         assert error_of(done, "loader")
         assert not list(disk.folder.glob("*.json"))
 
 
 @pytest.mark.fault(47)
 def test_without_dali(tmp_path):
-    """One line says what to install; loading.sh knows by it that the run is a skip."""
-    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['nvidia.dali'] = None\n")
+    """The last line says what is missing; loading.sh knows by it that the run is a skip."""
+    (tmp_path / "nvidia").mkdir()
+    (tmp_path / "nvidia/__init__.py").write_text("")
     done = run(sys.executable, SRC / "loader_DALI.py", env={"PYTHONPATH": str(tmp_path)})
-    assert ": pip install nvidia-dali-cuda120" in error_of(done, "loader_DALI")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'nvidia.dali'"
 
 
 @pytest.mark.fault(47)
 def test_without_a_gpu_dali_runs_on_the_cpu(load, tmp_path):
     done = load("loader_DALI", classes(tmp_path / "data"), *SMALL, "--dali_device", "gpu")
     assert done.returncode == 0 and "to cpu" in done.stdout, done.stderr
+
+
+@pytest.mark.fault(41, 83)
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_each_start_method(method, tmp_path):
+    """forkserver is the default of Python 3.14; workers are started anew in each cold epoch."""
+    data, script = classes(tmp_path / "data"), tmp_path / "loader.py"
+    text, end = (SRC / "loader.py").read_text(), 'if __name__ == "__main__":\n'
+    script.write_text(text.replace(
+        end, f'{end}    torch.multiprocessing.set_start_method("{method}")\n'))
+    done = run(sys.executable, script, "--dataset", data, "--epochs", 2, "--workers", 1, "--cold",
+               "--batch_size", 2, "--result_dir", tmp_path)
+    assert done.returncode == 0 and "epoch 2/2" in done.stdout, done.stderr
+    record = json.loads((tmp_path / "loader.json").read_text())
+    assert record["samples"] == 12 and all(each["seconds"] > 0 for each in record["epochs"])

@@ -18,8 +18,8 @@ from test_loader import photo, save
 import loading
 import report
 
-SMALL = ["--resize", "48", "--crop", "40", "--batch_size", "8", "--epochs", "3",
-         "--num_workers", "1"]
+SMALL = ["--resize", "48", "--image_size", "40", "--batch_size", "8", "--epochs", "3",
+         "--workers", "1"]
 DRIVER = ROOT / "tools" / "loading.py"
 
 
@@ -74,7 +74,7 @@ def test_table_records_and_bottleneck(project, data, tmp_path):
         ("loader", "cold"), ("loader", "warm"), ("loader_LMDB", "cold"), ("loader_LMDB", "warm")]
     for row in rows:
         assert row["status"] == "ok" and row["samples"] == 40 and len(row["epochs"]) == 3
-        assert row["options"]["crop"] == 40 and row["storage"]["kind"] in ("SSD", "HDD", "network")
+        assert row["options"]["image_size"] == 40 and row["storage"]["kind"] in ("SSD", "HDD", "network")
         assert row["command"].startswith("./loading.sh loader_LMDB.py")
         assert row["machine"]["cores"] == loading.runs.cores()
     assert max(row["cores_busy"] for row in rows) > 0  # 40 samples can take less than a clock tick
@@ -113,7 +113,7 @@ def test_a_path_and_options_of_its_own(in_memory, tmp_path):
     ([], "usage"), (["loader.py"], "usage"), (["nothing.py", "DATA"], "nothing.py"),
     (["DATA", "loader.py"], "no script"), (["loader.py", "/no/such/set"], "/no/such/set"),
     (["train.py", "DATA"], "not a loader"), (["loader.py", "EMPTY"], "EMPTY"),
-    (["loader.py", "DATA", "--crop", "abc"], "--crop"), (["loader.py", "DATA", "--cold"], "cold"),
+    (["loader.py", "DATA", "--image_size", "abc"], "--image_size"), (["loader.py", "DATA", "--cold"], "cold"),
     (["loader_DALI.py", "DATA", "--dali_device", "tpu"], "tpu"),
     (["COPY/loader.py", "DATA"], "rename it"),
     (["loader.py", "DATA", "--dali_device", "cpu"], "--dali_device"),
@@ -242,7 +242,7 @@ def test_the_verdict_on_each_kind_of_evidence(monkeypatch):
     assert of(None, row(500, busy=3, gpu=0.95), storage, 16) == "GPU"
     assert of(None, row(500, busy=15.5, gpu=0.4), storage, 16) == "CPU"
     name, evidence = loading.bottleneck(None, row(500, busy=3.9), storage, 4)
-    assert name == "CPU" and "try more --num_workers" in evidence
+    assert name == "CPU" and "try more --workers" in evidence
 
 
 def cached_bytes(paths):

