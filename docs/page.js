@@ -328,7 +328,7 @@ function commands(text) {
     "What it needs": `pip install ${needed.join(" ")}`,
     "Run it": `${launcher}${fileName()} `
       + (family === "train" ? "--dataset DATASET --model resnet50 --image_size 224"
-        : "--data_source DATASET"),
+        : "--dataset DATASET"),
   };
 }
 
