@@ -13,19 +13,11 @@ import pytest
 from helpers import ROOT, STARTED, VARIABLES, run
 from PIL import Image
 
-sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "tests")]
-
 # tests that run side by side share the cores: with more threads than cores all take far longer,
 # and threads that wait for each other must not keep a core busy
 if WORKERS := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // WORKERS)))
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU")
-    config.addinivalue_line("markers", "gpus: needs two NVIDIA GPUs")
-    config.addinivalue_line("markers", "fault(number, ...): tests these rows of FAULTS.md")
 
 
 def pytest_collection_modifyitems(items):

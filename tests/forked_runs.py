@@ -80,7 +80,7 @@ def begin(words, variables):
     plans.WATCHED, plans.ROUND = 5, 2
     plans.Turns.wanted = rounds_of(plans.Turns.wanted)
     sys.argv = words
-    own = (str(ROOT / "tests"), str(ROOT / "tools"), str(ROOT))
+    own = *(str(ROOT / name) for name in ("tests", "tools", "benchmarks")), str(ROOT)
     paths = variables.get("PYTHONPATH", "").split(os.pathsep)[1:]  # the first has the hook
     sys.path[:] = [*paths, *(path for path in sys.path if path not in own)]
     sys.path.insert(0, os.path.dirname(os.path.abspath(words[0])))

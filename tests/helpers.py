@@ -1,7 +1,6 @@
 """What tests share: processes started as a user starts them, small disks, a training run."""
 
 import importlib.util
-import json
 import multiprocessing
 import os
 import resource

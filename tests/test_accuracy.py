@@ -3,12 +3,10 @@
 import json
 import os
 import signal
-import sys
 
 import pytest
 from helpers import ROOT, TINY, Forked, assert_one_line, processes_of, run_forked, wait_until
 
-sys.path.append(str(ROOT / "benchmarks"))
 import accuracy
 
 SCRIPT = ROOT / "benchmarks" / "accuracy.py"

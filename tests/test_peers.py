@@ -2,13 +2,11 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 from helpers import ROOT, SRC, TINY, assert_one_line, run, run_forked
 
-sys.path.append(str(ROOT / "benchmarks"))
 import accuracy
 import loading
 import peers

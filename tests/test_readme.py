@@ -12,7 +12,7 @@ FAULTS = ROOT.parent / "shared" / "FAULTS.md"
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_file_and_section_linked_is_there(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
-        if ":" in target:
+        if ":" in target or target.startswith("../../actions/"):  # on GitHub only
             continue
         name, _, section = target.partition("#")
         path = page.parent / name if name else page

@@ -1,0 +1,64 @@
+"""What a visitor finds beside the code: one test command, an installable whatif, one version."""
+
+import re
+import shutil
+import sys
+
+import pytest
+import yaml
+from helpers import ROOT, run
+
+
+def text_of(name):
+    return (ROOT / name).read_text()
+
+
+def version():
+    return re.search(r'^version = "(.*)"', text_of("pyproject.toml"), re.M)[1]
+
+
+def test_there_is_one_test_command():
+    """README.md, CONTRIBUTING.md and .ci/run have the same two lines."""
+    commands = [
+        re.findall(r"^python3 -m venv .*\npytest .*$", text_of(name), re.M)
+        for name in ("README.md", "CONTRIBUTING.md", ".ci/run")
+    ]
+    assert len(commands[0]) == 1 and commands == commands[:1] * 3
+    install, test = commands[0][0].splitlines()
+    assert "-r requirements-test.txt" in install and test.endswith(" tests")
+    assert text_of("requirements-test.txt").startswith("-r requirements.txt\n")
+    assert "run: .ci/run\n" in text_of(".github/workflows/test.yml")
+
+
+def test_there_is_one_version():
+    assert re.search(r"^## (\S+)", text_of("CHANGELOG.md"), re.M)[1] == version()
+    assert yaml.safe_load(text_of("CITATION.cff"))["version"] == version()
+
+
+@pytest.mark.parametrize(
+    "path", [*ROOT.glob(".github/*/*.yml"), ROOT / ".pre-commit-config.yaml"], ids=lambda p: p.name
+)
+def test_settings_are_valid_yaml(path):
+    assert yaml.safe_load(path.read_text())
+
+
+def test_pip_installs_the_command_whatif_and_nothing_but_torch(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    shutil.copytree(ROOT / "whatif", source / "whatif")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy2(ROOT / name, source)
+    words = "--no-deps --no-index --no-build-isolation --disable-pip-version-check -q".split()
+    done = run(sys.executable, "-m", "pip", "install", *words, "--target", target, source)
+    assert done.returncode == 0, done.stderr
+    (about,) = target.glob("*.dist-info/METADATA")
+    assert f"\nVersion: {version()}\n" in about.read_text()
+    needed = re.findall(r"^Requires-Dist: (\w+)", about.read_text(), re.M)
+    assert needed == ["torch"] and {path.name for path in target.iterdir()} == {
+        "bin", "whatif", about.parent.name}
+    ours, theirs = (
+        {path.relative_to(folder) for path in folder.rglob("*.py")}
+        for folder in (ROOT / "whatif", target / "whatif")
+    )
+    assert ours == theirs
+    done = run(target / "bin" / "whatif", "--help", env={"PYTHONPATH": str(target)}, cwd=tmp_path)
+    assert done.returncode == 0 and "my_train.py" in done.stdout, done.stderr
