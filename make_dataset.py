@@ -39,8 +39,14 @@ def draw_digit(digit, rng):
     font = ImageFont.load_default(int(rng.integers(64, 100)))
     canvas = Image.new("L", (128, 128))
     x, y = rng.uniform(54, 74, 2)
-    ImageDraw.Draw(canvas).text((x, y), str(digit), fill=int(rng.integers(140, 256)), font=font,
-                                anchor="mm", stroke_width=int(rng.integers(0, 5)))
+    ImageDraw.Draw(canvas).text(
+        (x, y),
+        str(digit),
+        fill=int(rng.integers(140, 256)),
+        font=font,
+        anchor="mm",
+        stroke_width=int(rng.integers(0, 5)),
+    )
     canvas = canvas.rotate(rng.uniform(-15, 15), Image.Resampling.BILINEAR)
     pixels = np.asarray(canvas.resize((32, 32), Image.Resampling.BOX), dtype=np.float64)
     pixels = pixels + rng.uniform(0, 60) + rng.normal(0, rng.uniform(4, 16), pixels.shape)
@@ -106,8 +112,10 @@ def pairs_files(rng, split, label, i):
     """Return {relative path: bytes} of a sharp photograph and the same one blurred."""
     sharp = draw_photo(label, rng)
     path = f"scene{label}/{i:05}.png"
-    return {f"{split}/sharp/{path}": encoded(sharp, "PNG"),
-            f"{split}/blurry/{path}": encoded(blur(sharp, rng), "PNG")}
+    return {
+        f"{split}/sharp/{path}": encoded(sharp, "PNG"),
+        f"{split}/blurry/{path}": encoded(blur(sharp, rng), "PNG"),
+    }
 
 
 # name: (function, name of the validation split, training and validation pictures per class)
@@ -144,8 +152,12 @@ def begin():
 def draw(root, name, seed, train, val, workers):
     """Draw `train` and `val` pictures per class of dataset `name` into folder `root`."""
     validation = DRAWN[name][1]
-    jobs = [(split, label, i) for split, count in (("train", train), (validation, val))
-            for label in range(10) for i in range(count)]
+    jobs = [
+        (split, label, i)
+        for split, count in (("train", train), (validation, val))
+        for label in range(10)
+        for i in range(count)
+    ]
     job = functools.partial(draw_job, root, name, seed)
     with concurrent.futures.ProcessPoolExecutor(workers, initializer=begin) as pool:
         try:
@@ -181,8 +193,9 @@ def download(root, name):
 
 def main():
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name", choices=[*DRAWN, "mnist", "cifar10", "imagenette"])
     parser.add_argument("--dst", type=Path, help="output folder (default: data/<name>)")
     parser.add_argument("--train", type=int, help="drawn sets: training pictures of each class")
@@ -210,8 +223,10 @@ def main():
         print(f"{dst} is there already")
         return
     if dst.is_file() or dst.exists() and any(dst.iterdir()):
-        sys.exit(f"make_dataset.py: error: {dst} holds something else: delete it, or choose "
-                 "another folder with --dst")
+        sys.exit(
+            f"make_dataset.py: error: {dst} holds something else: delete it, or choose "
+            "another folder with --dst"
+        )
     building = dst.with_name(f".{dst.name}.part")  # moved to dst when it is complete
     try:
         shutil.rmtree(building, ignore_errors=True)  # an earlier run was killed

@@ -41,8 +41,17 @@ import simplejpeg
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from tqdm import tqdm
 
-FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP", ".bmp": "BMP",
-           ".ppm": "PPM", ".pgm": "PPM", ".tif": "TIFF", ".tiff": "TIFF"}
+FORMATS = {
+    ".jpg": "JPEG",
+    ".jpeg": "JPEG",
+    ".png": "PNG",
+    ".webp": "WEBP",
+    ".bmp": "BMP",
+    ".ppm": "PPM",
+    ".pgm": "PPM",
+    ".tif": "TIFF",
+    ".tiff": "TIFF",
+}
 OTHERS = {".gif": "GIF", ".avif": "AVIF", ".jp2": "JPEG2000"}  # read, but not written
 Image.init()  # not EPS: Pillow would start a program to read it; AVIF is not in every Pillow
 READABLE = sorted({*FORMATS.values(), *OTHERS.values()} & Image.OPEN.keys())
@@ -61,8 +70,10 @@ def printable(text):
 def flatten(image):
     """Return a Pillow image as 8 bits of grey or RGB. Raise ValueError if its range is not known."""
     if image.mode in ("I", "F") and image.format != "PPM":
-        raise ValueError("floating-point, signed or 32-bit numbers: their range is not known, scale "
-                         "them to 8 or 16 bits with a program of your own")
+        raise ValueError(
+            "floating-point, signed or 32-bit numbers: their range is not known, scale "
+            "them to 8 or 16 bits with a program of your own"
+        )
     if image.mode.startswith("I"):  # 16 bits
         image = image.convert("I").point(lambda value: value / 257 + 0.5).convert("L")
     if image.has_transparency_data:
@@ -91,9 +102,14 @@ def decode(image, content, size):
     """
     if image.format in ("JPEG", "MPO"):
         try:
-            return simplejpeg.decode_jpeg(content, "GRAY" if image.mode == "L" else "RGB",
-                                          min_width=2 * size[0], min_height=2 * size[1],
-                                          min_factor=2, strict=True)
+            return simplejpeg.decode_jpeg(
+                content,
+                "GRAY" if image.mode == "L" else "RGB",
+                min_width=2 * size[0],
+                min_height=2 * size[1],
+                min_factor=2,
+                strict=True,
+            )
         except ValueError as error:
             if is_damage(error, content):
                 raise ValueError(f"damaged or cut short ({error})") from None
@@ -109,8 +125,9 @@ def resize(pixels, size, new_size):
     # torch the exact scale; it rounds the new size down, hence the 1e-4.
     scale = [8 * (new + 1e-4) / (old * eighths) for old, new in zip(size, new_size)]
     pixels = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)  # channels_last: the fast layout
-    pixels = torch.nn.functional.interpolate(pixels, scale_factor=scale[::-1], mode="bilinear",
-                                             antialias=True)  # 2 to 3 times as fast as Pillow
+    pixels = torch.nn.functional.interpolate(
+        pixels, scale_factor=scale[::-1], mode="bilinear", antialias=True
+    )  # 2 to 3 times as fast as Pillow
     return pixels[0].permute(1, 2, 0).numpy()
 
 
@@ -144,8 +161,12 @@ def shrink(content, format, max_size, quality):
         if edge > max_size:
             size = [round(length * max_size / edge) for length in size]
         is_plain = format == image.format.replace("MPO", "JPEG") and (
-            format == "JPEG" or format in ("PNG", "WEBP") and image.mode in ("L", "RGB")
-            and not image.has_transparency_data and "exif" not in image.info)
+            format == "JPEG"
+            or format in ("PNG", "WEBP")
+            and image.mode in ("L", "RGB")
+            and not image.has_transparency_data
+            and "exif" not in image.info
+        )
         pixels = decode(image, content, size)
         if edge <= max_size and is_plain:
             return content
@@ -216,8 +237,11 @@ def find_pictures(src, dst, endings):
                 real = os.path.realpath(entry.path)
                 if real not in above:
                     folders.append((name, above | {real}))
-            elif (os.path.splitext(name)[1].lower() in endings and entry.is_file()
-                  and not entry.name.startswith("._")):  # macOS keeps notes in such files
+            elif (
+                os.path.splitext(name)[1].lower() in endings
+                and entry.is_file()
+                and not entry.name.startswith("._")
+            ):  # macOS keeps notes in such files
                 names.append(name)
     return sorted(names), unreadable
 
@@ -233,8 +257,10 @@ def claim(dst, settings):
     note, text = dst / NOTE, json.dumps(settings)
     before = note.read_text() if note.exists() else ""
     if before not in ("", text):
-        raise ValueError(f"--dst {dst} was made with the settings {before}: use those, delete it "
-                         "or choose another folder")
+        raise ValueError(
+            f"--dst {dst} was made with the settings {before}: use those, delete it "
+            "or choose another folder"
+        )
     if not before and any(not name.startswith(".") for name in os.listdir(dst)):
         raise ValueError(f"--dst {dst} already holds other files: choose another folder")
     note.write_text(text)
@@ -262,15 +288,17 @@ def do_all(job, names, workers):
 
     Raise what `job` raises, and BrokenProcessPool if a worker is killed.
     """
-    import torch  # noqa: F401: imported once, forked workers have it at once
+    import torch  # noqa: F401  imported once, forked workers have it at once
 
     counts, failures = Counter(), {}
     context = multiprocessing.get_context("fork")
     size = max(1, min(16, len(names) // (8 * workers)))
-    with (concurrent.futures.ProcessPoolExecutor(workers, context, begin) as pool,
-          tqdm(total=len(names), unit="image", disable=None) as bar):
+    with (
+        concurrent.futures.ProcessPoolExecutor(workers, context, begin) as pool,
+        tqdm(total=len(names), unit="image", disable=None) as bar,
+    ):
         try:
-            futures = [pool.submit(job, names[i:i + size]) for i in range(0, len(names), size)]
+            futures = [pool.submit(job, names[i : i + size]) for i in range(0, len(names), size)]
             for future in concurrent.futures.as_completed(futures):
                 count, failed = future.result()
                 counts += count
@@ -287,18 +315,23 @@ def do_all(job, names, workers):
 
 def main():
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
     def fail(message, status=1):
         parser.exit(status, f"{parser.prog}: error: {printable(message)}\n")
+
     parser.error = functools.partial(fail, status=2)
     parser.add_argument("--src", type=Path, required=True, help="folder of pictures, at any depth")
     parser.add_argument("--dst", type=Path, required=True, help="folder for the smaller copy")
     parser.add_argument("--max-size", type=int, required=True, help="smaller edge in pixels")
     parser.add_argument("--quality", type=int, default=90, help="of JPEG and WebP, 1 to 100 (90)")
-    parser.add_argument("--format", choices=("jpg", "png"), help="of all copies, as their ending; "
-                        f"reads {' '.join(OTHERS)} too (as the names say)")
+    parser.add_argument(
+        "--format",
+        choices=("jpg", "png"),
+        help=f"of all copies, as their ending; reads {' '.join(OTHERS)} too (as the names say)",
+    )
     parser.add_argument("--workers", type=int, default=CORES, help="processes (one per core)")
     args = parser.parse_args()
     if min(args.max_size, args.workers) < 1 or not 1 <= args.quality <= 100:
@@ -324,14 +357,17 @@ def main():
                 if other != name:
                     unreadable[name] = f"its copy would have the same name as that of {other}"
             names = [name for name in names if name not in unreadable]
-            job = functools.partial(do_pictures, str(src), str(dst), args.max_size, args.quality,
-                                    args.format)
+            job = functools.partial(
+                do_pictures, str(src), str(dst), args.max_size, args.quality, args.format
+            )
             counts, failures = do_all(job, names, args.workers)
     except KeyboardInterrupt:
         sys.exit(f"{parser.prog}: stopped; run it again to continue")
     except BrokenProcessPool:
-        fail("a worker was killed, perhaps for lack of memory; run it again to continue, with "
-             "fewer --workers if need be")
+        fail(
+            "a worker was killed, perhaps for lack of memory; run it again to continue, with "
+            "fewer --workers if need be"
+        )
     except ValueError as error:
         parser.error(str(error))
     except OSError as error:
@@ -339,10 +375,12 @@ def main():
     failures |= unreadable
     for name, reason in failures.items():
         print(f"{parser.prog}: error: {printable(f'{src / name}: {reason}')}", file=sys.stderr)
-    print(f"{counts['done']:,} of {len(names):,} pictures done, {counts['kept']:,} were there "
-          f"already, {len(failures):,} cannot be done; {counts['read'] / 1e6:,.1f} MB became "
-          f"{counts['written'] / 1e6:,.1f}; {counts['done'] / (time.perf_counter() - start):,.0f} "
-          "images/s")
+    print(
+        f"{counts['done']:,} of {len(names):,} pictures done, {counts['kept']:,} were there "
+        f"already, {len(failures):,} cannot be done; {counts['read'] / 1e6:,.1f} MB became "
+        f"{counts['written'] / 1e6:,.1f}; {counts['done'] / (time.perf_counter() - start):,.0f} "
+        "images/s"
+    )
     sys.exit(bool(failures))
 
 

@@ -5,19 +5,22 @@
 It has all options of train.py.
 """
 
-import common
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
 from torch.nn import functional as F
+
+import common
 
 
 def main():
     parser = common.train.build_parser()
     parser.add_argument("--mixed_precision", default="no", help="of Accelerator")
     args = parser.parse_args()
-    accelerator = Accelerator(mixed_precision=args.mixed_precision,
-                              dataloader_config=DataLoaderConfiguration(non_blocking=True))
+    accelerator = Accelerator(
+        mixed_precision=args.mixed_precision,
+        dataloader_config=DataLoaderConfiguration(non_blocking=True),
+    )
 
     train_loader, val_loader, classes = common.data(args)
     steps = min(len(train_loader), args.steps or len(train_loader))
@@ -25,7 +28,8 @@ def main():
     optimizer = common.sgd(net, args)
     scheduler = common.schedule(optimizer, args.epochs * steps)
     net, optimizer, train_loader, val_loader, scheduler = accelerator.prepare(
-        net, optimizer, train_loader, val_loader, scheduler)
+        net, optimizer, train_loader, val_loader, scheduler
+    )
 
     clock, epochs = common.Clock(), []
     for _ in range(args.epochs):

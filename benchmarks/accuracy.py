@@ -27,16 +27,20 @@ import runs
 
 TRAIN = peers.ROOT / "src" / "train.py"
 TOLERANCE = 0.005  # without the goal, a set whose top-1 is lower by more is not called the best
-HEAD = ("| training | runs | top-1: median (least to most) | warm-up s | training s | to {1} | "
-        "s until {0} | to {1} | whole run s | to {1} | images/s | peak GB |")
-NOTES = ["- warm-up s: from the end of the imports to that of the first epoch: decoding images for "
-         "the cache, compiling",
-         "- training s: all epochs after the first, without validation",
-         "- s until {0}: the warm-up and the training until an epoch ends with this top-1",
-         "- whole run s: a process from its start to its end: imports, warm-up, training, "
-         "validation, checkpoints",
-         "- images/s: the median of a run's epochs after the first; of several runs, their median",
-         "- kept: finds code that an earlier run has compiled; the other rows compile in each run"]
+HEAD = (
+    "| training | runs | top-1: median (least to most) | warm-up s | training s | to {1} | "
+    "s until {0} | to {1} | whole run s | to {1} | images/s | peak GB |"
+)
+NOTES = [
+    "- warm-up s: from the end of the imports to that of the first epoch: decoding images for "
+    "the cache, compiling",
+    "- training s: all epochs after the first, without validation",
+    "- s until {0}: the warm-up and the training until an epoch ends with this top-1",
+    "- whole run s: a process from its start to its end: imports, warm-up, training, "
+    "validation, checkpoints",
+    "- images/s: the median of a run's epochs after the first; of several runs, their median",
+    "- kept: finds code that an earlier run has compiled; the other rows compile in each run",
+]
 
 Row = collections.namedtuple("Row", "name techniques command code compiled")
 
@@ -46,8 +50,13 @@ def row_of(text, compiled, options, folder):
     """Return the Row of a set; its own options come last, so that they win over `options`."""
     techniques, script, own = peers.joined(text, folder)
     runs.check_options(script, [*options, *own], "accuracy.py")
-    return Row(text.strip() + ", kept" * (compiled == "kept"), techniques,
-               [script, *options, *own], folder / "compiled" / peers.file_name(text), compiled)
+    return Row(
+        text.strip() + ", kept" * (compiled == "kept"),
+        techniques,
+        [script, *options, *own],
+        folder / "compiled" / peers.file_name(text),
+        compiled,
+    )
 
 
 def seconds_to(goal, warmup_seconds, epochs):
@@ -69,20 +78,27 @@ def train(row, seed, goal, processes, folder, end):
     variables |= dict(TORCHINDUCTOR_CACHE_DIR=row.code, TRITON_CACHE_DIR=row.code / "triton")
     command = [*words, *row.command[1:], "--seed", seed, "--result_dir", place]
     try:
-        status, wall = peers.timed(command, log, end - time.monotonic(),
-                                   env={**os.environ, **variables})
+        status, wall = peers.timed(
+            command, log, end - time.monotonic(), env={**os.environ, **variables}
+        )
     finally:
         if status != 0 and row.compiled == "new":  # some of the compiled code may be missing
             shutil.rmtree(row.code, ignore_errors=True)
     if status:
         return {"error": runs.failure(status, log)[2]["error"], "log": str(log)}
     record = runs.read_record(place / f"{row.command[0].stem}.json")
-    epochs = [{key: epoch[key] for key in ("loss", "val_top1", "seconds")}
-              for epoch in record["epochs"]]
+    epochs = [
+        {key: epoch[key] for key in ("loss", "val_top1", "seconds")} for epoch in record["epochs"]
+    ]
     keys = "warmup_seconds", "val_top1", "images_per_second", "peak_memory_bytes"
-    return dict(seed=seed, wall_seconds=wall, **{key: record[key] for key in keys},
-                training_seconds=sum(epoch["seconds"] for epoch in epochs[1:]),
-                seconds_to_goal=seconds_to(goal, record["warmup_seconds"], epochs), epochs=epochs)
+    return dict(
+        seed=seed,
+        wall_seconds=wall,
+        **{key: record[key] for key in keys},
+        training_seconds=sum(epoch["seconds"] for epoch in epochs[1:]),
+        seconds_to_goal=seconds_to(goal, record["warmup_seconds"], epochs),
+        epochs=epochs,
+    )
 
 
 # ------------------------------------------------------------------------------ the table
@@ -108,20 +124,27 @@ def cells(row, base):
     count = len(row["runs"])
     if row["status"] != "ok":
         return [row["name"], str(count), report.problem(row)]
-    found = {key: [run[key] for run in row["runs"] if run[key] is not None]
-             for key in row["runs"][0] if key != "epochs"}
+    found = {
+        key: [run[key] for run in row["runs"] if run[key] is not None]
+        for key in row["runs"][0]
+        if key != "epochs"
+    }
     reached, memory = found["seconds_to_goal"], found["peak_memory_bytes"]
     some = f", {len(reached)} of {count} runs" if len(reached) < count else ""
-    return [row["name"], str(count),
-            peers.spread([100 * top1 for top1 in found["val_top1"]], "{:.2f}%"),
-            f"{median(row, 'warmup_seconds'):.1f}",
-            peers.spread(found["training_seconds"], "{:.1f}"),
-            ratio(row, base, "training_seconds"),
-            peers.spread(reached, "{:.1f}") + some if reached else "never",
-            ratio(row, base, "seconds_to_goal"),
-            peers.spread(found["wall_seconds"], "{:.1f}"), ratio(row, base, "wall_seconds"),
-            f"{median(row, 'images_per_second'):,.0f}",
-            f"{max(memory) / 1e9:.1f}" if memory else ""]
+    return [
+        row["name"],
+        str(count),
+        peers.spread([100 * top1 for top1 in found["val_top1"]], "{:.2f}%"),
+        f"{median(row, 'warmup_seconds'):.1f}",
+        peers.spread(found["training_seconds"], "{:.1f}"),
+        ratio(row, base, "training_seconds"),
+        peers.spread(reached, "{:.1f}") + some if reached else "never",
+        ratio(row, base, "seconds_to_goal"),
+        peers.spread(found["wall_seconds"], "{:.1f}"),
+        ratio(row, base, "wall_seconds"),
+        f"{median(row, 'images_per_second'):,.0f}",
+        f"{max(memory) / 1e9:.1f}" if memory else "",
+    ]
 
 
 def markdown(record):
@@ -130,13 +153,17 @@ def markdown(record):
     name = "plain" if base["name"] == "plain" else "the first row"
     has_kept = any(row["compiled"] == "kept" for row in record)
     commands = dict.fromkeys(row["command"] for row in record)
-    return report.text_of([
-        report.table(HEAD.format(goal, name), [cells(row, base) for row in record]),
-        f"{report.recipe(first)}, --augment {first['options']['augment']}, --lr "
-        f"{first['options']['lr']:g}. Each run of a row has another seed; the rows took turns.",
-        [note.format(goal) for note in (NOTES if has_kept else NOTES[:-1])],
-        report.setting(first),
-        [f"- Also: `{each}`" for each in commands if each != first["command"]]], record)
+    return report.text_of(
+        [
+            report.table(HEAD.format(goal, name), [cells(row, base) for row in record]),
+            f"{report.recipe(first)}, --augment {first['options']['augment']}, --lr "
+            f"{first['options']['lr']:g}. Each run of a row has another seed; the rows took turns.",
+            [note.format(goal) for note in (NOTES if has_kept else NOTES[:-1])],
+            report.setting(first),
+            [f"- Also: `{each}`" for each in commands if each != first["command"]],
+        ],
+        record,
+    )
 
 
 def shows(record):
@@ -148,12 +175,17 @@ def shows(record):
         key, goal = "seconds_to_goal", f"until {100 * record[0]['goal']:g}%"
         if not median(base, key):
             key, goal = "wall_seconds", "over the whole run"
-            good = [row for row in good
-                    if median(row, "val_top1") >= median(base, "val_top1") - TOLERANCE]
+            good = [
+                row
+                for row in good
+                if median(row, "val_top1") >= median(base, "val_top1") - TOLERANCE
+            ]
         best = min((row for row in good if median(row, key)), key=lambda row: median(row, key))
-        what = (f"{best['name']}: {ratio(best, base, key)} {goal}, "
-                f"{ratio(best, base, 'training_seconds')} in training, top-1 "
-                f"{median(best, 'val_top1'):.2%} against {median(base, 'val_top1'):.2%}")
+        what = (
+            f"{best['name']}: {ratio(best, base, key)} {goal}, "
+            f"{ratio(best, base, 'training_seconds')} in training, top-1 "
+            f"{median(best, 'val_top1'):.2%} against {median(base, 'val_top1'):.2%}"
+        )
     return report.place(record[0]), report.recipe(record[0]), what, record[0]["date"]
 
 
@@ -164,8 +196,12 @@ write = functools.partial(report.save, markdown)
 def parse(arguments):
     """Return (options of this script, those behind the --)."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser("accuracy.py", allow_abbrev=False, description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "accuracy.py",
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
     add("DATASET", type=Path)
     add("--set", action="append", default=[], help="a row of these techniques")
@@ -176,7 +212,7 @@ def parse(arguments):
     add("--minutes", type=float, default=float("inf"), help="what does not fit is left out")
     add("--add", action="store_true", help="go on with the record that is there")
     add("--result_dir", type=Path, default=Path("runs"), help="folder of the record")
-    return parser.parse_args(arguments[:split]), arguments[split + 1:]
+    return parser.parse_args(arguments[:split]), arguments[split + 1 :]
 
 
 def measure(entry, row, seed, processes, folder, end):
@@ -198,8 +234,10 @@ def measure(entry, row, seed, processes, folder, end):
     for key in ("error", "log"):  # of an earlier try
         entry.pop(key, None)
     entry |= {"status": "ok", "runs": [*entry["runs"], run]}
-    return (f"top-1 {run['val_top1']:.2%}, {run['training_seconds']:.1f} s of training, "
-            f"{run['wall_seconds']:.1f} s in all")
+    return (
+        f"top-1 {run['val_top1']:.2%}, {run['training_seconds']:.1f} s of training, "
+        f"{run['wall_seconds']:.1f} s in all"
+    )
 
 
 def measure_all(record, jobs, common, stem, end):
@@ -208,7 +246,8 @@ def measure_all(record, jobs, common, stem, end):
     folder, processes = stem.resolve(), common["machine"]["gpus"] or 2
     for seed, row in jobs:
         entry = next((each for each in record if each["name"] == row.name), None) or dict(
-            common, name=row.name, techniques=row.techniques, compiled=row.compiled, runs=[])
+            common, name=row.name, techniques=row.techniques, compiled=row.compiled, runs=[]
+        )
         if row.name in failed or seed in [run["seed"] for run in entry["runs"]]:
             continue
         runs.say(f"seed {seed}: {row.name}")
@@ -235,17 +274,22 @@ def main():
     values["dataset"] = str(values["dataset"])
     stem = args.result_dir / "accuracy"
     folder, path, stopped = stem.resolve(), stem.with_suffix(".json"), ""
-    lock = runs.folder_of_its_own(folder, "accuracy.py")  # held until the process ends
-    rows = [Row("plain", [], [TRAIN, *options], folder / "compiled" / "plain", "new"),
-            *(row_of(text, "new", options, folder) for text in args.set),
-            *(row_of(text, "kept", options, folder) for text in args.kept)]
+    _lock = runs.folder_of_its_own(folder, "accuracy.py")  # held until the process ends
+    rows = [
+        Row("plain", [], [TRAIN, *options], folder / "compiled" / "plain", "new"),
+        *(row_of(text, "new", options, folder) for text in args.set),
+        *(row_of(text, "kept", options, folder) for text in args.kept),
+    ]
     rows = peers.chosen(rows, args.only, "accuracy.py")
     jobs = [(seed, row) for seed in args.seeds for row in rows]
     for key in ("result_dir", "seed", "resume"):  # these are this script's own
         del values[key]
     common = dict(runs.setting("python benchmarks/accuracy.py"), options=values, goal=args.goal)
-    record = peers.earlier(path, common, ("machine", "options", "goal"), "accuracy.py") if (
-        args.add and path.exists()) else []
+    record = (
+        peers.earlier(path, common, ("machine", "options", "goal"), "accuracy.py")
+        if (args.add and path.exists())
+        else []
+    )
     try:
         measure_all(record, jobs, common, stem, started + 60 * args.minutes)
     except runs.Stopped as reason:

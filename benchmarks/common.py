@@ -28,24 +28,38 @@ def data(args):
     size, val_size = args.image_size, args.val_size or args.image_size
     center = [transforms.Resize(size), transforms.CenterCrop(size)]
     flip = transforms.RandomHorizontalFlip()
-    crop = dict(none=center, resized=[transforms.RandomResizedCrop(size), flip],
-                crop=[*center, transforms.RandomCrop(size, size // 8), flip])[args.augment]
+    crop = dict(
+        none=center,
+        resized=[transforms.RandomResizedCrop(size), flip],
+        crop=[*center, transforms.RandomCrop(size, size // 8), flip],
+    )[args.augment]
     to_bytes = transforms.PILToTensor()
     val_crop = [transforms.Resize(val_size), transforms.CenterCrop(val_size)]
     train_set, val_set = (
         train.open_folder(args.dataset, names, transforms.Compose([*steps, to_bytes]))
-        for names, steps in ((("train", "training"), crop), (("val", "test", "testing"), val_crop)))
-    loading = dict(batch_size=args.batch_size, num_workers=args.workers, pin_memory=ON_GPU,
-                   persistent_workers=args.workers > 0)
-    return (DataLoader(train_set, shuffle=True, drop_last=True, **loading),
-            DataLoader(val_set, **loading), len(train_set.classes))
+        for names, steps in ((("train", "training"), crop), (("val", "test", "testing"), val_crop))
+    )
+    loading = dict(
+        batch_size=args.batch_size,
+        num_workers=args.workers,
+        pin_memory=ON_GPU,
+        persistent_workers=args.workers > 0,
+    )
+    return (
+        DataLoader(train_set, shuffle=True, drop_last=True, **loading),
+        DataLoader(val_set, **loading),
+        len(train_set.classes),
+    )
 
 
 def network(args, classes):
     """Return train.py's network with the same first weights: uint8 images to (N, classes)."""
     torch.manual_seed(args.seed)
-    model = (train.conv11(args.width, classes) if args.model == "conv11" else
-             models.get_model(args.model, num_classes=classes))
+    model = (
+        train.conv11(args.width, classes)
+        if args.model == "conv11"
+        else models.get_model(args.model, num_classes=classes)
+    )
     return nn.Sequential(train.Normalize(), model).to(DEVICE)
 
 
@@ -80,18 +94,26 @@ def write_record(args, clock, images, epochs=None):
     The speed is the median of the epochs after the first.
     """
     script = Path(sys.argv[0]).stem
-    epochs = [dict(seconds=seconds, images_per_second=images / seconds, **more)
-              for seconds, more in zip(clock.seconds, epochs or [{}] * len(clock.seconds))]
+    epochs = [
+        dict(seconds=seconds, images_per_second=images / seconds, **more)
+        for seconds, more in zip(clock.seconds, epochs or [{}] * len(clock.seconds))
+    ]
     steady = epochs[1:] or epochs
     record = dict(
-        script=script, options=vars(args), epochs=epochs,
-        environment=dict(torch=torch.__version__,
-                         device=torch.cuda.get_device_name() if ON_GPU else "cpu"),
+        script=script,
+        options=vars(args),
+        epochs=epochs,
+        environment=dict(
+            torch=torch.__version__, device=torch.cuda.get_device_name() if ON_GPU else "cpu"
+        ),
         images_per_second=statistics.median(each["images_per_second"] for each in steady),
-        train_seconds=sum(each["seconds"] for each in steady), val_top1=epochs[-1].get("val_top1"))
+        train_seconds=sum(each["seconds"] for each in steady),
+        val_top1=epochs[-1].get("val_top1"),
+    )
     for number, each in enumerate(epochs, 1):
-        print(f"epoch {number}/{len(epochs)}", *(f"{key} {value:,.4f}" for key, value in
-                                                 each.items()))
+        print(
+            f"epoch {number}/{len(epochs)}", *(f"{key} {value:,.4f}" for key, value in each.items())
+        )
     args.result_dir.mkdir(parents=True, exist_ok=True)
     (args.result_dir / f"{script}.json").write_text(json.dumps(record, indent=1, default=str))
 

@@ -25,23 +25,33 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tools"))
 import report
-
 from whatif import report as printed
 
 # of each script: what calls the model, backward and step, the loader, and what is timed
 SCRIPTS = {
     "imagenet": dict(
-        model="model.module", forward="\n        output = model(images)\n",
+        model="model.module",
+        forward="\n        output = model(images)\n",
         backward="        loss.backward()\n        optimizer.step()",
         images="images.to(device, non_blocking=True",
         loader="num_workers=args.workers, pin_memory=True, sampler=train_sampler",
         workers="num_workers={}, persistent_workers=True, pin_memory=True, sampler=train_sampler",
-        epoch=0, first=31, last=10),  # steps of the first epoch
+        epoch=0,
+        first=31,
+        last=10,
+    ),  # steps of the first epoch
     "mnist": dict(
-        model="model", forward="\n        output = model(data)\n",
+        model="model",
+        forward="\n        output = model(data)\n",
         backward="        loss.backward()\n        optimizer.step()",
-        images="data.to(device", loader="{'num_workers': 1,", workers="{{'num_workers': {},",
-        epoch=2, first=1, last=700)}  # samples of the second epoch
+        images="data.to(device",
+        loader="{'num_workers': 1,",
+        workers="{{'num_workers': {},",
+        epoch=2,
+        first=1,
+        last=700,
+    ),
+}  # samples of the second epoch
 LINE = r"Epoch: \[?(\d+)\]?\s*\[\s*(\d+)/(\d+)"
 KEPT = "kept batches"
 CACHED = """
@@ -67,32 +77,50 @@ def changed(text, technique, about):
     """Return the script's text with one technique, written as whatif says."""
     model, kind = about["model"], technique.split()[0]
     if kind == "amp":
-        text = replaced(text, about["forward"], (
-            f'\n        with torch.autocast(device.type, torch.{technique.split()[1]}):\n    '
-            f'{about["forward"][1:]}        output = output.float()\n'))
+        text = replaced(
+            text,
+            about["forward"],
+            (
+                f"\n        with torch.autocast(device.type, torch.{technique.split()[1]}):\n    "
+                f"{about['forward'][1:]}        output = output.float()\n"
+            ),
+        )
         if technique == "amp float16":
             text = above_optimizer(text, 'global scaler; scaler = torch.amp.GradScaler("cuda")')
-            text = replaced(text, about["backward"], "        scaler.scale(loss).backward(); "
-                            "scaler.step(optimizer); scaler.update()")
+            text = replaced(
+                text,
+                about["backward"],
+                "        scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()",
+            )
         return text
     if kind == "channels_last":
         text = above_optimizer(text, f"{model}.to(memory_format=torch.channels_last)")
-        return replaced(text, about["images"],
-                        f"{about['images']}, memory_format=torch.channels_last")
+        return replaced(
+            text, about["images"], f"{about['images']}, memory_format=torch.channels_last"
+        )
     if kind == "workers":
         return replaced(text, about["loader"], about["workers"].format(technique.split()[1]))
     if technique == KEPT:
         text = replaced(text, "\ndef main():", f"\n{CACHED}\n\ndef main():")
         return replaced(text, "in enumerate(train_loader):", "in enumerate(cached(train_loader)):")
     if kind == "fused":
-        return replaced(text, "weight_decay=args.weight_decay)", (
-            "weight_decay=args.weight_decay, fused=True)\n    for one in model.parameters():\n"
-            "        optimizer.state[one]['momentum_buffer'] = torch.zeros_like(one)"))
-    return above_optimizer(text, {
-        "compile": f"{model}.compile()",
-        "compile reduce-overhead": f'{model}.compile(mode="reduce-overhead")',
-        "cudnn": "torch.backends.cudnn.benchmark = True",
-        "tf32": 'torch.set_float32_matmul_precision("high")'}[technique])
+        return replaced(
+            text,
+            "weight_decay=args.weight_decay)",
+            (
+                "weight_decay=args.weight_decay, fused=True)\n    for one in model.parameters():\n"
+                "        optimizer.state[one]['momentum_buffer'] = torch.zeros_like(one)"
+            ),
+        )
+    return above_optimizer(
+        text,
+        {
+            "compile": f"{model}.compile()",
+            "compile reduce-overhead": f'{model}.compile(mode="reduce-overhead")',
+            "cudnn": "torch.backends.cudnn.benchmark = True",
+            "tf32": 'torch.set_float32_matmul_precision("high")',
+        }[technique],
+    )
 
 
 def measure(script, techniques, arguments, limit):
@@ -102,8 +130,13 @@ def measure(script, techniques, arguments, limit):
         text = changed(text, technique, about)
     copy = script.with_name("_".join(["hand", *techniques]).replace(" ", "_") + ".py")
     copy.write_text(text)
-    process = subprocess.Popen([sys.executable, "-u", copy.name, *arguments], cwd=script.parent,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-u", copy.name, *arguments],
+        cwd=script.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     start, marks, tail = time.monotonic(), [], []
     timer = threading.Timer(limit, process.kill)
     timer.start()
@@ -144,17 +177,25 @@ def machine(about):
 def last_line(about, found):
     """Return the line that says where, when and how a table was measured."""
     cores = f", {about['cores']} cores" if about.get("gpu") else ""
-    return (f"{machine(about)}{cores}; torch {about['torch']}, Python {about['python']}; "
-            f"{found['date']}; `{found['command']}`")
+    return (
+        f"{machine(about)}{cores}; torch {about['torch']}, Python {about['python']}; "
+        f"{found['date']}; `{found['command']}`"
+    )
 
 
 def cells(row, base):
     """Return the cells of a set's row; `base` is the plain script's speed by hand."""
     gain = row["by_hand"] / base if row.get("by_hand") else 0
     memory = f"{row['memory'] / 1e9:.2f}" if row["memory"] else ""
-    return [row["name"], times(row), f"{gain:.2f}x" if gain else "",
-            f"{gain / row['speedup'] - 1:+.1%}" if gain else "", memory, str(row["n"]),
-            row["verdict"]]
+    return [
+        row["name"],
+        times(row),
+        f"{gain:.2f}x" if gain else "",
+        f"{gain / row['speedup'] - 1:+.1%}" if gain else "",
+        memory,
+        str(row["n"]),
+        row["verdict"],
+    ]
 
 
 def markdown(found):
@@ -164,19 +205,31 @@ def markdown(found):
     unit, plain = found["unit"], found["plain_by_hand"]
     rates = ", ".join(map(speed, plain))
     plain_rate = speed(found["baseline"]["rate"])
-    return report.text_of([
-        report.table("| set | by turns | by hand | apart | GPU GB | n | verdict |",
-                     [cells(row, statistics.mean(plain)) for row in found["rows"]]),
-        f"The script as it is: {plain_rate} {unit}/s by turns; {rates} by hand.",
-        "`by turns` is the speedup that whatif measured on kept batches. `by hand` is a copy "
-        "of the script that was changed as whatif says, repeats 8 batches and ran once without "
-        "whatif: how many times as fast it is as the script as it is (the mean by hand). `apart`: "
-        "how far that is from the speedup by turns.",
-        loading_line(found),
-        "`n` is the number of windows, or of pairs of whole runs, ± the interval of 95 %.",
-        [f"- Not tried: {name}: {why}" for name, why in {
-            **found["excluded"], **found["failed"], **found["not_tried"]}.items()],
-        last_line(found["machine"], found)], [])
+    return report.text_of(
+        [
+            report.table(
+                "| set | by turns | by hand | apart | GPU GB | n | verdict |",
+                [cells(row, statistics.mean(plain)) for row in found["rows"]],
+            ),
+            f"The script as it is: {plain_rate} {unit}/s by turns; {rates} by hand.",
+            "`by turns` is the speedup that whatif measured on kept batches. `by hand` is a copy "
+            "of the script that was changed as whatif says, repeats 8 batches and ran once without "
+            "whatif: how many times as fast it is as the script as it is (the mean by hand). `apart`: "
+            "how far that is from the speedup by turns.",
+            loading_line(found),
+            "`n` is the number of windows, or of pairs of whole runs, ± the interval of 95 %.",
+            [
+                f"- Not tried: {name}: {why}"
+                for name, why in {
+                    **found["excluded"],
+                    **found["failed"],
+                    **found["not_tried"],
+                }.items()
+            ],
+            last_line(found["machine"], found),
+        ],
+        [],
+    )
 
 
 def times(row):
@@ -191,17 +244,22 @@ def loading_line(found):
         return ""
     gain = by_hand["set"] / statistics.mean(by_hand["plain"])
     told = "confirmed" if confirmation["confirmed"] else "not confirmed"
-    return (f"With real loading, {printed.name_of(confirmation['techniques'])}: "
-            f"{times(confirmation)} by whatif ({told}, n={confirmation['n']}), "
-            f"{gain:.2f}x by hand, {gain / confirmation['speedup'] - 1:+.1%}.")
+    return (
+        f"With real loading, {printed.name_of(confirmation['techniques'])}: "
+        f"{times(confirmation)} by whatif ({told}, n={confirmation['n']}), "
+        f"{gain:.2f}x by hand, {gain / confirmation['speedup'] - 1:+.1%}."
+    )
 
 
 def shows(found):
     """Return (machine, workload, what it shows, date), as tools/report.py asks for."""
     facts, base = found["facts"], statistics.mean(found["plain_by_hand"])
     batches = [facts["loaders"][number]["batch"] for number in facts["training"]]
-    what = [found["script"], *(model["kind"] for model in facts["models"]),
-            *(f"batch {batch:,}" for batch in batches if batch)]
+    what = [
+        found["script"],
+        *(model["kind"] for model in facts["models"]),
+        *(f"batch {batch:,}" for batch in batches if batch),
+    ]
     best = found["best"] if "version" not in found else " + ".join(found["best"])
     row = next((each for each in found["rows"] if each["name"] == best), None)
     told = best or "nothing is faster"
@@ -220,49 +278,70 @@ def cells_of_old(row, base):
     gain = hand / base if hand else 0
     rate, hand = (speed(each) if each else "" for each in (row["rate"], base if is_plain else hand))
     memory = [run["memory"] for run in runs if run["memory"] is not None]
-    return [row["name"], rate, hand, "" if is_plain else report.gain(row),
-            f"{gain:.2f}x" if gain else "", f"{gain / row['ratio'] - 1:+.0%}" if gain else "",
-            f"{statistics.fmean(run['wait'] for run in runs):.0%}",
-            f"{statistics.fmean(memory) / 1e9:.2f}" if any(memory) else "", str(len(runs)),
-            row["verdict"]]
+    return [
+        row["name"],
+        rate,
+        hand,
+        "" if is_plain else report.gain(row),
+        f"{gain:.2f}x" if gain else "",
+        f"{gain / row['ratio'] - 1:+.0%}" if gain else "",
+        f"{statistics.fmean(run['wait'] for run in runs):.0%}",
+        f"{statistics.fmean(memory) / 1e9:.2f}" if any(memory) else "",
+        str(len(runs)),
+        row["verdict"],
+    ]
 
 
 def markdown_of_old(found):
     """Return the table of a record of whatif.py, the tool before whatif/."""
     unit, plain = found["unit"], found["plain_by_hand"]
     rates = ", ".join(f"{rate:,.0f}" for rate in plain)
-    return report.text_of([
-        "This record is of whatif.py, an older tool that started a process for each run and had "
-        "other verdicts.",
-        report.table(
-            f"| | {unit}/s | by hand | as fast | by hand | apart | waits | GPU GB | n | verdict |",
-            [cells_of_old(row, statistics.mean(plain)) for row in found["rows"]]),
-        f"The script as it is: {found['rows'][0]['rate']:,.0f} {unit}/s by whatif.py; "
-        f"{rates} by hand.",
-        "`by hand` is a copy of the script that was changed as whatif.py says and ran once without "
-        "whatif.py: its speed, then how many times as fast it is as the script as it is (the mean "
-        "by hand). `apart`: how far the gain by hand is from the forecast.",
-        "`n` is the number of runs, ± the uncertainty of 95 %.",
-        [f"- Not tried: {name}: {why}" for name, why in found["left_out"].items()],
-        last_line(found["facts"], found)], [])
+    return report.text_of(
+        [
+            "This record is of whatif.py, an older tool that started a process for each run and had "
+            "other verdicts.",
+            report.table(
+                f"| | {unit}/s | by hand | as fast | by hand | apart | waits | GPU GB | n | verdict |",
+                [cells_of_old(row, statistics.mean(plain)) for row in found["rows"]],
+            ),
+            f"The script as it is: {found['rows'][0]['rate']:,.0f} {unit}/s by whatif.py; "
+            f"{rates} by hand.",
+            "`by hand` is a copy of the script that was changed as whatif.py says and ran once without "
+            "whatif.py: its speed, then how many times as fast it is as the script as it is (the mean "
+            "by hand). `apart`: how far the gain by hand is from the forecast.",
+            "`n` is the number of runs, ± the uncertainty of 95 %.",
+            [f"- Not tried: {name}: {why}" for name, why in found["left_out"].items()],
+            last_line(found["facts"], found),
+        ],
+        [],
+    )
 
 
 # ------------------------------------------------------------------------------ measuring
 def sets_to_measure(found):
     """Return the rows that are written by hand: the best set first, then what changes most."""
     rows = [row for row in found["rows"] if row["speedup"] and "batch" not in row["name"]]
-    return sorted(rows, key=lambda row: (row["techniques"] != found["best"], len(row["techniques"]),
-                                         -abs(row["speedup"] - 1)))
+    return sorted(
+        rows,
+        key=lambda row: (
+            row["techniques"] != found["best"],
+            len(row["techniques"]),
+            -abs(row["speedup"] - 1),
+        ),
+    )
 
 
 def numbered(found, names):
     """Return techniques with the number of workers that whatif found to be enough."""
-    return [f"workers {found['loader']['enough']['workers']}" if name == "workers" else name
-            for name in names]
+    return [
+        f"workers {found['loader']['enough']['workers']}" if name == "workers" else name
+        for name in names
+    ]
 
 
 def measure_sets(found, script, arguments, scale, deadline):
     """Add the speeds of all sets on kept batches to `found`, then those with real loading."""
+
     def speed_of(*names):
         left = deadline - time.monotonic()
         rate = measure(script, names, arguments, left) if left > 30 else None

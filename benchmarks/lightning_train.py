@@ -5,10 +5,11 @@
 It has all options of train.py.
 """
 
-import common
 import lightning as L
 import torch
 from torch.nn import functional as F
+
+import common
 
 
 class Classifier(L.LightningModule):
@@ -30,8 +31,7 @@ class Classifier(L.LightningModule):
     def configure_optimizers(self):
         optimizer = common.sgd(self, self.args)
         schedule = common.schedule(optimizer, self.trainer.estimated_stepping_batches)
-        return {"optimizer": optimizer,
-                "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 class Timer(L.Callback):
@@ -48,8 +48,9 @@ class Timer(L.Callback):
             self.clock.stop()
 
     def on_train_epoch_end(self, trainer, module):
-        self.epochs.append({name: trainer.callback_metrics[name].item()
-                            for name in ("loss", "val_top1")})
+        self.epochs.append(
+            {name: trainer.callback_metrics[name].item() for name in ("loss", "val_top1")}
+        )
 
 
 def main():
@@ -67,12 +68,20 @@ def main():
 
     # without progress bar and logger, which take time in each step
     trainer = L.Trainer(
-        max_epochs=args.epochs, devices=1, precision=args.precision, benchmark=args.benchmark,
-        limit_train_batches=args.steps or 1.0, callbacks=[timer], logger=False,
-        enable_progress_bar=False, default_root_dir=args.result_dir)
+        max_epochs=args.epochs,
+        devices=1,
+        precision=args.precision,
+        benchmark=args.benchmark,
+        limit_train_batches=args.steps or 1.0,
+        callbacks=[timer],
+        logger=False,
+        enable_progress_bar=False,
+        default_root_dir=args.result_dir,
+    )
     trainer.fit(module, train_loader, val_loader)
-    common.write_record(args, timer.clock, trainer.num_training_batches * args.batch_size,
-                        timer.epochs)
+    common.write_record(
+        args, timer.clock, trainer.num_training_batches * args.batch_size, timer.epochs
+    )
 
 
 if __name__ == "__main__":

@@ -40,20 +40,34 @@ REFERENCES = {"train": SWITCHES, "load": "loader.py"}  # ratios are to these, or
 # what a reader has to know of the rows with these names
 NOTES = {
     "train": [
-        ("*", "All rows have the same images, batch, crops, model, first weights, SGD, learning "
-              "rates, loading processes and pinned memory; bytes go to the GPU and become floats "
-              "there."),
+        (
+            "*",
+            "All rows have the same images, batch, crops, model, first weights, SGD, learning "
+            "rates, loading processes and pinned memory; bytes go to the GPU and become floats "
+            "there.",
+        ),
         ("*cache*", "Rows with cache decode each image once, the others in every epoch."),
         ("Lightning*", "Lightning has no progress bar and no logger."),
-        (EXAMPLE, "imagenet/main.py is unmodified: 1,000 classes, its own weight decay and "
-                  "learning rates, whole epochs, floats from the loading processes, a wait for "
-                  "the GPU in each step, and validation of the center of a larger image.")],
+        (
+            EXAMPLE,
+            "imagenet/main.py is unmodified: 1,000 classes, its own weight decay and "
+            "learning rates, whole epochs, floats from the loading processes, a wait for "
+            "the GPU in each step, and validation of the center of a larger image.",
+        ),
+    ],
     "load": [
-        ("*", "All rows read every picture once an epoch and bring it to the GPU, if there is one; "
-              "--workers counts processes or threads. They resize, crop at random and flip."),
-        ("DALI + image_random_crop", "DALI's own example decodes a random part of each picture "
-                                     "and gives floats."),
-        ("SPDL", "SPDL crops the center and does not flip.")]}
+        (
+            "*",
+            "All rows read every picture once an epoch and bring it to the GPU, if there is one; "
+            "--workers counts processes or threads. They resize, crop at random and flip.",
+        ),
+        (
+            "DALI + image_random_crop",
+            "DALI's own example decodes a random part of each picture and gives floats.",
+        ),
+        ("SPDL", "SPDL crops the center and does not flip."),
+    ],
+}
 
 # A row is one contestant. `command` lacks the options that all rows get; `why_not` skips the row.
 Row = collections.namedtuple("Row", "name precision command why_not", defaults=[""])
@@ -79,16 +93,23 @@ def ends(paths):
         rows = json.loads(path.read_text())
         last = report.fastest(rows)
         sets += [" ".join([*last["techniques"], report.own_words(last, rows[0])]).strip()]
-    return {text: f"the end of {count} of {len(sets)} staircases"
-            for text, count in collections.Counter(sets).most_common()}
+    return {
+        text: f"the end of {count} of {len(sets)} staircases"
+        for text, count in collections.Counter(sets).most_common()
+    }
 
 
 def training_rows(args, options, folder, gpus):
     """Return the rows of `train`."""
     half = "float16" if gpus else "bfloat16"
     lightning = [HERE / "lightning_train.py"]
-    switches = [*lightning, "--precision", "16-mixed" if gpus else "bf16-mixed", "--benchmark",
-                "--compile"]
+    switches = [
+        *lightning,
+        "--precision",
+        "16-mixed" if gpus else "bf16-mixed",
+        "--benchmark",
+        "--compile",
+    ]
     graphs = [*switches, "--compile_mode", "reduce-overhead"]
     short = "fp16" if gpus else "bf16"
     rows = [Row("train.py", "float32", [ROOT / "src" / "train.py"])]
@@ -96,12 +117,19 @@ def training_rows(args, options, folder, gpus):
     for text in ["amp channels_last", *args.best, *ended]:
         names, script, own = joined(text, folder)
         name = " + ".join(filter(None, ["train.py", " ".join(names + own)])) + (
-            f", {ended[text]}" if text in ended else "")
+            f", {ended[text]}" if text in ended else ""
+        )
         rows += [Row(name, half if "amp" in names else "float32", [script, *own])]
-    rows += [Row("Lightning", "float32", lightning), Row(SWITCHES, half, switches),
-             Row(f"{SWITCHES}=reduce-overhead", half, graphs),
-             Row(f"accelerate + {short}", half,
-                 [HERE / "accelerate_train.py", "--mixed_precision", short])]
+    rows += [
+        Row("Lightning", "float32", lightning),
+        Row(SWITCHES, half, switches),
+        Row(f"{SWITCHES}=reduce-overhead", half, graphs),
+        Row(
+            f"accelerate + {short}",
+            half,
+            [HERE / "accelerate_train.py", "--mixed_precision", short],
+        ),
+    ]
     return [*rows, examples_row(args, options, folder, gpus)] if args.examples else rows
 
 
@@ -118,17 +146,33 @@ def examples_row(args, options, folder, gpus):
     for link, names in (("train", ("train", "training")), ("val", ("val", "test", "testing"))):
         found = [args.DATASET / name for name in names if (args.DATASET / name).is_dir()]
         (data / link).symlink_to((found or [args.DATASET / link])[0].resolve())
-    words = [script, "--arch", options["model"], "--batch-size", options["batch_size"],
-             "--workers", options["workers"], "--epochs", options["epochs"],
-             "--lr", options["lr"], "--print-freq", 1, *(["--gpu", 0] if gpus else []), data]
+    words = [
+        script,
+        "--arch",
+        options["model"],
+        "--batch-size",
+        options["batch_size"],
+        "--workers",
+        options["workers"],
+        "--epochs",
+        options["epochs"],
+        "--lr",
+        options["lr"],
+        "--print-freq",
+        1,
+        *(["--gpu", 0] if gpus else []),
+        data,
+    ]
     return Row(EXAMPLE, "float32", words, why_not)
 
 
-LOADING = [Row("loader.py", "", [ROOT / "src" / "loader.py"]),
-           Row("loader_DALI.py", "", [ROOT / "src" / "loader_DALI.py"]),
-           Row("DALI + resize crop flip", "", [HERE / "dali_plain.py"]),
-           Row("DALI + image_random_crop", "", [HERE / "dali_plain.py", "--random_crop"]),
-           Row("SPDL", "", [HERE / "spdl_load.py"])]
+LOADING = [
+    Row("loader.py", "", [ROOT / "src" / "loader.py"]),
+    Row("loader_DALI.py", "", [ROOT / "src" / "loader_DALI.py"]),
+    Row("DALI + resize crop flip", "", [HERE / "dali_plain.py"]),
+    Row("DALI + image_random_crop", "", [HERE / "dali_plain.py", "--random_crop"]),
+    Row("SPDL", "", [HERE / "spdl_load.py"]),
+]
 
 
 def chosen(rows, patterns, driver):
@@ -153,11 +197,17 @@ def examples_record(log, batch_size):
     epochs = []
     for steps, percent in zip(seconds.values(), top1):
         steps = steps[:-1] or steps
-        epochs.append(dict(seconds=sum(steps), val_top1=float(percent) / 100,
-                           images_per_second=batch_size * len(steps) / sum(steps)))
+        epochs.append(
+            dict(
+                seconds=sum(steps),
+                val_top1=float(percent) / 100,
+                images_per_second=batch_size * len(steps) / sum(steps),
+            )
+        )
     speeds = [each["images_per_second"] for each in epochs[1:] or epochs]
-    return dict(epochs=epochs, images_per_second=statistics.median(speeds),
-                val_top1=epochs[-1]["val_top1"])
+    return dict(
+        epochs=epochs, images_per_second=statistics.median(speeds), val_top1=epochs[-1]["val_top1"]
+    )
 
 
 def file_name(text):
@@ -173,8 +223,14 @@ def timed(command, log, limit, **details):
     command, begin = [str(word) for word in command], time.monotonic()
     with open(log, "w") as output:
         print("$", shlex.join(command), file=output, flush=True)
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output,
-                                   stderr=subprocess.STDOUT, start_new_session=True, **details)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            **details,
+        )
         try:
             return process.wait(limit), time.monotonic() - begin
         except BaseException:
@@ -198,8 +254,11 @@ def run(row, options, batch_size, folder, limit):
     if code:
         status, _, details = runs.failure(code, log)
         return status, details
-    record = (examples_record(log, batch_size) if is_example else
-              runs.read_record(place / f"{row.command[0].stem}.json"))
+    record = (
+        examples_record(log, batch_size)
+        if is_example
+        else runs.read_record(place / f"{row.command[0].stem}.json")
+    )
     return "ok", record | {"wall_seconds": seconds}
 
 
@@ -219,8 +278,14 @@ def cells(of_it, reference):
     ratio = statistics.median(speeds) / statistics.median(reference) if reference else 0
     top1 = [spread([100 * row["val_top1"] for row in of_it], "{:.2f}%")] if trains else []
     wall = statistics.median(row["wall_seconds"] for row in of_it)
-    return [*start, spread(speeds), f"{ratio:.2f}x" if ratio else "", *top1, f"{wall:.1f} s",
-            str(len(of_it))]
+    return [
+        *start,
+        spread(speeds),
+        f"{ratio:.2f}x" if ratio else "",
+        *top1,
+        f"{wall:.1f} s",
+        str(len(of_it)),
+    ]
 
 
 def reference_of(rows):
@@ -237,20 +302,40 @@ def markdown(rows):
         names.setdefault(row["name"], []).append(row)
     reference, called = reference_of(rows)
     speeds = [row["images_per_second"] for row in names[reference] if row["status"] == "ok"]
-    heads = {"train": ["training", "precision", "images/s: median (least to most)",
-                       f"to {called}", "top-1", "whole run", "runs"],
-             "load": ["loading", "images/s: median (least to most)", f"to {called}",
-                      "whole run", "runs"]}[first["work"]]
-    parts = [report.table(f"| {' | '.join(heads)} |",
-                          [cells(of_it, speeds) for of_it in names.values()]),
-             f"{report.recipe(first)}. Images/s of a run is the median of its epochs after the "
-             "first, timed from edge to edge with the GPU synchronised. The rows took turns. The "
-             "whole run is a process from its start to its end: imports, compiling and validation "
-             "included.",
-             " ".join(note for name, note in NOTES[first["work"]] if fnmatch.filter(names, name))]
+    heads = {
+        "train": [
+            "training",
+            "precision",
+            "images/s: median (least to most)",
+            f"to {called}",
+            "top-1",
+            "whole run",
+            "runs",
+        ],
+        "load": [
+            "loading",
+            "images/s: median (least to most)",
+            f"to {called}",
+            "whole run",
+            "runs",
+        ],
+    }[first["work"]]
+    parts = [
+        report.table(
+            f"| {' | '.join(heads)} |", [cells(of_it, speeds) for of_it in names.values()]
+        ),
+        f"{report.recipe(first)}. Images/s of a run is the median of its epochs after the "
+        "first, timed from edge to edge with the GPU synchronised. The rows took turns. The "
+        "whole run is a process from its start to its end: imports, compiling and validation "
+        "included.",
+        " ".join(note for name, note in NOTES[first["work"]] if fnmatch.filter(names, name)),
+    ]
     if first["machine"]["gpus"] and first["work"] == "train":
-        parts.append("TF32 in all rows, as PyTorch sets it: convolutions {}, matrix products {}."
-                     .format(*first["tf32"]))
+        parts.append(
+            "TF32 in all rows, as PyTorch sets it: convolutions {}, matrix products {}.".format(
+                *first["tf32"]
+            )
+        )
     return report.text_of([*parts, report.setting(first)], rows)
 
 
@@ -280,8 +365,12 @@ write = functools.partial(report.save, markdown)
 def parse(arguments):
     """Return (options of this script, those behind the --)."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser("peers.py", allow_abbrev=False, description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "peers.py",
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
     add("WORK", choices=["train", "load"])
     add("DATASET", type=Path)
@@ -294,7 +383,7 @@ def parse(arguments):
     add("--minutes", type=float, default=float("inf"), help="no run starts after these")
     add("--add", action="store_true", help="add to the record that is there")
     add("--result_dir", type=Path, default=Path("runs"), help="folder of the record")
-    return parser.parse_args(arguments[:split]), arguments[split + 1:]
+    return parser.parse_args(arguments[:split]), arguments[split + 1 :]
 
 
 def earlier(path, common, keys, driver):
@@ -309,33 +398,50 @@ def earlier(path, common, keys, driver):
 def main():
     started = time.monotonic()
     args, options = parse(sys.argv[1:])
-    baseline, name = {"train": ("train.py", "--dataset"),
-                      "load": ("loader.py", "--dataset")}[args.WORK]
+    baseline, name = {"train": ("train.py", "--dataset"), "load": ("loader.py", "--dataset")}[
+        args.WORK
+    ]
     options += [name, str(args.DATASET.absolute())]  # a link keeps its name in the table
     parser = runpy.run_path(str(ROOT / "src" / baseline))["build_parser"]()
     parser.prog = "peers.py"
-    values = {key: str(value) if isinstance(value, Path) else value
-              for key, value in vars(parser.parse_args(options)).items() if key != "result_dir"}
-    if args.WORK == "load" and any(values[key] != parser.get_default(key)
-                                   for key in ("samples", "split", "pair", "cold")):
+    values = {
+        key: str(value) if isinstance(value, Path) else value
+        for key, value in vars(parser.parse_args(options)).items()
+        if key != "result_dir"
+    }
+    if args.WORK == "load" and any(
+        values[key] != parser.get_default(key) for key in ("samples", "split", "pair", "cold")
+    ):
         parser.error("the other libraries have no --samples, --split, --pair and --cold")
     folder = args.result_dir.resolve() / "peers"
-    lock = runs.folder_of_its_own(folder, "peers.py")  # held until the process ends
+    _lock = runs.folder_of_its_own(folder, "peers.py")  # held until the process ends
     stem = args.result_dir / "peers"
 
     import torch
+
     common = dict(
-        runs.setting("python benchmarks/peers.py", *PACKAGES), work=args.WORK, options=values,
-        tf32=["on" if on else "off" for on in (torch.backends.cudnn.allow_tf32,
-                                               torch.backends.cuda.matmul.allow_tf32)])
-    rows = LOADING if args.WORK == "load" else training_rows(
-        args, values, folder, common["machine"]["gpus"])
+        runs.setting("python benchmarks/peers.py", *PACKAGES),
+        work=args.WORK,
+        options=values,
+        tf32=[
+            "on" if on else "off"
+            for on in (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32)
+        ],
+    )
+    rows = (
+        LOADING
+        if args.WORK == "load"
+        else training_rows(args, values, folder, common["machine"]["gpus"])
+    )
     rows = chosen(rows, args.only, "peers.py")
     done, bad, interrupted = [], set(), ""
     if args.add and (path := stem.with_suffix(".json")).exists():
         rerun = {row.name for row in rows}  # of these, what did not end well before does not count
-        done = [each for each in earlier(path, common, ("machine", "work", "options"), "peers.py")
-                if each["status"] == "ok" or each["name"] not in rerun]
+        done = [
+            each
+            for each in earlier(path, common, ("machine", "work", "options"), "peers.py")
+            if each["status"] == "ok" or each["name"] not in rerun
+        ]
     try:
         for turn, row in [(turn, row) for turn in range(1, args.runs + 1) for row in rows]:
             if row.name in bad:
@@ -345,8 +451,15 @@ def main():
                 break
             runs.say(f"[{turn}/{args.runs}] {row.name}")
             status, details = run(row, options, values["batch_size"], folder, args.seconds)
-            done.append({**details, **common, "name": row.name, "precision": row.precision,
-                         "status": status})
+            done.append(
+                {
+                    **details,
+                    **common,
+                    "name": row.name,
+                    "precision": row.precision,
+                    "status": status,
+                }
+            )
             if status == "ok":
                 runs.say(f"        {details['images_per_second']:,.0f} images/s")
             else:

@@ -9,12 +9,13 @@ threads.
 
 import random
 
-import common
-import loader
 import spdl.io
 import spdl.io.utils
 import torch
 from spdl.dataloader import DataLoader
+
+import common
+import loader
 
 
 def main():
@@ -26,7 +27,9 @@ def main():
         parser.error(f"SPDL needs FFmpeg's libraries: {str(error).splitlines()[0]:.200}")
     samples = loader.open_images(parser, args, None).samples
     resize = f"scale={args.resize}:{args.resize}:force_original_aspect_ratio=increase,"
-    filters = f"{resize if args.resize else ''}crop={args.image_size}:{args.image_size},format=rgb24"
+    filters = (
+        f"{resize if args.resize else ''}crop={args.image_size}:{args.image_size},format=rgb24"
+    )
 
     def decode(sample):
         path, label = sample
@@ -39,16 +42,29 @@ def main():
     def transfer(batch):
         pictures, labels = batch
         if common.ON_GPU:
-            pictures = spdl.io.transfer_buffer(pictures, device_config=spdl.io.cuda_config(
-                device_index=0, allocator=(torch.cuda.caching_allocator_alloc,
-                                           torch.cuda.caching_allocator_delete)))
+            pictures = spdl.io.transfer_buffer(
+                pictures,
+                device_config=spdl.io.cuda_config(
+                    device_index=0,
+                    allocator=(
+                        torch.cuda.caching_allocator_alloc,
+                        torch.cuda.caching_allocator_delete,
+                    ),
+                ),
+            )
         return spdl.io.to_torch(pictures).permute(0, 3, 1, 2), labels
 
     def batches():
         random.shuffle(samples)
-        return DataLoader(samples, preprocessor=decode, batch_size=args.batch_size,
-                          aggregator=collate, transfer_fn=transfer,
-                          num_threads=max(1, args.workers))
+        return DataLoader(
+            samples,
+            preprocessor=decode,
+            batch_size=args.batch_size,
+            aggregator=collate,
+            transfer_fn=transfer,
+            num_threads=max(1, args.workers),
+        )
+
     common.time_reading(args, batches, len(samples))
 
 

@@ -141,8 +141,14 @@ def measure(seconds, rounds, length):
         except Exception as error:  # out of memory, or no compiler
             left_out.append(f"{name_of(variant._asdict())}: {str(error).splitlines()[0]:.120}")
             continue
-        rows.append(dict(variant._asdict(), images_per_second=[], peak_memory_bytes=memory,
-                         warmup_seconds=warmup))
+        rows.append(
+            dict(
+                variant._asdict(),
+                images_per_second=[],
+                peak_memory_bytes=memory,
+                warmup_seconds=warmup,
+            )
+        )
         ready.append((variant, step, rows[-1]))
         print(f"{name_of(rows[-1])}: ready after {warmup:.1f} s", flush=True)
     for _ in range(rounds):
@@ -159,25 +165,37 @@ def machine():
     import torch
     import torchvision
 
-    driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-                            capture_output=True, text=True).stdout.splitlines()
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = [line.split(": ")[1] for line in lines if line.startswith("model name")]
-    return dict(cpu=cpu[0] if cpu else platform.machine(), cores=len(os.sched_getaffinity(0)),
-                gpus=1, gpu=torch.cuda.get_device_name(), driver=driver[0] if driver else "",
-                cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
-                python=platform.python_version(),
-                packages=dict(torch=torch.__version__, torchvision=torchvision.__version__))
+    return dict(
+        cpu=cpu[0] if cpu else platform.machine(),
+        cores=len(os.sched_getaffinity(0)),
+        gpus=1,
+        gpu=torch.cuda.get_device_name(),
+        driver=driver[0] if driver else "",
+        cuda=torch.version.cuda,
+        cudnn=torch.backends.cudnn.version(),
+        python=platform.python_version(),
+        packages=dict(torch=torch.__version__, torchvision=torchvision.__version__),
+    )
 
 
 # ------------------------------------------------------------------------------ the page
 def name_of(row):
     """Return a variant's name."""
-    words = [row["precision"], "channels_last" if row["layout"] == "channels_last" else "",
-             row["compiled"] and f"compile {row['compiled']}".removesuffix(" default"),
-             "cudnn.benchmark" if row["benchmark"] else "",
-             "checkpointing" if row["checkpointing"] else "",
-             f"batch {row['batch']}" if row["batch"] != 256 else ""]
+    words = [
+        row["precision"],
+        "channels_last" if row["layout"] == "channels_last" else "",
+        row["compiled"] and f"compile {row['compiled']}".removesuffix(" default"),
+        "cudnn.benchmark" if row["benchmark"] else "",
+        "checkpointing" if row["checkpointing"] else "",
+        f"batch {row['batch']}" if row["batch"] != 256 else "",
+    ]
     return ", ".join(word for word in words if word)
 
 
@@ -192,18 +210,32 @@ def markdown(record):
     import report
 
     base = record["rows"][0]
-    rows = [[name_of(row), f"{speed(row):,.0f}", f"{speed(row) / speed(base):.2f}x",
-             f"{min(row['images_per_second']):,.0f} to {max(row['images_per_second']):,.0f}",
-             f"{row['peak_memory_bytes'] / 1e9:.1f}", f"{row['warmup_seconds']:.1f}",
-             str(len(row["images_per_second"]))] for row in record["rows"]]
-    return report.text_of([
-        report.table("| | images/s | to float32 | least to most | GPU GB | warm-up s | n |", rows),
-        "ResNet-50, 224 px, batch 256 unless a row says another; whole training steps on batches "
-        "that stay on the GPU, in one process, in windows by turns: median, least and most of n. "
-        "float32 is PyTorch's default (TF32 convolutions); float16 has a GradScaler. `GPU GB` is "
-        "the peak of the first steps, `warm-up s` the time until they were done.",
-        [f"- Left out: {each}" for each in record["left_out"]],
-        report.setting(record)], [])
+    rows = [
+        [
+            name_of(row),
+            f"{speed(row):,.0f}",
+            f"{speed(row) / speed(base):.2f}x",
+            f"{min(row['images_per_second']):,.0f} to {max(row['images_per_second']):,.0f}",
+            f"{row['peak_memory_bytes'] / 1e9:.1f}",
+            f"{row['warmup_seconds']:.1f}",
+            str(len(row["images_per_second"])),
+        ]
+        for row in record["rows"]
+    ]
+    return report.text_of(
+        [
+            report.table(
+                "| | images/s | to float32 | least to most | GPU GB | warm-up s | n |", rows
+            ),
+            "ResNet-50, 224 px, batch 256 unless a row says another; whole training steps on batches "
+            "that stay on the GPU, in one process, in windows by turns: median, least and most of n. "
+            "float32 is PyTorch's default (TF32 convolutions); float16 has a GradScaler. `GPU GB` is "
+            "the peak of the first steps, `warm-up s` the time until they were done.",
+            [f"- Left out: {each}" for each in record["left_out"]],
+            report.setting(record),
+        ],
+        [],
+    )
 
 
 def shows(record):
@@ -212,13 +244,18 @@ def shows(record):
     import report
 
     best, base = max(record["rows"], key=speed), record["rows"][0]
-    return (report.place(record), "resnet50, 224 px, batch 256 and 32, no loading",
-            f"{name_of(best)}: {speed(best) / speed(base):.2f}x", record["date"])
+    return (
+        report.place(record),
+        "resnet50, 224 px, batch 256 and 32, no loading",
+        f"{name_of(best)}: {speed(best) / speed(base):.2f}x",
+        record["date"],
+    )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=200, help="for all, about")
     parser.add_argument("--rounds", type=int, default=5, help="windows of each variant")
     parser.add_argument("--window", type=float, default=0.6, help="seconds of a window")
@@ -230,13 +267,20 @@ def main():
         parser.exit(1, f"{parser.prog}: error: it needs an NVIDIA GPU\n")
     rows, left_out = measure(args.seconds, args.rounds, args.window)
     options = " ".join(sys.argv[1:])
-    record = dict(date=datetime.date.today().isoformat(), machine=machine(), rows=rows,
-                  left_out=left_out, command=f"python benchmarks/switches.py {options}".strip())
+    record = dict(
+        date=datetime.date.today().isoformat(),
+        machine=machine(),
+        rows=rows,
+        left_out=left_out,
+        command=f"python benchmarks/switches.py {options}".strip(),
+    )
     args.result_dir.mkdir(parents=True, exist_ok=True)
     (args.result_dir / "switches.json").write_text(json.dumps(record, indent=1) + "\n")
     for row in rows:
-        print(f"{name_of(row):60} {speed(row):8,.0f} images/s {speed(row) / speed(rows[0]):.2f}x  "
-              f"{row['peak_memory_bytes'] / 1e9:.1f} GB")
+        print(
+            f"{name_of(row):60} {speed(row):8,.0f} images/s {speed(row) / speed(rows[0]):.2f}x  "
+            f"{row['peak_memory_bytes'] / 1e9:.1f} GB"
+        )
     print(*(f"left out: {each}" for each in left_out), sep="\n")
 
 

@@ -30,81 +30,193 @@ import layout
 ROOT = Path(__file__).resolve().parent.parent
 UTF8 = "utf-8", "surrogateescape"  # other bytes survive decoding and encoding
 TECHNIQUES = sorted(path.stem.removeprefix("train_") for path in ROOT.glob("src/train_*.py"))
-PARTS = {"loading", "model", "net", "optimizer", "sampler", "train_loader", "val_loader",
-         "val_sampler"}  # a block that changes one of these relies on the lines that use it
+PARTS = {
+    "loading",
+    "model",
+    "net",
+    "optimizer",
+    "sampler",
+    "train_loader",
+    "val_loader",
+    "val_sampler",
+}  # a block that changes one of these relies on the lines that use it
 
 
 # (techniques, pattern of a line of the user's, what to know, pattern that shows it is handled)
 HAZARDS = [
-    ("amp", r"^(?!.*lambda).*(clip_grad|\.grad\b)|\bregister_hook\(",
-     "it sees gradients that amp has multiplied: call scaler.unscale_(optimizer) first",
-     "unscale_"),
-    ("amp+fused", r"register_\w+_hook\(",
-     "fused divides the gradients after it: call scaler.unscale_(optimizer) first", "unscale_"),
-    ("amp", r"\.backward\(", "amp does not scale this loss: scaler.scale(loss).backward()",
-     r"scaler\.scale\("),
-    ("amp", r"^ *(?!optimizer\b)\w+ = (torch\.)?optim\.(?!lr_sch|swa)\w+\(",
-     "amp steps only the optimizer that is called optimizer", r"scaler\.step\((?!optimizer\))"),
-    ("fused", r"^ *(?!optimizer\b)\w+ = (torch\.)?optim\.(?!lr_sch|swa)\w+\(",
-     "only the optimizer that is called optimizer becomes fused", None),
-    ("fused", "add_param_group", "give the new group fused=True, or amp does not unscale it",
-     r"[\"']?fused[\"']?[:=]"),
+    (
+        "amp",
+        r"^(?!.*lambda).*(clip_grad|\.grad\b)|\bregister_hook\(",
+        "it sees gradients that amp has multiplied: call scaler.unscale_(optimizer) first",
+        "unscale_",
+    ),
+    (
+        "amp+fused",
+        r"register_\w+_hook\(",
+        "fused divides the gradients after it: call scaler.unscale_(optimizer) first",
+        "unscale_",
+    ),
+    (
+        "amp",
+        r"\.backward\(",
+        "amp does not scale this loss: scaler.scale(loss).backward()",
+        r"scaler\.scale\(",
+    ),
+    (
+        "amp",
+        r"^ *(?!optimizer\b)\w+ = (torch\.)?optim\.(?!lr_sch|swa)\w+\(",
+        "amp steps only the optimizer that is called optimizer",
+        r"scaler\.step\((?!optimizer\))",
+    ),
+    (
+        "fused",
+        r"^ *(?!optimizer\b)\w+ = (torch\.)?optim\.(?!lr_sch|swa)\w+\(",
+        "only the optimizer that is called optimizer becomes fused",
+        None,
+    ),
+    (
+        "fused",
+        "add_param_group",
+        "give the new group fused=True, or amp does not unscale it",
+        r"[\"']?fused[\"']?[:=]",
+    ),
     ("fused", "dampening", "the first step differs, since momentum starts from zeros", None),
-    ("fused", r"foreach=True", "foreach goes before fused: remove it, or nothing is fused and the "
-     "first step with float16 raises", None),
-    ("channels_last!fused", r"fused=True", "a fused step is wrong if a checkpoint has its momentum "
-     "in another layout: add fused too, whose block mends that", None),
-    ("channels_last", r"= .*(DistributedDataParallel|\bDDP)\(", "the layout has to be set before "
-     "this line: after it gradients are permuted", None),
-    ("DDP", r"\b(net|ddp\w*|\w+\.module)\.to\(.*channels_last", "after DistributedDataParallel "
-     "this permutes gradients: call model.to(...) before net is made", None),
-    ("DDP", r"\+= .*(len\(|\.size\(|\.shape|\.sum\(|\.item\(|\.numel|_loss|\.tolist\()"
-            r"|\bcat\(\[?\w*(out|logit|label|target|pred|score|hit|loss)"
-            r"|\.(append|extend|update)\(.*(output|logits|label|target|pred|\.item\(|cpu\()",
-     "each process has only its share of the images: add up with dist.all_reduce or all_gather",
-     r"all_reduce|all_gather"),
-    ("DDP", r"sched\w*\.step\((?!\)|loss\b|top\b|top\d|epoch)|\bpatience\b(?! ?=[^=])",
-     "the processes must decide by the same value: dist.all_reduce it first", "all_reduce"),
-    ("DDP", r"^ {12,}.*requires_grad(_\((True)?\)| = (?!False))",
-     "DDP averages only what needs gradients when net is made: leave requires_grad on, and set "
-     ".grad to None instead", None),
+    (
+        "fused",
+        r"foreach=True",
+        "foreach goes before fused: remove it, or nothing is fused and the "
+        "first step with float16 raises",
+        None,
+    ),
+    (
+        "channels_last!fused",
+        r"fused=True",
+        "a fused step is wrong if a checkpoint has its momentum "
+        "in another layout: add fused too, whose block mends that",
+        None,
+    ),
+    (
+        "channels_last",
+        r"= .*(DistributedDataParallel|\bDDP)\(",
+        "the layout has to be set before this line: after it gradients are permuted",
+        None,
+    ),
+    (
+        "DDP",
+        r"\b(net|ddp\w*|\w+\.module)\.to\(.*channels_last",
+        "after DistributedDataParallel "
+        "this permutes gradients: call model.to(...) before net is made",
+        None,
+    ),
+    (
+        "DDP",
+        r"\+= .*(len\(|\.size\(|\.shape|\.sum\(|\.item\(|\.numel|_loss|\.tolist\()"
+        r"|\bcat\(\[?\w*(out|logit|label|target|pred|score|hit|loss)"
+        r"|\.(append|extend|update)\(.*(output|logits|label|target|pred|\.item\(|cpu\()",
+        "each process has only its share of the images: add up with dist.all_reduce or all_gather",
+        r"all_reduce|all_gather",
+    ),
+    (
+        "DDP",
+        r"sched\w*\.step\((?!\)|loss\b|top\b|top\d|epoch)|\bpatience\b(?! ?=[^=])",
+        "the processes must decide by the same value: dist.all_reduce it first",
+        "all_reduce",
+    ),
+    (
+        "DDP",
+        r"^ {12,}.*requires_grad(_\((True)?\)| = (?!False))",
+        "DDP averages only what needs gradients when net is made: leave requires_grad on, and set "
+        ".grad to None instead",
+        None,
+    ),
     ("DDP", r"reduction=.sum", "each process sums its share: multiply by world_size", "world_size"),
-    ("DDP", r"AveragedModel|\bema\b|deepcopy\(model",
-     "only the buffers of model become equal in all processes: broadcast those of the copy too",
-     r"broadcast\("),
-    ("DDP", r"open\(.*['\"][wax]b?\+?['\"]|torch\.save\(|\.write_\w+\(|np\.save|savetxt|savefig"
-            r"|to_csv|json\.dump\(|SummaryWriter|FileHandler|wandb\.|mlflow\.",
-     "every process writes it: put it under `if rank == 0:`", None),
-    ("DDP DP compile", r"\bnet\.(?!parameters|train\(|eval\(|zero_grad|named_par|broadcast_b)\w",
-     "net is a wrapper, with other names inside: use model", None),
+    (
+        "DDP",
+        r"AveragedModel|\bema\b|deepcopy\(model",
+        "only the buffers of model become equal in all processes: broadcast those of the copy too",
+        r"broadcast\(",
+    ),
+    (
+        "DDP",
+        r"open\(.*['\"][wax]b?\+?['\"]|torch\.save\(|\.write_\w+\(|np\.save|savetxt|savefig"
+        r"|to_csv|json\.dump\(|SummaryWriter|FileHandler|wandb\.|mlflow\.",
+        "every process writes it: put it under `if rank == 0:`",
+        None,
+    ),
+    (
+        "DDP DP compile",
+        r"\bnet\.(?!parameters|train\(|eval\(|zero_grad|named_par|broadcast_b)\w",
+        "net is a wrapper, with other names inside: use model",
+        None,
+    ),
     ("compile", "drop_last=False", "a smaller last batch is compiled for itself", None),
     ("DALI LMDB", r"loader=(?!load_image)", "the technique does not call this loader", None),
-    ("DALI", r"ImageOps\.|\.convert\(|\.point\(|Image\.open",
-     "DALI does not call load_image", None),
-    ("DALI cache LMDB", r"class \w+\(.*Dataset\)",
-     "a Dataset of your own: DALI and LMDB read the files in `samples` (and need root, targets, "
-     "classes), the cache keeps uint8 images (3, size, size) and numbers", None),
-    ("DALI LMDB", r"\b(Subset|random_split|TensorDataset|ConcatDataset)\(",
-     "the technique reads the `samples` of an ImageFolder", None),
+    (
+        "DALI",
+        r"ImageOps\.|\.convert\(|\.point\(|Image\.open",
+        "DALI does not call load_image",
+        None,
+    ),
+    (
+        "DALI cache LMDB",
+        r"class \w+\(.*Dataset\)",
+        "a Dataset of your own: DALI and LMDB read the files in `samples` (and need root, targets, "
+        "classes), the cache keeps uint8 images (3, size, size) and numbers",
+        None,
+    ),
+    (
+        "DALI LMDB",
+        r"\b(Subset|random_split|TensorDataset|ConcatDataset)\(",
+        "the technique reads the `samples` of an ImageFolder",
+        None,
+    ),
     ("DALI", "def __getitem__", "DALI does not call it", None),
     ("profile", r"^ {12,}(if .*: )?continue\b", "the profiler counts a step at its end", None),
-    ("LMDB", "def __getitem__", "LMDB takes the place of `loader`, which this has to call",
-     r"super\(\).__getitem__|\.loader\("),
+    (
+        "LMDB",
+        "def __getitem__",
+        "LMDB takes the place of `loader`, which this has to call",
+        r"super\(\).__getitem__|\.loader\(",
+    ),
     ("cache", "def __getitem__", "it is called once for each image", None),
-    ("DALI LMDB cache", r"(return|dict\(|\{).*['\"]?(image|label|pixel|target)\w*['\"]?[:=]",
-     "the loader gives (images, labels) and no dicts", None),
-    ("DALI cache", "collate_fn|worker_init_fn|batch_sampler",
-     "the technique's loader does not call it", None),
+    (
+        "DALI LMDB cache",
+        r"(return|dict\(|\{).*['\"]?(image|label|pixel|target)\w*['\"]?[:=]",
+        "the loader gives (images, labels) and no dicts",
+        None,
+    ),
+    (
+        "DALI cache",
+        "collate_fn|worker_init_fn|batch_sampler",
+        "the technique's loader does not call it",
+        None,
+    ),
     ("DALI cache", r"(Resize|Crop)\([\[(]", "images have to be squares", None),
-    ("DALI cache", r"(?<!Random)Grayscale|convert\(.L|Conv2d\(1\b",
-     "its images have three channels; train_LMDB.py's have as many as yours", None),
-    ("DALI", r"transforms\.(?!Normalize|ToDtype|Compose|CutMix|MixUp)\w+\(",
-     "DALI does not run it: do the same in image_pipeline", r"\bfn\.\w"),
-    ("cache", r"transforms\.(Random|Auto|Trivial|Aug|ColorJ|Gauss|Elastic)\w*\(",
-     "with --augment the technique's own takes the place of crop; all else is done once for each image",
-     None),
-    ("cache", r"(?<!PIL)ToTensor\(|ToImage\(|torch\.float",
-     "the cache holds bytes: make floats in normalize", None)]
+    (
+        "DALI cache",
+        r"(?<!Random)Grayscale|convert\(.L|Conv2d\(1\b",
+        "its images have three channels; train_LMDB.py's have as many as yours",
+        None,
+    ),
+    (
+        "DALI",
+        r"transforms\.(?!Normalize|ToDtype|Compose|CutMix|MixUp)\w+\(",
+        "DALI does not run it: do the same in image_pipeline",
+        r"\bfn\.\w",
+    ),
+    (
+        "cache",
+        r"transforms\.(Random|Auto|Trivial|Aug|ColorJ|Gauss|Elastic)\w*\(",
+        "with --augment the technique's own takes the place of crop; all else is done once for each image",
+        None,
+    ),
+    (
+        "cache",
+        r"(?<!PIL)ToTensor\(|ToImage\(|torch\.float",
+        "the cache holds bytes: make floats in normalize",
+        None,
+    ),
+]
 
 
 class UsageError(RuntimeError):
@@ -137,8 +249,22 @@ def merge(current, base, variant, name):
         for path, text in zip(paths, (current, base, variant)):
             path.write_bytes(text.encode(*UTF8))
         done = subprocess.run(
-            ["git", "-c", "merge.conflictStyle=merge", "merge-file", "-p", "-L", "yours",
-             "-L", "train.py", "-L", f"train_{name}.py", *paths], capture_output=True)
+            [
+                "git",
+                "-c",
+                "merge.conflictStyle=merge",
+                "merge-file",
+                "-p",
+                "-L",
+                "yours",
+                "-L",
+                "train.py",
+                "-L",
+                f"train_{name}.py",
+                *paths,
+            ],
+            capture_output=True,
+        )
     merged = done.stdout.decode(*UTF8)
     conflict = re.compile(r"^<<<<<<< .*?\n(.*?)^=======\n(.*?)^>>>>>>> .*?\n", re.M | re.S)
     conflicts = list(conflict.finditer(merged)) if done.returncode else []
@@ -158,10 +284,14 @@ def excluded(one, other):
     _, conflicts = merge(texts[0], script("train"), texts[1], other)
     if not conflicts:
         return ""
-    why = [(re.findall(r"^[# ]*# (?! |new #$)(.*)", side, re.M) + reasons(text))[0]
-           for text, side in zip(texts, conflicts[-1].groups())]
-    return (f'{one} and {other} exclude each other: both change the same lines of train.py '
-            f'({one}: "{why[0]}"; {other}: "{why[1]}")')
+    why = [
+        (re.findall(r"^[# ]*# (?! |new #$)(.*)", side, re.M) + reasons(text))[0]
+        for text, side in zip(texts, conflicts[-1].groups())
+    ]
+    return (
+        f"{one} and {other} exclude each other: both change the same lines of train.py "
+        f'({one}: "{why[0]}"; {other}: "{why[1]}")'
+    )
 
 
 def choices(names):
@@ -209,8 +339,10 @@ def find_origin(yours):
 
     It is the last commit that has this train.py, so its techniques have all their corrections.
     """
+
     def difference(text):
         return ((lines(text) - lines(yours)) + (lines(yours) - lines(text))).total()
+
     found, newer = [(difference(script("train")), 0, None)], "HEAD"
     for commit in git("log", "--format=%H", "-n", "200", "--", "src/train.py").split():
         old = script("train", commit)
@@ -219,26 +351,34 @@ def find_origin(yours):
             found.append((difference(old), len(found), origin))
         newer = f"{commit}^"
     if min(found)[0]:  # a formatter changes lines
-        found = [(layout.difference(script("train", origin), yours), number, origin)
-                 for _, number, origin in sorted(found, key=lambda each: each[:2])[:5]]
+        found = [
+            (layout.difference(script("train", origin), yours), number, origin)
+            for _, number, origin in sorted(found, key=lambda each: each[:2])[:5]
+        ]
     return min(found, key=lambda each: each[:2])[2]
 
 
 def explain(conflicts, name, path, yours, base):
     """Return why a technique does not join the user's copy; show the conflicts on stderr."""
     if 3 * (lines(yours) & lines(base)).total() < lines(base).total():
-        return (f"{path} has less than a third of train.py's lines: copy the blocks of "
-                f"src/train_{name}.py into it by hand")
+        return (
+            f"{path} has less than a third of train.py's lines: copy the blocks of "
+            f"src/train_{name}.py into it by hand"
+        )
     sys.stderr.write("".join(conflict[0] for conflict in conflicts))
     first = conflicts[0][1]
     at = ("\n" + yours).find("\n" + first) if first else -1
     place = "the lines" if at < 0 else f"line {yours.count(chr(10), 0, at) + 1}"
-    reason = (f"{name} does not join {path}: both change {place} shown above; nothing was changed. "
-              "Take back your change there, join, and make it again in the joined lines")
+    reason = (
+        f"{name} does not join {path}: both change {place} shown above; nothing was changed. "
+        "Take back your change there, join, and make it again in the joined lines"
+    )
     commits = git("log", "--format=%H", "-n", "2", "--", "src/train.py").split()
     if len(commits) < 2 or git("rev-parse", "--is-shallow-repository") != "false\n":
-        reason += (f". {ROOT} has no git history in which to find an older train.py; if {path} was "
-                   "copied from one, it may join in a full clone")
+        reason += (
+            f". {ROOT} has no git history in which to find an older train.py; if {path} was "
+            "copied from one, it may join in a full clone"
+        )
     return reason
 
 
@@ -268,8 +408,10 @@ def read_copy(path):
         raise UsageError(f"--into {path}: this is a template; copy it, and name the copy")
     yours = Path(path).read_bytes().decode(*UTF8)
     if "\r\n" in yours:
-        raise RuntimeError(f"--into {path}: it has Windows line ends; remove them: "
-                           f"sed -i 's/\\r$//' {shlex.quote(path)}")
+        raise RuntimeError(
+            f"--into {path}: it has Windows line ends; remove them: "
+            f"sed -i 's/\\r$//' {shlex.quote(path)}"
+        )
     return yours
 
 
@@ -278,8 +420,9 @@ def versions_of(path, yours, origin, base, variants, techniques, there, told):
 
     `there` are the techniques that it has already; `origin` is the commit of `base` and `variants`.
     """
-    plain = functools.reduce(lambda text, name: merge(text, base, variants[name], name)[0],
-                             there, base)  # what the copy would be without the user's edits
+    plain = functools.reduce(
+        lambda text, name: merge(text, base, variants[name], name)[0], there, base
+    )  # what the copy would be without the user's edits
     texts = [yours]
     for name in techniques:
         if not variants[name]:
@@ -287,7 +430,8 @@ def versions_of(path, yours, origin, base, variants, techniques, there, told):
                 f"{name} is newer than the train.py that {path} was copied from; update {path} "
                 f"first: git -C {shlex.quote(str(ROOT))} show {origin}:./src/train.py > old.py && "
                 f"git merge-file {shlex.quote(path)} old.py "
-                f"{shlex.quote(str(ROOT / 'src' / 'train.py'))}")
+                f"{shlex.quote(str(ROOT / 'src' / 'train.py'))}"
+            )
         if name in there:
             told(f"{path} already has {name}")
             texts.append(texts[-1])
@@ -311,8 +455,10 @@ def without_later(path, texts, base, variants, techniques, there):
         for other in [each for each in techniques[k:] if each in there]:
             texts[k], conflicts = merge(texts[k], variants[other], base, other)
             if conflicts:
-                raise RuntimeError(f"--verify needs {path} without {other}, and cannot take it "
-                                   "out, since you have changed lines of its blocks")
+                raise RuntimeError(
+                    f"--verify needs {path} without {other}, and cannot take it "
+                    "out, since you have changed lines of its blocks"
+                )
     return texts
 
 
@@ -342,13 +488,18 @@ def add_to(path, techniques, approve=None, told=print):
         replace(path, final)
     for name in techniques:
         pairs = itertools.pairwise(final.split("\n"))
-        places = [str(k) for k, (line, why) in enumerate(pairs, 1) if line.strip() == "# new #"
-                  and why.strip(" #") in reasons(variants[name])]
+        places = [
+            str(k)
+            for k, (line, why) in enumerate(pairs, 1)
+            if line.strip() == "# new #" and why.strip(" #") in reasons(variants[name])
+        ]
         if places and name not in there:
             told(f"{path}: added {name} at lines {', '.join(places)}")
     if final != yours and origin:
-        told(f"{path} was copied from an older train.py, and the techniques are of that time too: "
-             + git("show", "-s", "--format=%h (%cs)", origin).strip())
+        told(
+            f"{path} was copied from an older train.py, and the techniques are of that time too: "
+            + git("show", "-s", "--format=%h (%cs)", origin).strip()
+        )
     return True
 
 
@@ -358,26 +509,37 @@ def hazards(text, others, techniques):
     `others` are the scripts whose lines are not the user's.
     """
     known = {line.strip() for each in others for line in each.split("\n")}
-    own = {number: line for number, line in enumerate(text.split("\n"), 1)
-           if line.strip() not in known and line.strip()[:1] != "#"}
+    own = {
+        number: line
+        for number, line in enumerate(text.split("\n"), 1)
+        if line.strip() not in known and line.strip()[:1] != "#"
+    }
     said = []
     for names, pattern, sentence, unless in HAZARDS:
-        joined = [name for name, *without in (each.split("!") for each in names.split())
-                  if {*name.split("+")} <= techniques and not techniques.intersection(without)]
+        joined = [
+            name
+            for name, *without in (each.split("!") for each in names.split())
+            if {*name.split("+")} <= techniques and not techniques.intersection(without)
+        ]
         if not joined or unless and re.search(unless, "\n".join(own.values())):
             continue
-        found = [(number, line) for number, line in own.items() if re.search(pattern, line)
-                 and not ("rank == 0" in sentence and is_guarded(text.split("\n"), number))]
+        found = [
+            (number, line)
+            for number, line in own.items()
+            if re.search(pattern, line)
+            and not ("rank == 0" in sentence and is_guarded(text.split("\n"), number))
+        ]
         if found:
-            said.append(f"line {found[0][0]} with {', '.join(joined)}: `{found[0][1].strip()}`: "
-                        f"{sentence}")
+            said.append(
+                f"line {found[0][0]} with {', '.join(joined)}: `{found[0][1].strip()}`: {sentence}"
+            )
     return said
 
 
 def is_guarded(lines, number):
     """Return whether a line, counted from 1, is under an `if` that asks for the rank."""
     indent = sys.maxsize
-    for line in lines[number - 1::-1]:  # this line, then those above it
+    for line in lines[number - 1 :: -1]:  # this line, then those above it
         here = len(line) - len(line.lstrip())
         if line.strip() and here < indent:
             if re.search(r"\bif\b.*rank", line):
@@ -391,17 +553,23 @@ def warnings(base, variant, yours, merged):
 
     A merge compares lines. This finds names that the user renamed, no longer reads or sets again.
     """
+
     def own(text, others):
         return [line for line in text.split("\n") if line not in others and line.strip()[:1] != "#"]
+
     def reading(name, lines):
         return [line.strip() for line in lines if re.search(rf"(?<![\w.]){name}\b(?! ?=)", line)]
+
     gone, new = own(base, yours.split("\n")), own(yours, base.split("\n"))
     # blocks in main(), without comments: those of whole functions have names of their own
-    inside = variant[variant.find("\ndef main("):]
+    inside = variant[variant.find("\ndef main(") :]
     blocks = "\n".join(re.findall(r"^ +# new #\n(.*?)(?:\n\n|\Z)", inside, re.S | re.M))
     blocks = re.sub(" *#.*", "", blocks)
-    sets = {name: line for line, each in re.findall(r"^( *([a-z][\w., ]*) = .*)", blocks, re.M)
-            for name in each.split(", ")}
+    sets = {
+        name: line
+        for line, each in re.findall(r"^( *([a-z][\w., ]*) = .*)", blocks, re.M)
+        for name in each.split(", ")
+    }
     found, derived = [], {name: {name} for name in sets}  # what train.py computes from them
     assigned = re.findall(r"^ *(\w+(?:, \w+)*) = (.*)", base, re.M)
     for name, value in ((name, value) for each, value in assigned for name in each.split(", ")):
@@ -415,31 +583,48 @@ def warnings(base, variant, yours, merged):
     for name in sorted(set().union(*derived.values()) & PARTS):
         lost = reading(name, gone)
         now = [line for each in derived.get(name, ()) for line in reading(each, new)]
-        if lost and (len(lost) > len(now) if name in sets
-                     else not reading(name, yours.split("\n"))):
+        if lost and (
+            len(lost) > len(now) if name in sets else not reading(name, yours.split("\n"))
+        ):
             found.append(f"it changes {name}, and your copy does not have this line: {lost[0]}")
     for name in sorted(name for name in sets if name in PARTS or "." in name):
-        found += [f"it sets {name}, and your copy sets it again later: {line.strip()}"
-                  for line in new if re.match(rf" *{name} = ", line) and not reading(name, [line])
-                  and merged.rfind(line) > merged.rfind(sets[name])]
+        found += [
+            f"it sets {name}, and your copy sets it again later: {line.strip()}"
+            for line in new
+            if re.match(rf" *{name} = ", line)
+            and not reading(name, [line])
+            and merged.rfind(line) > merged.rfind(sets[name])
+        ]
     return found
 
 
 def main(words):
     """Do what the command line says; return the exit status."""
     at = words.index("--") if "--" in words else len(words)
-    words, options = words[:at], words[at + 1:]
+    words, options = words[:at], words[at + 1 :]
     path = words[1] if words[:1] == ["--into"] and len(words) > 1 else None
     rest = words[2:] if path else words
     flags = {"--verify", "--anyway"} & {*rest} if path else set()
     techniques = [word for word in rest if word not in flags]
     if odd := [word for word in techniques[1:] if word.startswith("-") and word != "--into"]:
-        raise UsageError(f"{odd[0]}: " + ("it needs --into FILE" if odd[0] in (
-            "--verify", "--anyway") else "options for your script stand behind --verify --"))
-    if not techniques or techniques[0].startswith("-") or "--verify" not in flags and (
-            flags or options):
-        raise UsageError("usage: ./compose.sh [--into FILE] TECHNIQUE ... [--verify [--anyway] "
-                         f"[-- OPTION ...]]    techniques: {' '.join(TECHNIQUES)}")
+        raise UsageError(
+            f"{odd[0]}: "
+            + (
+                "it needs --into FILE"
+                if odd[0] in ("--verify", "--anyway")
+                else "options for your script stand behind --verify --"
+            )
+        )
+    if (
+        not techniques
+        or techniques[0].startswith("-")
+        or "--verify" not in flags
+        and (flags or options)
+    ):
+        raise UsageError(
+            "usage: ./compose.sh [--into FILE] TECHNIQUE ... [--verify [--anyway] "
+            f"[-- OPTION ...]]    techniques: {' '.join(TECHNIQUES)}"
+        )
     if not path:
         sys.stdout.buffer.write(join(techniques).encode(*UTF8))
         return 0
@@ -450,17 +635,22 @@ def main(words):
         try:
             import verify
         except ImportError as error:
-            raise RuntimeError("--verify needs the Python that runs your copy: PYTHON=/path/to/"
-                               f"python ./compose.sh ... ({error})") from None
+            raise RuntimeError(
+                "--verify needs the Python that runs your copy: PYTHON=/path/to/"
+                f"python ./compose.sh ... ({error})"
+            ) from None
         same = verify.verify(path, texts, check(techniques), options)
         return same or "--anyway" in flags
+
     tell = functools.partial(print, "compose.sh:", file=sys.stderr, flush=True)
     if not add_to(path, techniques, approve if "--verify" in flags else None, tell):
         tell(f"{path} is as it was")
     elif not flags:
-        tell("to see that it does the same as before:", shlex.join(
-            [str(ROOT / "compose.sh"), "--into", path, *techniques, "--verify", "--"]),
-            "YOUR OPTIONS")
+        tell(
+            "to see that it does the same as before:",
+            shlex.join([str(ROOT / "compose.sh"), "--into", path, *techniques, "--verify", "--"]),
+            "YOUR OPTIONS",
+        )
     return 0 if same else 1
 
 

@@ -17,10 +17,13 @@ from pathlib import Path
 
 SKIPPED = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 # what the first line of a compound statement needs to be one that Python can parse
-FRAMES = {**dict.fromkeys(["elif", "else"], "if 0: pass\n{}\n pass"),
-          **dict.fromkeys(["except", "finally"], "try: pass\n{}\n pass"),
-          "try": "{}\n pass\nfinally: pass", "@": "{}\ndef f(): pass",
-          "case": "match 0:\n {}\n  pass"}
+FRAMES = {
+    **dict.fromkeys(["elif", "else"], "if 0: pass\n{}\n pass"),
+    **dict.fromkeys(["except", "finally"], "try: pass\n{}\n pass"),
+    "try": "{}\n pass\nfinally: pass",
+    "@": "{}\ndef f(): pass",
+    "case": "match 0:\n {}\n  pass",
+}
 
 
 def meaning(source):
@@ -51,7 +54,8 @@ def units(text):
         if done < end:
             found.append((key, "".join(lines[done:end])))
             done = end
-    comments, start, last = [], None, None
+
+    comments, start = [], None
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.COMMENT:
@@ -60,14 +64,13 @@ def units(text):
                 else:
                     comments.append(token.string.strip())
             elif token.type == tokenize.NEWLINE:
-                source = "".join(lines[start[0] - 1:token.end[0]])[start[1]:]
+                source = "".join(lines[start[0] - 1 : token.end[0]])[start[1] :]
                 depth = start[1]
                 key = depth, meaning(source.strip()), *comments
                 add(key, token.start[0])
                 comments, start = [], None
             elif token.type not in SKIPPED and start is None:
                 start = token.start
-            last = token
     except (tokenize.TokenError, IndentationError) as error:
         raise SyntaxError(str(error)) from None
     add("", len(lines))
@@ -82,7 +85,8 @@ def relaid(text, like):
         return text
     result = []
     matcher = difflib.SequenceMatcher(
-        None, [key for key, _ in mine], [key for key, _ in theirs], autojunk=False)
+        None, [key for key, _ in mine], [key for key, _ in theirs], autojunk=False
+    )
     for tag, i, j, k, m in matcher.get_opcodes():
         result += [lines for _, lines in (theirs[k:m] if tag == "equal" else mine[i:j])]
     return "".join(result)
@@ -112,8 +116,15 @@ def formatters(path):
     for width in (88, 100, 79, 120):
         if ruff:
             yield [ruff, "format", "--isolated", f"--line-length={width}", "-"]
-            yield [ruff, "format", "--isolated", f"--line-length={width}", "--config",
-                   "format.quote-style='single'", "-"]
+            yield [
+                ruff,
+                "format",
+                "--isolated",
+                f"--line-length={width}",
+                "--config",
+                "format.quote-style='single'",
+                "-",
+            ]
         if black:
             yield [black, "-q", f"--line-length={width}", "-"]
             yield [black, "-q", "-S", f"--line-length={width}", "-"]

@@ -57,6 +57,7 @@ def parse(arguments):
         usage(f"there is no folder {arguments[1]!r}")
     sys.path.insert(0, str(ROOT / "src"))
     import loader  # takes seconds: it imports torch
+
     parser = loader.build_parser()
     parser.prog = "loading.sh"
     parser.set_defaults(result_dir=ROOT / "results")
@@ -67,10 +68,12 @@ def parse(arguments):
     pictures = loader.open_images(parser, args, None)
     if not args.samples and len(pictures) > MOST_SAMPLES:
         args.samples = MOST_SAMPLES
-    common = [word for name, value in vars(args).items()  # all: a copy may have other defaults
-              if name not in ("cold", "result_dir") and value is not None
-              for word in ([f"--{name}", *value] if isinstance(value, list) else
-                           [f"--{name}={value}"])]
+    common = [
+        word
+        for name, value in vars(args).items()  # all: a copy may have other defaults
+        if name not in ("cold", "result_dir") and value is not None
+        for word in ([f"--{name}", *value] if isinstance(value, list) else [f"--{name}={value}"])
+    ]
     return script, loader, args, pictures, common, own
 
 
@@ -78,8 +81,11 @@ def parse(arguments):
 def file_system(path):
     """Return (type, device) of the file system that holds `path`."""
     path = os.path.realpath(path)
-    inside = [part for part in psutil.disk_partitions(all=True)
-              if os.path.commonpath([path, part.mountpoint]) == part.mountpoint]
+    inside = [
+        part
+        for part in psutil.disk_partitions(all=True)
+        if os.path.commonpath([path, part.mountpoint]) == part.mountpoint
+    ]
     mount = max(inside, key=lambda part: len(part.mountpoint))
     return mount.fstype, mount.device
 
@@ -91,6 +97,7 @@ def read_speed(paths, threads, seconds=3):
     def size(path):
         late = time.perf_counter() > start + seconds
         return 0 if late else len(Path(path).read_bytes())
+
     with ThreadPoolExecutor(max(1, threads)) as pool:
         return sum(pool.map(size, paths)) / 1e6 / (time.perf_counter() - start)
 
@@ -112,15 +119,19 @@ def measure_storage(loader, files, threads):
     """
     some = random.Random(0).sample(files, min(len(files), 256))
     name, device = file_system(some[0])
-    result = dict(file_system=name, device=device, answer_seconds=None,
-                  cold_megabytes_per_second=None, kind="memory")
+    result = dict(
+        file_system=name,
+        device=device,
+        answer_seconds=None,
+        cold_megabytes_per_second=None,
+        kind="memory",
+    )
     if name not in MEMORY:
         loader.drop_from_cache(some)
         result["cold_megabytes_per_second"] = read_speed(some, threads)
         loader.drop_from_cache(some)
         answer = result["answer_seconds"] = statistics.mean(map(answer_seconds, some[:64]))
-        result["kind"] = ("network" if name in NETWORK else "HDD" if answer > ARM_SECONDS else
-                          "SSD")
+        result["kind"] = "network" if name in NETWORK else "HDD" if answer > ARM_SECONDS else "SSD"
     return result
 
 
@@ -134,10 +145,19 @@ class GPUWatch:
     def __enter__(self):
         with contextlib.suppress(FileNotFoundError):
             self.process = subprocess.Popen(
-                ["nvidia-smi", "-i", os.getenv("CUDA_VISIBLE_DEVICES", "0").split(",")[0],
-                 "--query-gpu=utilization.gpu,utilization.jpeg",
-                 "--format=csv,noheader,nounits", "-lms", "200"], text=True,
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+                [
+                    "nvidia-smi",
+                    "-i",
+                    os.getenv("CUDA_VISIBLE_DEVICES", "0").split(",")[0],
+                    "--query-gpu=utilization.gpu,utilization.jpeg",
+                    "--format=csv,noheader,nounits",
+                    "-lms",
+                    "200",
+                ],
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
             threading.Thread(target=self.collect, daemon=True).start()
         return self
 
@@ -159,8 +179,11 @@ class GPUWatch:
         if not samples:
             return dict(gpu_busy=None, gpu_kernels_busy=None, jpeg_engine_busy=None)
         kernels, engine = map(statistics.mean, zip(*samples))
-        return dict(gpu_busy=statistics.mean(map(max, samples)), gpu_kernels_busy=kernels,
-                    jpeg_engine_busy=engine)
+        return dict(
+            gpu_busy=statistics.mean(map(max, samples)),
+            gpu_kernels_busy=kernels,
+            jpeg_engine_busy=engine,
+        )
 
 
 def work_so_far():
@@ -185,10 +208,13 @@ def run(script, words, folder, state):
 
     def watch(progress, line):
         if line is None:
-            runs.show(f"{script.name} {state}: epoch {progress.epoch}, batch {progress.step} of "
-                      f"{progress.steps}")
+            runs.show(
+                f"{script.name} {state}: epoch {progress.epoch}, batch {progress.step} of "
+                f"{progress.steps}"
+            )
         elif line.startswith(("epoch ", f"{script.stem}: ")):
             marks.append((time.monotonic(), *work_so_far()))
+
     with GPUWatch() as gpu:
         code = runs.follow(command + ["--cold"] * (state == "cold"), log, watch)
     if code or not record.exists() or len(marks) < 2:
@@ -197,8 +223,11 @@ def run(script, words, folder, state):
     record.replace(folder / f"{script.stem}_{state}.json")
     first, last = marks[1 if len(marks) > 2 else 0], marks[-1]  # without the warm-up
     seconds, cpu_seconds, size = (after - before for before, after in zip(first, last))
-    details |= dict(cores_busy=cpu_seconds / seconds,
-                    disk_megabytes_per_second=size / 1e6 / seconds, **gpu.busy(first[0], last[0]))
+    details |= dict(
+        cores_busy=cpu_seconds / seconds,
+        disk_megabytes_per_second=size / 1e6 / seconds,
+        **gpu.busy(first[0], last[0]),
+    )
     return "ok", 0, details
 
 
@@ -207,8 +236,10 @@ def bottleneck(cold, warm, storage, workers):
     speed, needs = warm["images_per_second"], warm["megabytes_per_second"]
     from_disk = warm["disk_megabytes_per_second"]
     if from_disk > needs / 2:
-        return "IO", (f"even in the warm run {from_disk:.1f} of {needs:.1f} MB/s come from the "
-                      "disk, because the dataset does not fit in memory")
+        return "IO", (
+            f"even in the warm run {from_disk:.1f} of {needs:.1f} MB/s come from the "
+            "disk, because the dataset does not fit in memory"
+        )
     compared = "the files are in memory"
     if cold:
         slow, disk = cold["images_per_second"], storage["cold_megabytes_per_second"]
@@ -216,8 +247,10 @@ def bottleneck(cold, warm, storage, workers):
         if "lmdb" in warm["options"]:  # the files that were read alone are not those that it reads
             disk = 0
         else:
-            compared += (f"; the disk alone gives {disk:,.1f} MB/s, the loader reads {needs:,.1f} "
-                         "MB/s when warm")
+            compared += (
+                f"; the disk alone gives {disk:,.1f} MB/s, the loader reads {needs:,.1f} "
+                "MB/s when warm"
+            )
         apart = max(report.speeds(cold)) < min(report.speeds(warm))
         if slow < CLEARLY_SLOWER * speed and apart and disk < AMPLE * needs:
             return "IO", compared
@@ -226,8 +259,10 @@ def bottleneck(cold, warm, storage, workers):
     if warm["gpu_busy"] is not None:
         used += f", the GPU {gpu:.0%}"
     if warm["jpeg_engine_busy"]:
-        used += (f" (its JPEG engine {warm['jpeg_engine_busy']:.0%}, its kernels "
-                 f"{warm['gpu_kernels_busy']:.0%})")
+        used += (
+            f" (its JPEG engine {warm['jpeg_engine_busy']:.0%}, its kernels "
+            f"{warm['gpu_kernels_busy']:.0%})"
+        )
     if gpu < BUSY and busy < BUSY * cores:
         if 0 < workers < cores and busy >= BUSY * workers:
             used += ", as many as there are workers: try more --workers"
@@ -240,7 +275,7 @@ def bottleneck(cold, warm, storage, workers):
 def main():
     script, loader, args, pictures, common, own = parse(sys.argv[1:])
     folder = args.result_dir.resolve() / "loading"
-    lock = runs.folder_of_its_own(folder, "loading.sh")  # held until the process ends
+    _lock = runs.folder_of_its_own(folder, "loading.sh")  # held until the process ends
     baseline = ROOT / "src" / "loader.py"
     scripts = {baseline: common, script: common + own}
     runs.check_options(script, common + own, "loading.sh")
@@ -254,22 +289,33 @@ def main():
                 status, code, details = run(path, words, folder, state)
                 if not rows and code == 2:  # the others would refuse these options too
                     runs.refuse(details["error"])
-                rows.append(dict(loader=path.stem, cache=state, status=status, storage=storage,
-                                 **shared, **details))
+                rows.append(
+                    dict(
+                        loader=path.stem,
+                        cache=state,
+                        status=status,
+                        storage=storage,
+                        **shared,
+                        **details,
+                    )
+                )
                 runs.say(f"{path.name:<18} {state}  {report.loading_summary(rows[-1])}")
                 if status != "ok":
                     break
                 done[state] = rows[-1]
             if "warm" in done:
-                name, evidence = bottleneck(done.get("cold"), done["warm"], storage,
-                                            args.workers)
+                name, evidence = bottleneck(done.get("cold"), done["warm"], storage, args.workers)
                 done["warm"] |= dict(bottleneck=name, evidence=evidence)
                 runs.say(f"{path.name:<18} {name}: {evidence}")
     except runs.Stopped as reason:
         interrupted = f"Stopped by {reason} after {len(rows)} runs."
         print(f"\n{interrupted}", file=sys.stderr)
-    runs.conclude(rows, functools.partial(report.save, report.loading_markdown),
-                  args.result_dir / "loading", interrupted)
+    runs.conclude(
+        rows,
+        functools.partial(report.save, report.loading_markdown),
+        args.result_dir / "loading",
+        interrupted,
+    )
 
 
 if __name__ == "__main__":

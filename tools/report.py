@@ -22,10 +22,20 @@ from whatif.stats import ADVISED, MOVED, compare, doubt_of
 # the grid of running.sh: the name of a row or column, and the techniques it stands for
 ROWS = {"single": [], "DP": ["DP"], "DDP": ["DDP"]}
 COLUMNS = {"plain": [], "+cudnn": ["cudnn"], "+amp": ["amp"], "+cudnn +amp": ["cudnn", "amp"]}
-COLORS = {"baseline": "tab:blue", "kept": "tab:green", "left out": "lightgrey",
-          "no difference": "lightgrey", "slower": "silver", "gains less": "palegreen",
-          "ran once": "palegreen", "tried again": "palegreen", "not clear": "palegreen",
-          "single": "tab:blue", "DP": "tab:orange", "DDP": "tab:purple"}
+COLORS = {
+    "baseline": "tab:blue",
+    "kept": "tab:green",
+    "left out": "lightgrey",
+    "no difference": "lightgrey",
+    "slower": "silver",
+    "gains less": "palegreen",
+    "ran once": "palegreen",
+    "tried again": "palegreen",
+    "not clear": "palegreen",
+    "single": "tab:blue",
+    "DP": "tab:orange",
+    "DDP": "tab:purple",
+}
 
 
 # ------------------------------------------------------------------------------ a record
@@ -38,8 +48,9 @@ def speeds(row, key="images_per_second"):
 
 def runs(row):
     """Return the runs of a row. A row of loading.sh has one."""
-    return row.get("runs") or [dict(number=0, images_per_second=row["images_per_second"],
-                                    rates=speeds(row))]
+    return row.get("runs") or [
+        dict(number=0, images_per_second=row["images_per_second"], rates=speeds(row))
+    ]
 
 
 def ratio(row, base):
@@ -73,8 +84,13 @@ def verdict(row):
 
 def warmup(row):
     """Return the warm-up of the first run, which may compile; of the baseline, the median."""
-    return row["warmup_seconds"] if row["techniques"] else statistics.median(
-        run.get("warmup_seconds", row["warmup_seconds"]) for run in runs(row))
+    return (
+        row["warmup_seconds"]
+        if row["techniques"]
+        else statistics.median(
+            run.get("warmup_seconds", row["warmup_seconds"]) for run in runs(row)
+        )
+    )
 
 
 def whole(row):
@@ -92,7 +108,8 @@ def pays_back(row, base):
         return "never"
     batch, first = row["options"]["batch_size"], row["epochs"][0]
     extra = (warmup(row) - warmup(base)) / (
-        batch / base["images_per_second"] - batch / row["images_per_second"])
+        batch / base["images_per_second"] - batch / row["images_per_second"]
+    )
     steps = first["seconds"] * first["images_per_second"] / batch  # the first epoch's
     return f"{steps + extra:,.0f} steps" if extra > 0 else "the first epoch"
 
@@ -111,8 +128,13 @@ def data_wait(row):
 def which_epochs(row):
     """Return the epochs that count in words."""
     n = len(row["epochs"]) - 1
-    return (f"the {n} epochs after the first" if n > 1 else "the second epoch" if n else
-            "the only epoch, which also warms up: take 2 or more to compare")
+    return (
+        f"the {n} epochs after the first"
+        if n > 1
+        else "the second epoch"
+        if n
+        else "the only epoch, which also warms up: take 2 or more to compare"
+    )
 
 
 def first_good(rows):
@@ -123,14 +145,18 @@ def first_good(rows):
 def problem(row):
     """Return why a run did not end well, and where its log is."""
     return f"{row['status'].upper()}: {row['error']}" + (
-        f" (log: {row['log']})" if "log" in row else "")
+        f" (log: {row['log']})" if "log" in row else ""
+    )
 
 
 def place(row):
     """Return the machine in a few words."""
     here = row["machine"]
-    return (f"{here['gpus']}x {here['gpu']}" if here["gpus"] else
-            f"{here['cores']} cores of {here['cpu']}")
+    return (
+        f"{here['gpus']}x {here['gpu']}"
+        if here["gpus"]
+        else f"{here['cores']} cores of {here['cpu']}"
+    )
 
 
 def workload(row):
@@ -142,8 +168,10 @@ def workload(row):
     if "model" not in options:
         return f"{dataset}, batch {options['batch_size']:,}"
     width = f" {options['width']} wide" if options["model"] == "conv11" else ""
-    return (f"{options['model']}{width}, {options['image_size']} px, "
-            f"{dataset}, batch {options['batch_size']:,}")
+    return (
+        f"{options['model']}{width}, {options['image_size']} px, "
+        f"{dataset}, batch {options['batch_size']:,}"
+    )
 
 
 def recipe(row):
@@ -155,27 +183,41 @@ def recipe(row):
 def setting(row):
     """Return one line: where, with what, when and how a row was measured."""
     here = row["machine"]
-    gpus = (f"{place(row)}, driver {here['driver']}, CUDA {here['cuda']}, cuDNN {here['cudnn']}"
-            if here["gpus"] else "no GPU")
+    gpus = (
+        f"{place(row)}, driver {here['driver']}, CUDA {here['cuda']}, cuDNN {here['cudnn']}"
+        if here["gpus"]
+        else "no GPU"
+    )
     versions = "".join(f"{name} {version}, " for name, version in sorted(here["packages"].items()))
-    return (f"{gpus}; {here['cores']} cores of {here['cpu']}; {versions}Python {here['python']}; "
-            f"{row['date']}; `{row['command']}`")
+    return (
+        f"{gpus}; {here['cores']} cores of {here['cpu']}; {versions}Python {here['python']}; "
+        f"{row['date']}; `{row['command']}`"
+    )
 
 
 # ------------------------------------------------------------------------------ tables
 def table(head, rows):
     """Return the lines of a table of cells; `head` is its first line, short rows are filled up."""
     columns = head.count("|") - 1
-    return [head, "|" + "---|" * columns,
-            *("| " + " | ".join(cell.replace("|", "\\|") for cell in cells)
-              + " |" * (columns - len(cells) + 1) for cells in rows)]
+    return [
+        head,
+        "|" + "---|" * columns,
+        *(
+            "| "
+            + " | ".join(cell.replace("|", "\\|") for cell in cells)
+            + " |" * (columns - len(cells) + 1)
+            for cells in rows
+        ),
+    ]
 
 
 def text_of(parts, rows):
     """Return the text of paragraphs, given as str or as [line, ...], and why the run stopped."""
     parts = [*parts, *(row["stopped"] for row in rows if "stopped" in row)]
-    return "\n\n".join(part if isinstance(part, str) else "\n".join(part)
-                       for part in parts if part) + "\n"
+    return (
+        "\n\n".join(part if isinstance(part, str) else "\n".join(part) for part in parts if part)
+        + "\n"
+    )
 
 
 def save(markdown, rows, stem):
@@ -191,8 +233,10 @@ def summary(row, baseline):
     """Return the line that the driver prints when a run has ended."""
     if row["status"] != "ok":
         return problem(row)
-    return (f"{row['train_seconds']:.2f} s  {row['images_per_second']:,.0f} images/s  "
-            f"{ratio(row, baseline)}  top-1 {row['val_top1']:.2%}")
+    return (
+        f"{row['train_seconds']:.2f} s  {row['images_per_second']:,.0f} images/s  "
+        f"{ratio(row, baseline)}  top-1 {row['val_top1']:.2%}"
+    )
 
 
 def warning(rows):
@@ -204,8 +248,10 @@ def warning(rows):
         told.append(f"**A later run of the baseline did not end well** ({first['failed']}).")
     for one, other in itertools.pairwise(run["images_per_second"] for run in runs(first)):
         if max(one, other) > MOVED * min(one, other):
-            told.append(f"**The baseline's speed changed:** it trained {one:,.0f} images/s and "
-                        f"then {other:,.0f}. Something else used the machine, or loading varied.")
+            told.append(
+                f"**The baseline's speed changed:** it trained {one:,.0f} images/s and "
+                f"then {other:,.0f}. Something else used the machine, or loading varied."
+            )
             break
     return " ".join(told)
 
@@ -233,40 +279,69 @@ def staircase(rows):
     cells = []
     for row, on, times in [(rows[0], rows[0], ""), *gains(rows)]:
         name = row["column"] if "on" in row else "baseline"
-        cells.append([name, problem(row)] if row["status"] != "ok" else
-                     [name, f"{row['images_per_second']:,.0f}", to_baseline(row, rows),
-                      gain(row) or times, str(row.get("n", len(runs(row)))),
-                      pays_back(row, on), f"{row['val_top1']:.2%}", verdict(row)])
+        cells.append(
+            [name, problem(row)]
+            if row["status"] != "ok"
+            else [
+                name,
+                f"{row['images_per_second']:,.0f}",
+                to_baseline(row, rows),
+                gain(row) or times,
+                str(row.get("n", len(runs(row)))),
+                pays_back(row, on),
+                f"{row['val_top1']:.2%}",
+                verdict(row),
+            ]
+        )
     if len(cells) == 1:
         return []
-    lines = table("| staircase | images/s | to the baseline | to the step before | runs | "
-                  "pays back after | top-1 | |", cells)
-    lines += ["", "Each technique is added to those kept before it, and kept if it gains. One that "
-              "was left out is tried again", "after others have been kept, if time is left."]
+    lines = table(
+        "| staircase | images/s | to the baseline | to the step before | runs | "
+        "pays back after | top-1 | |",
+        cells,
+    )
+    lines += [
+        "",
+        "Each technique is added to those kept before it, and kept if it gains. One that "
+        "was left out is tried again",
+        "after others have been kept, if time is left.",
+    ]
     if any(row.get("verdict") in ("ran once", "not clear") for row in rows):
         lines += ["Ran once, not clear: more --minutes or --runs give a verdict."]
     if any(verdict(row).startswith("kept, ") for row in rows):
         lines += ["Kept, with another verdict: it gained in its first run, but not clearly in all."]
-    sets = [row for row in rows if row["status"] == "ok" and (
-        row is rows[0] or row.get("kept") or row.get("verdict") == "faster")]
+    sets = [
+        row
+        for row in rows
+        if row["status"] == "ok"
+        and (row is rows[0] or row.get("kept") or row.get("verdict") == "faster")
+    ]
     if sets and rows[0]["status"] == "ok":
         best, quick = fastest(rows), min(sets, key=whole)
         others = {"the fastest per step": best, "the baseline": rows[0]}
-        seconds = [f"; {name} takes {whole(row):.1f} s" for name, row in others.items()
-                   if row is not quick and row["status"] == "ok"]
-        lines += ["", f"- Fastest per step, all that gained: {command(best, rows[0])}",
-                  f"- Fastest over the whole of {len(quick['epochs'])} epochs, with warm-up:",
-                  f"  {command(quick, rows[0])},",
-                  "".join([f"  {whole(quick):.1f} s without validation", *seconds])]
+        seconds = [
+            f"; {name} takes {whole(row):.1f} s"
+            for name, row in others.items()
+            if row is not quick and row["status"] == "ok"
+        ]
+        lines += [
+            "",
+            f"- Fastest per step, all that gained: {command(best, rows[0])}",
+            f"- Fastest over the whole of {len(quick['epochs'])} epochs, with warm-up:",
+            f"  {command(quick, rows[0])},",
+            "".join([f"  {whole(quick):.1f} s without validation", *seconds]),
+        ]
     return lines
 
 
 def own_words(row, base):
     """Return '--compile_mode reduce-overhead': options that a row was given and its base lacks."""
-    return " ".join(f"--{name}" if value is True else f"--{name} {value}"
-                    for name, value in row["options"].items()
-                    if name not in base.get("options", row["options"])
-                    and f"--{name}" in re.split(r"[\s=]", row["command"]))
+    return " ".join(
+        f"--{name}" if value is True else f"--{name} {value}"
+        for name, value in row["options"].items()
+        if name not in base.get("options", row["options"])
+        and f"--{name}" in re.split(r"[\s=]", row["command"])
+    )
 
 
 def command(row, base):
@@ -275,19 +350,27 @@ def command(row, base):
         return "`src/train.py`, the baseline"
     given = own_words(row, base)
     return f"`./compose.sh {' '.join(row['techniques'])} > my_train.py`" + (
-        f"\n  with `{given}`" if given else "")
+        f"\n  with `{given}`" if given else ""
+    )
 
 
 def grid(rows):
     """Return the table of training seconds; nothing if only the baseline is there."""
-    texts = {(row["row"], row["column"]): row["status"].upper() if row["status"] != "ok" else
-             f"{row['train_seconds']:.2f} s ({to_baseline(row, rows) or '?'})"
-             for row in rows if row["row"] in ROWS}
+    texts = {
+        (row["row"], row["column"]): row["status"].upper()
+        if row["status"] != "ok"
+        else f"{row['train_seconds']:.2f} s ({to_baseline(row, rows) or '?'})"
+        for row in rows
+        if row["row"] in ROWS
+    }
     if len(texts) < 2:
         return []
     columns = [column for column in COLUMNS if any(column == at for _, at in texts)]
-    cells = [[name, *(texts.get((name, column), "") for column in columns)]
-             for name in ROWS if any(name == at for at, _ in texts)]
+    cells = [
+        [name, *(texts.get((name, column), "") for column in columns)]
+        for name in ROWS
+        if any(name == at for at, _ in texts)
+    ]
     return table(f"| training seconds | {' | '.join(columns)} |", cells)
 
 
@@ -302,26 +385,45 @@ def markdown(rows):
             problems.setdefault(row["failed"], []).append(f"{name}, a later run")
         memory = row["peak_memory_bytes"]
         later = [run["warmup_seconds"] for run in runs(row)[1:]]
-        cells.append([name, str(len(later) + 1), spread(row), f"{row['val_top1']:.2%}",
-                      "" if memory is None else f"{memory / 2 ** 20:,.0f} MB",
-                      f"{data_wait(row):.0%}", f"{row['warmup_seconds']:.1f} s" + (
-                          f", then {statistics.median(later):.1f} s" if later else "")])
-    parts = [warning(rows), staircase(rows), grid(rows),
-             table("| run | runs | images/s: median (least to most) | top-1 | "
-                   "peak memory, first GPU | data wait | warm-up |", cells),
-             [f"- {', '.join(names)}: {why}" for why, names in problems.items()]]
+        cells.append(
+            [
+                name,
+                str(len(later) + 1),
+                spread(row),
+                f"{row['val_top1']:.2%}",
+                "" if memory is None else f"{memory / 2**20:,.0f} MB",
+                f"{data_wait(row):.0%}",
+                f"{row['warmup_seconds']:.1f} s"
+                + (f", then {statistics.median(later):.1f} s" if later else ""),
+            ]
+        )
+    parts = [
+        warning(rows),
+        staircase(rows),
+        grid(rows),
+        table(
+            "| run | runs | images/s: median (least to most) | top-1 | "
+            "peak memory, first GPU | data wait | warm-up |",
+            cells,
+        ),
+        [f"- {', '.join(names)}: {why}" for why, names in problems.items()],
+    ]
     if good := first_good(rows):
-        parts += [f"{recipe(good)}. Seconds and images/s are of {which_epochs(good)}; the warm-up "
-                  "is start and first epoch. A ratio compares each run with the other set's speed "
-                  "at that time, so it can differ from the quotient of two images/s; ± is its 95 % "
-                  "uncertainty.",
-                  setting(good)]
+        parts += [
+            f"{recipe(good)}. Seconds and images/s are of {which_epochs(good)}; the warm-up "
+            "is start and first epoch. A ratio compares each run with the other set's speed "
+            "at that time, so it can differ from the quotient of two images/s; ± is its 95 % "
+            "uncertainty.",
+            setting(good),
+        ]
         if good["left_out"]:
             reasons = [f"{name}, because {why}" for name, why in good["left_out"].items()]
             parts.append(f"Left out: {'; '.join(reasons)}.")
         if not good["machine"]["gpus"]:
-            parts.append(f"There is no GPU here: DDP is {good['processes']} processes on the same "
-                         "cores, and amp is bfloat16. This does not show what a GPU gains.")
+            parts.append(
+                f"There is no GPU here: DDP is {good['processes']} processes on the same "
+                "cores, and amp is bfloat16. This does not show what a GPU gains."
+            )
     return text_of(parts, rows)
 
 
@@ -336,12 +438,24 @@ def chart(rows, path):
         return
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
+
     done = [row for row in rows if row["status"] == "ok"]
     steps = [(row["column"], verdict(row), row) for row in done if "on" in row]
-    cells = [(f"{row['row']} {row['column']}" if row["techniques"] else "baseline", row["row"], row)
-             for row in done if row["row"] in ROWS]
-    panels = [("Technique after technique, each added to those kept above it",
-               [("baseline", "baseline", rows[0]), *steps])] if steps else []
+    cells = [
+        (f"{row['row']} {row['column']}" if row["techniques"] else "baseline", row["row"], row)
+        for row in done
+        if row["row"] in ROWS
+    ]
+    panels = (
+        [
+            (
+                "Technique after technique, each added to those kept above it",
+                [("baseline", "baseline", rows[0]), *steps],
+            )
+        ]
+        if steps
+        else []
+    )
     if len(cells) > 1 or not steps:
         panels.append(("Processes, cuDNN's search and mixed precision", cells))
     sizes = [len(bars) for _, bars in panels]
@@ -351,14 +465,31 @@ def chart(rows, path):
     for axis, (title, bars) in zip(axes, panels):
         for i, (_, kind, row) in enumerate(bars):
             median, least, most = row["images_per_second"], min(speeds(row)), max(speeds(row))
-            axis.barh(i, median, xerr=[[median - least], [most - median]], color=color(kind),
-                      error_kw={"capsize": 2, "elinewidth": 1, "ecolor": "dimgrey"})
-            axis.annotate(f"{to_baseline(row, rows)}  top-1 {row['val_top1']:.1%}", (most, i),
-                          (6, 0), textcoords="offset points", va="center")
+            axis.barh(
+                i,
+                median,
+                xerr=[[median - least], [most - median]],
+                color=color(kind),
+                error_kw={"capsize": 2, "elinewidth": 1, "ecolor": "dimgrey"},
+            )
+            axis.annotate(
+                f"{to_baseline(row, rows)}  top-1 {row['val_top1']:.1%}",
+                (most, i),
+                (6, 0),
+                textcoords="offset points",
+                va="center",
+            )
         axis.set_yticks(range(len(bars)), [name for name, *_ in bars])
-        axis.legend(handles=[Patch(color=color(kind), label=kind)
-                             for kind in dict.fromkeys(kind for _, kind, _ in bars)],
-                    loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=9)
+        axis.legend(
+            handles=[
+                Patch(color=color(kind), label=kind)
+                for kind in dict.fromkeys(kind for _, kind, _ in bars)
+            ],
+            loc="center left",
+            bbox_to_anchor=(1, 0.5),
+            frameon=False,
+            fontsize=9,
+        )
         axis.set_title(title, loc="left", fontsize=10)
         axis.invert_yaxis()
         axis.set_xlim(0, 1.4 * max(max(speeds(row)) for *_, row in bars))
@@ -378,11 +509,12 @@ def write(rows, stem):
 # ------------------------------------------------------------------------------ loading.sh
 def storage_line(storage):
     """Return one line: what the dataset is stored on, and what that gives."""
-    line = (f"The dataset is on {storage['kind']} ({storage['file_system']} on "
-            f"{storage['device']})")
+    line = f"The dataset is on {storage['kind']} ({storage['file_system']} on {storage['device']})"
     if storage["kind"] != "memory":
-        line += (f"; read alone it gives {storage['cold_megabytes_per_second']:,.1f} MB/s cold "
-                 f"and answers in {1000 * storage['answer_seconds']:.2f} ms")
+        line += (
+            f"; read alone it gives {storage['cold_megabytes_per_second']:,.1f} MB/s cold "
+            f"and answers in {1000 * storage['answer_seconds']:.2f} ms"
+        )
     return line + "."
 
 
@@ -390,24 +522,52 @@ def loading_summary(row):
     """Return the line that the driver prints when a run has ended."""
     if row["status"] != "ok":
         return problem(row)
-    return (f"{row['images_per_second']:>9,.0f} images/s  {row['megabytes_per_second']:>9,.1f} MB/s"
-            f"  {row['seconds']:.2f} s an epoch")
+    return (
+        f"{row['images_per_second']:>9,.0f} images/s  {row['megabytes_per_second']:>9,.1f} MB/s"
+        f"  {row['seconds']:.2f} s an epoch"
+    )
 
 
 def loading_markdown(rows):
     """Return the table of loaders, and what holds each back."""
     base = {row["cache"]: row for row in rows if row["loader"] == rows[0]["loader"]}
-    cells = [[row["loader"], row["cache"], *([problem(row)] if row["status"] != "ok" else [
-        spread(row), ratio(row, base.get(row["cache"], {"status": "not run"})),
-        f"{row['megabytes_per_second']:,.1f}", f"{row['seconds']:.2f}", f"{row['cores_busy']:.1f}",
-        "" if row["gpu_busy"] is None else f"{row['gpu_busy']:.0%}"])] for row in rows]
-    parts = [table("| loader | page cache | images/s: median (least to most) | to the baseline | "
-                   "MB/s | seconds an epoch | cores busy | GPU busy |", cells),
-             [f"- {row['loader']} is limited by **{row['bottleneck']}**: {row['evidence']}."
-              for row in rows if "bottleneck" in row]]
+    cells = [
+        [
+            row["loader"],
+            row["cache"],
+            *(
+                [problem(row)]
+                if row["status"] != "ok"
+                else [
+                    spread(row),
+                    ratio(row, base.get(row["cache"], {"status": "not run"})),
+                    f"{row['megabytes_per_second']:,.1f}",
+                    f"{row['seconds']:.2f}",
+                    f"{row['cores_busy']:.1f}",
+                    "" if row["gpu_busy"] is None else f"{row['gpu_busy']:.0%}",
+                ]
+            ),
+        ]
+        for row in rows
+    ]
+    parts = [
+        table(
+            "| loader | page cache | images/s: median (least to most) | to the baseline | "
+            "MB/s | seconds an epoch | cores busy | GPU busy |",
+            cells,
+        ),
+        [
+            f"- {row['loader']} is limited by **{row['bottleneck']}**: {row['evidence']}."
+            for row in rows
+            if "bottleneck" in row
+        ],
+    ]
     if good := first_good(rows):
-        parts += [f"{good['samples']:,} samples, {good['bytes'] / 1e6:,.1f} MB an epoch; medians "
-                  f"of {which_epochs(good)}. {storage_line(good['storage'])}", setting(good)]
+        parts += [
+            f"{good['samples']:,} samples, {good['bytes'] / 1e6:,.1f} MB an epoch; medians "
+            f"of {which_epochs(good)}. {storage_line(good['storage'])}",
+            setting(good),
+        ]
     return text_of(parts, rows)
 
 
@@ -422,10 +582,15 @@ def running_shows(rows):
 def loading_shows(rows):
     """Return (machine, workload, what it shows, date) of a record of loading.sh."""
     last, base = rows[-1], {row["cache"]: row for row in rows[::-1]}
-    told = f"{last['loader']}: " + ", ".join(
-        f"{ratio(row, base[row['cache']])} {base[row['cache']]['loader']} {row['cache']}"
-        for row in rows if row["loader"] == last["loader"]) + (
-        f", limited by {last['bottleneck']}" if "bottleneck" in last else "")
+    told = (
+        f"{last['loader']}: "
+        + ", ".join(
+            f"{ratio(row, base[row['cache']])} {base[row['cache']]['loader']} {row['cache']}"
+            for row in rows
+            if row["loader"] == last["loader"]
+        )
+        + (f", limited by {last['bottleneck']}" if "bottleneck" in last else "")
+    )
     return place(rows[0]), workload(rows[0]), told, rows[0]["date"]
 
 
@@ -447,14 +612,20 @@ def functions(kind):
 
 def records():
     """Return {folder's name: (kind, record)} of results/; a folder holds one record."""
-    return {path.parent.name: (path.stem, json.loads(path.read_text()))
-            for path in sorted((ROOT / "results").glob("*/*.json")) if functions(path.stem)}
+    return {
+        path.parent.name: (path.stem, json.loads(path.read_text()))
+        for path in sorted((ROOT / "results").glob("*/*.json"))
+        if functions(path.stem)
+    }
 
 
 def results():
     """Return those of records() that running.sh and loading.sh have made: lists of rows."""
-    return {name: (kind, rows) for name, (kind, rows) in records().items()
-            if kind in ("running", "loading")}
+    return {
+        name: (kind, rows)
+        for name, (kind, rows) in records().items()
+        if kind in ("running", "loading")
+    }
 
 
 def pages():
@@ -465,11 +636,19 @@ def pages():
         where, what, told, date = shows(record)
         image = "![bars of images/s](running.png)\n\n" if kind == "running" else ""
         found[ROOT / "results" / name / "README.md"] = (
-            f"# {where}: {what}\n\n{image}{tables(record)}")
+            f"# {where}: {what}\n\n{image}{tables(record)}"
+        )
         index.append([f"[{name}]({name}/README.md)", where, what, told, date])
-    found[ROOT / "results" / "README.md"] = "\n".join([
-        "# Results", "", "`python tools/report.py` makes these pages from the records in each "
-        "folder.", "", *table("| folder | machine | workload | what it shows | date |", index), ""])
+    found[ROOT / "results" / "README.md"] = "\n".join(
+        [
+            "# Results",
+            "",
+            "`python tools/report.py` makes these pages from the records in each folder.",
+            "",
+            *table("| folder | machine | workload | what it shows | date |", index),
+            "",
+        ]
+    )
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         found[path] = renewed(path.read_text(), "" if path.parent == ROOT else "../")
     return found
@@ -478,15 +657,18 @@ def pages():
 # ------------------------------------------------------------------------------ parts of pages
 def diff(base, variant):
     """Return the lines of the diff between two scripts, without unchanged lines."""
-    lines = difflib.unified_diff(base.read_text().splitlines(), variant.read_text().splitlines(),
-                                 n=0, lineterm="")
+    lines = difflib.unified_diff(
+        base.read_text().splitlines(), variant.read_text().splitlines(), n=0, lineterm=""
+    )
     return [re.sub(r"^@@ .*\+(\d+).*", r"@@ line \1 @@", line) for line in lines][2:]
 
 
 def own_options(base, variant):
     """Return the options that a script has and its baseline has not."""
-    theirs, own = (re.findall(r'\badd(?:_argument)?\(\s*"(--\w+)"(?!.*SUPPRESS)', path.read_text())
-                   for path in (base, variant))
+    theirs, own = (
+        re.findall(r'\badd(?:_argument)?\(\s*"(--\w+)"(?!.*SUPPRESS)', path.read_text())
+        for path in (base, variant)
+    )
     return [name for name in own if name not in theirs]
 
 
@@ -496,8 +678,15 @@ def tokens(text):
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         name = tokenize.tok_name[token.type]  # Python 3.12 splits f-strings
         depth -= name == "FSTRING_END"
-        count += depth == 0 and name not in ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT",
-                                             "ENDMARKER", "FSTRING_START")
+        count += depth == 0 and name not in (
+            "COMMENT",
+            "NL",
+            "NEWLINE",
+            "INDENT",
+            "DEDENT",
+            "ENDMARKER",
+            "FSTRING_START",
+        )
         depth += name == "FSTRING_START"
     return count
 
@@ -508,9 +697,15 @@ def variants_part(words, up):
     for path in sorted(base.parent.glob(f"{base.stem}_*.py")):
         added = [line[1:].strip() for line in diff(base, path) if line[0] == "+"]
         more = tokens(path.read_text()) - tokens(base.read_text())
-        cells.append([f"[{path.name}]({up}src/{path.name})", str(added.count("# new #")),
-                      str(sum(map(bool, added))), f"{more:,}",
-                      ", ".join(f"`{name}`" for name in own_options(base, path))])
+        cells.append(
+            [
+                f"[{path.name}]({up}src/{path.name})",
+                str(added.count("# new #")),
+                str(sum(map(bool, added))),
+                f"{more:,}",
+                ", ".join(f"`{name}`" for name in own_options(base, path)),
+            ]
+        )
     return table("| script | blocks | lines added | tokens added | options added |", cells)
 
 
@@ -524,10 +719,13 @@ def chart_part(words, up):
     """Return the chart of the folder words[0], with what was measured."""
     row = results()[words[0]][1][0]
     caption, folder = f"{workload(row)} on {place(row)}", f"{up}results/{words[0]}"
-    return [f"![images/s of {caption}]({folder}/running.png)", "",
-            f"*Training {caption}: [tables]({folder}/README.md).",
-            "A ratio compares runs made close in time, because the machine's speed drifts; a bar "
-            "is a median of all runs.*"]
+    return [
+        f"![images/s of {caption}]({folder}/running.png)",
+        "",
+        f"*Training {caption}: [tables]({folder}/README.md).",
+        "A ratio compares runs made close in time, because the machine's speed drifts; a bar "
+        "is a median of all runs.*",
+    ]
 
 
 def table_part(words, up):
@@ -543,27 +741,56 @@ def pays_part(words, up):
         _, rows = results()[name]
         together.append(f"**{to_baseline(fastest(rows), rows)}**")
         head.append(f"[{workload(rows[0])}, {place(rows[0])}]({up}results/{name}/README.md)")
-        columns.append({row["column"].removeprefix("+"): (
-            f"**{times}**" if verdict(row) == "kept" and float(times[:-1]) >= ADVISED else times)
-            for row, _, times in gains(rows)})  # of one tried again, the last counts
-    titles = dict(re.findall(r"^### train_(\w+)\.py: (.*)$",
-                             (ROOT / "docs" / "techniques.md").read_text(), re.MULTILINE))
+        columns.append(
+            {
+                row["column"].removeprefix("+"): (
+                    f"**{times}**"
+                    if verdict(row) == "kept" and float(times[:-1]) >= ADVISED
+                    else times
+                )
+                for row, _, times in gains(rows)
+            }
+        )  # of one tried again, the last counts
+    titles = dict(
+        re.findall(
+            r"^### train_(\w+)\.py: (.*)$",
+            (ROOT / "docs" / "techniques.md").read_text(),
+            re.MULTILINE,
+        )
+    )
     # as they were tried, without those that are gone
     names = dict.fromkeys(name for column in columns for name in column if name in titles)
-    return table(f"| {' | '.join(head)} |", [
-        *([f"[{name}]({up}src/train_{name}.py): {titles[name]}",
-           *(column.get(name, "") for column in columns)] for name in names), together])
+    return table(
+        f"| {' | '.join(head)} |",
+        [
+            *(
+                [
+                    f"[{name}]({up}src/train_{name}.py): {titles[name]}",
+                    *(column.get(name, "") for column in columns),
+                ]
+                for name in names
+            ),
+            together,
+        ],
+    )
 
 
-PARTS = {"variants": variants_part, "diff": diff_part, "chart": chart_part, "table": table_part,
-         "pays": pays_part}
+PARTS = {
+    "variants": variants_part,
+    "diff": diff_part,
+    "chart": chart_part,
+    "table": table_part,
+    "pays": pays_part,
+}
 
 
 def renewed(text, up=""):
     """Return a page with its marked parts made anew; `up` leads from the page to the project."""
+
     def part(found):
         start, name, words, end = found.groups()
         return "\n".join([start, *PARTS[name](words.split(), up), end])
+
     pattern = rf"(<!-- ({'|'.join(PARTS)})\b(.*?) -->)\n.*?(<!-- /\2\b.*? -->)"
     return re.sub(pattern, part, text, flags=re.DOTALL)
 

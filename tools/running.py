@@ -12,13 +12,37 @@ from pathlib import Path
 
 import compose
 import report
-from runs import (ROOT, GiveUp, Stopped, check_options, conclude, failure, folder_of_its_own,
-                  follow, guarded, launched, read_record, refuse, say, setting,
-                  show)
+from runs import (
+    ROOT,
+    GiveUp,
+    Stopped,
+    check_options,
+    conclude,
+    failure,
+    folder_of_its_own,
+    follow,
+    guarded,
+    launched,
+    read_record,
+    refuse,
+    say,
+    setting,
+    show,
+)
 from whatif import search
 from whatif.search import Step, Turn
-from whatif.stats import (ADVISED, CLEAR, WAITS, Estimate, Verdict, compare, doubt_of, is_settled,
-                          seems_to_gain, verdict)
+from whatif.stats import (
+    ADVISED,
+    CLEAR,
+    WAITS,
+    Estimate,
+    Verdict,
+    compare,
+    doubt_of,
+    is_settled,
+    seems_to_gain,
+    verdict,
+)
 
 SECONDS = 5  # the least training to compare in a run: with less, all runs get more epochs, ...
 LONGEST = 30  # ... unless a run would then take longer than this after its start
@@ -31,8 +55,12 @@ SHARE = 30  # with a limit of time, the baseline takes at most this part of it a
 LEAST_STEPS = 5  # an epoch is not made shorter than this
 AHEAD = 2  # seconds after the first step in which the host may be far ahead of the GPU
 CLOSING_SECONDS = 15  # for the table and the chart at the end
-WORDS = {Verdict.FASTER: "faster", Verdict.SLOWER: "slower",
-         Verdict.NOT_SIGNIFICANT: "no difference", Verdict.OPEN: "not clear"}
+WORDS = {
+    Verdict.FASTER: "faster",
+    Verdict.SLOWER: "slower",
+    Verdict.NOT_SIGNIFICANT: "no difference",
+    Verdict.OPEN: "not clear",
+}
 
 
 def groups():
@@ -46,8 +74,10 @@ def groups():
     result = {"data": [], "compute": [], "parallel": []}
     texts = {name: compose.script(f"train_{name}") for name in compose.TECHNIQUES}
     for choice in compose.choices(name for name in texts if "torch.profiler" not in texts[name]):
-        of_data = all("# new #" in re.search(r" -+ data\n.*? -----", texts[name], re.DOTALL)[0]
-                      for name in choice)
+        of_data = all(
+            "# new #" in re.search(r" -+ data\n.*? -----", texts[name], re.DOTALL)[0]
+            for name in choice
+        )
         result["compute" if len(choice) == 1 else "data" if of_data else "parallel"].append(choice)
     return result
 
@@ -61,8 +91,9 @@ def reasons_to_leave_out(here):
             reasons["amp"] = "this CPU has no bfloat16, so PyTorch would emulate it"
     elif here["gpus"] == 1:
         reasons |= dict.fromkeys(("DP", "DDP"), "it does nothing on one GPU")
-    if not any(map(shutil.which, ("gcc", "clang", "cc") if here["gpus"] else
-                   ("g++", "clang++", "c++"))):
+    if not any(
+        map(shutil.which, ("gcc", "clang", "cc") if here["gpus"] else ("g++", "clang++", "c++"))
+    ):
         reasons["compile"] = "it needs a compiler: of C on a GPU, of C++ on a CPU"
     return reasons
 
@@ -72,12 +103,19 @@ def stairs_of(gpus, allowed):
 
     With several GPUs that is DDP: it also shortens the runs after it.
     """
+
     def rank(name):
         return FIRST.index(name) if name in FIRST else len(FIRST)
-    stairs = [(group, sorted((name for name in choice if name in allowed), key=rank))
-              for group, choices in groups().items() for choice in choices]
-    return sorted((each for each in stairs if each[1]), key=lambda each: (
-        (each[0] == "parallel") == (gpus < 2), rank(each[1][0])))
+
+    stairs = [
+        (group, sorted((name for name in choice if name in allowed), key=rank))
+        for group, choices in groups().items()
+        for choice in choices
+    ]
+    return sorted(
+        (each for each in stairs if each[1]),
+        key=lambda each: ((each[0] == "parallel") == (gpus < 2), rank(each[1][0])),
+    )
 
 
 def step_of(row):
@@ -101,14 +139,22 @@ def due(stairs, last, best):
     waits = best["status"] == "ok" and report.data_wait(best) > WAITS
     data = {name for group, names in stairs if group == "data" for name in names}
     return search.due(
-        tuple(best["techniques"]), list(choice), {name: step_of(row) for name, row in last.items()},
-        choice.get, seems_to_gain, first=data if waits else (), last=("compile",))
+        tuple(best["techniques"]),
+        list(choice),
+        {name: step_of(row) for name, row in last.items()},
+        choice.get,
+        seems_to_gain,
+        first=data if waits else (),
+        last=("compile",),
+    )
 
 
 def options_of(techniques, options):
     """Return `options` without those that belong only to other techniques."""
-    own = {name: {*report.own_options(ROOT / "src" / "train.py", ROOT / "src" / f"train_{name}.py")}
-           for name in compose.TECHNIQUES}
+    own = {
+        name: {*report.own_options(ROOT / "src" / "train.py", ROOT / "src" / f"train_{name}.py")}
+        for name in compose.TECHNIQUES
+    }
     others = set().union(*own.values()) - set().union(*(own[name] for name in techniques))
     kept, passed = [], True
     for word in options:
@@ -124,9 +170,12 @@ def under_way(progress, seconds, epochs):
     if not progress.epoch:
         return f"        {seconds:.0f} s  starting"
     pace, told = progress.pace(), progress.estimate(epochs)
-    return (f"        {seconds:.0f} s  epoch {progress.epoch}/{epochs}  "
-            f"step {progress.step}/{progress.steps}" + (f"  {pace:.1f} steps/s" if pace else "")
-            + (f"  {max(0, told[0] - seconds):.0f} s left" if told else ""))
+    return (
+        f"        {seconds:.0f} s  epoch {progress.epoch}/{epochs}  "
+        f"step {progress.step}/{progress.steps}"
+        + (f"  {pace:.1f} steps/s" if pace else "")
+        + (f"  {max(0, told[0] - seconds):.0f} s left" if told else "")
+    )
 
 
 def run(techniques, options, folder, processes, check):
@@ -152,6 +201,7 @@ def run(techniques, options, folder, processes, check):
             say(f"        {line}")
         check(progress, seconds)
         show(under_way(progress, seconds, epochs))
+
     try:
         code = follow([*words, *options, "--result_dir", str(folder)], log, watch, variables)
     except GiveUp as reason:
@@ -188,14 +238,19 @@ class Session:
         """Give up a baseline that would take too long, and add --steps for all runs."""
         whole, self.start = progress.estimate(self.epochs) or (0, self.start)
         most = max(60 * self.minutes / SHARE, SECONDS)
-        if whole - self.start <= most or self.steps or (
-                time.monotonic() < progress.first[0] + AHEAD):
+        if (
+            whole - self.start <= most
+            or self.steps
+            or (time.monotonic() < progress.first[0] + AHEAD)
+        ):
             return
         steps = max(LEAST_STEPS, int(progress.steps * most / (whole - self.start)))
         if steps < progress.steps:
             self.steps, self.options = steps, [*self.options, "--steps", str(steps)]
-            raise GiveUp(f"a run would take {whole:.0f} s of the {self.minutes:g} minutes, so all "
-                         f"epochs end after {steps} steps (--steps)")
+            raise GiveUp(
+                f"a run would take {whole:.0f} s of the {self.minutes:g} minutes, so all "
+                f"epochs end after {steps} steps (--steps)"
+            )
 
     def lengthen(self, record):
         """Take more epochs for all runs if the baseline's are short; return the line about it."""
@@ -203,8 +258,12 @@ class Session:
             return ""
         training = statistics.median(report.speeds(record, "seconds"))
         whole_epoch = (self.took[0] - self.start) / self.epochs  # with validation
-        epochs = int(min(1 + math.ceil(SECONDS / training),
-                         min(60 * self.minutes / SHARE, LONGEST) / whole_epoch))
+        epochs = int(
+            min(
+                1 + math.ceil(SECONDS / training),
+                min(60 * self.minutes / SHARE, LONGEST) / whole_epoch,
+            )
+        )
         if epochs <= self.epochs:
             return ""
         self.epochs = epochs
@@ -217,24 +276,33 @@ class Session:
         if not first:
             limit /= 2
         elif limit < 0.8 * min(self.took):
-            return "skip", 0, {"error": "time: it does not fit into the "
-                               f"{self.minutes:g} minutes (--minutes)"}
+            return (
+                "skip",
+                0,
+                {"error": f"time: it does not fit into the {self.minutes:g} minutes (--minutes)"},
+            )
 
         def check(progress, seconds):
             if seconds > limit:
-                raise GiveUp(f"time: cut off after {seconds:.0f} s, so that all fits into "
-                             f"{self.minutes:g} minutes (--minutes)")
+                raise GiveUp(
+                    f"time: cut off after {seconds:.0f} s, so that all fits into "
+                    f"{self.minutes:g} minutes (--minutes)"
+                )
             if not first:
                 self.shorten(progress)
             elif first["status"] == "ok":
                 start = progress.first[0] - progress.started if progress.first else seconds
                 usual = self.took[0]
                 if seconds > max(SLOW * usual, SLOW_SECONDS) + 2 * min(start, START_SECONDS):
-                    raise GiveUp(f"given up after {seconds:.0f} s, in epoch {progress.epoch} of "
-                                 f"{self.epochs}: all of the baseline took {usual:.0f} s")
+                    raise GiveUp(
+                        f"given up after {seconds:.0f} s, in epoch {progress.epoch} of "
+                        f"{self.epochs}: all of the baseline took {usual:.0f} s"
+                    )
+
         options = ["--epochs", str(self.epochs), *options_of(techniques, self.options)]
-        status, code, details = run(techniques, options, self.folder, self.common["processes"],
-                                    check)
+        status, code, details = run(
+            techniques, options, self.folder, self.common["processes"], check
+        )
         seconds = time.monotonic() - begin
         if not first:
             self.took = [seconds]
@@ -242,8 +310,14 @@ class Session:
             self.took.append(seconds)
         if status == "ok":
             kept = {key: details[key] for key in ("images_per_second", "warmup_seconds")}
-            details["runs"] = [dict(number=len(self.took), rates=report.speeds(details),
-                                    wall_seconds=seconds, **kept)]
+            details["runs"] = [
+                dict(
+                    number=len(self.took),
+                    rates=report.speeds(details),
+                    wall_seconds=seconds,
+                    **kept,
+                )
+            ]
         return status, code, details
 
     def repeat(self, row):
@@ -252,21 +326,28 @@ class Session:
         if status == "ok":
             row["runs"] += details["runs"]
             found["images_per_second"] = statistics.median(
-                each["images_per_second"] for each in row["runs"])
+                each["images_per_second"] for each in row["runs"]
+            )
         elif status == "fail" or row is self.rows[0]:  # without it no ratio can be trusted
             found["failed"] = report.problem({"status": status, **details})
         for each in (*self.rows, *self.results.values()):  # all rows of this set
             if each.get("runs") is row["runs"]:
                 each |= found
-        say(f"        again {' '.join(row['techniques']) or 'the baseline'}: "
-            + report.summary({**row, **details, "status": status}, self.rows[0]))
+        say(
+            f"        again {' '.join(row['techniques']) or 'the baseline'}: "
+            + report.summary({**row, **details, "status": status}, self.rows[0])
+        )
         return status == "ok"
 
     def attempt(self, row, column, techniques):
         """Measure a set of techniques, unless it has been measured before, and add its row."""
         base = self.rows[0] if self.rows else None
-        if base and base["status"] == "ok" and self.runs > 1 and (
-                len(self.took) >= base["runs"][-1]["number"] + EVERY and self.has_time(EVERY)):
+        if (
+            base
+            and base["status"] == "ok"
+            and self.runs > 1
+            and (len(self.took) >= base["runs"][-1]["number"] + EVERY and self.has_time(EVERY))
+        ):
             self.repeat(base)
         say(f"[{len(self.rows) + 1:>2}/{self.count}] {row} {column}")
         key = frozenset(techniques)
@@ -278,8 +359,12 @@ class Session:
                     status, code, details = self.measure(techniques)
             if not base and code == 2:  # wrong use is the same for every script
                 refuse(details["error"])
-            self.results[key] = {"techniques": techniques, "status": status, **self.common,
-                                 **details}
+            self.results[key] = {
+                "techniques": techniques,
+                "status": status,
+                **self.common,
+                **details,
+            }
         self.rows.append({"row": row, "column": column, **self.results[key]})
         say(f"        {report.summary(self.rows[-1], self.rows[0])}")
         return self.rows[-1]
@@ -294,8 +379,9 @@ class Session:
             settled = is_settled(found) or n >= self.runs
             row |= dict(ratio=found.speedup, spread=found.spread, n=n, settled=settled)
             if row.get("verdict") != "tried again":
-                row["verdict"] = (WORDS[verdict(found, CLEAR, ADVISED)] if settled or n > 1 else
-                                  "ran once")
+                row["verdict"] = (
+                    WORDS[verdict(found, CLEAR, ADVISED)] if settled or n > 1 else "ran once"
+                )
 
     def tell(self, row):
         """Judge a row, and say what came out."""
@@ -311,8 +397,13 @@ class Session:
         kept = [row for row in reversed(self.rows) if row.get("kept")]
         self.reserved = 0
         for n in range(2, self.runs + 1):
-            fewer = [row for row in kept if len(row["runs"]) < n and "failed" not in row and (
-                n == 2 or self.minutes < math.inf or not row.get("settled", True))]
+            fewer = [
+                row
+                for row in kept
+                if len(row["runs"]) < n
+                and "failed" not in row
+                and (n == 2 or self.minutes < math.inf or not row.get("settled", True))
+            ]
             sets = [row[key] for row in fewer for key in ("techniques", "on")]
             for row in (self.rows[0], *kept):
                 if row["techniques"] in sets and row["status"] == "ok" and self.has_time(1):
@@ -344,8 +435,12 @@ class Session:
             self.reserved = first_runs + len(on) + bool(on)  # what was kept runs again
             if not self.has_time(2):  # only first runs on this set, and what gains
                 self.reserved = first_runs + 2 * bool(on)
-                steps = [(turn, name) for turn, name in steps if name in new or (
-                    turn is Turn.GAINS if last[name]["on"] == on else self.has_time(1))]
+                steps = [
+                    (turn, name)
+                    for turn, name in steps
+                    if name in new
+                    or (turn is Turn.GAINS if last[name]["on"] == on else self.has_time(1))
+                ]
             self.count = len(self.rows + cells) + max(len(new), bool(steps))
             if not steps:
                 return best
@@ -370,9 +465,14 @@ class Session:
 def parse(arguments):
     """Return (options of the driver, options for the scripts); the latter come behind a --."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser("running.sh", allow_abbrev=False, usage=(
-        "./running.sh EPOCHS [DATASET] [--minutes N] [--runs N] [--part cells|staircase|all] "
-        "[--with TECHNIQUE] ... [--without TECHNIQUE] ... [--result_dir DIR] [-- OPTION ...]"))
+    parser = argparse.ArgumentParser(
+        "running.sh",
+        allow_abbrev=False,
+        usage=(
+            "./running.sh EPOCHS [DATASET] [--minutes N] [--runs N] [--part cells|staircase|all] "
+            "[--with TECHNIQUE] ... [--without TECHNIQUE] ... [--result_dir DIR] [-- OPTION ...]"
+        ),
+    )
     parser.error = lambda message: parser.exit(2, f"{parser.usage}: {message}\n")
     names = [name for choices in groups().values() for choice in choices for name in choice]
     parser.add_argument("EPOCHS", type=int)
@@ -383,7 +483,7 @@ def parse(arguments):
     parser.add_argument("--with", dest="wanted", action="append", default=[], choices=names)
     parser.add_argument("--without", action="append", default=[], choices=names)
     parser.add_argument("--result_dir", type=Path, default=ROOT / "results")
-    args, options = parser.parse_args(arguments[:split]), arguments[split + 1:]
+    args, options = parser.parse_args(arguments[:split]), arguments[split + 1 :]
     if min(args.EPOCHS, args.runs) < 1 or args.minutes is not None and not args.minutes > 0:
         parser.error("EPOCHS, --runs and --minutes have to be above 0")
     if args.part == "staircase" and args.EPOCHS == 1:
@@ -391,8 +491,10 @@ def parse(arguments):
     for word in options:  # argparse takes the start of a name for the name
         for own in ("--epochs", "--dataset", "--result_dir"):
             if len(word) > 2 and own.startswith(word.split("=")[0]):
-                parser.error(f"{word} cannot stand behind the --: EPOCHS, DATASET and --result_dir "
-                             "before it set the same for all scripts")
+                parser.error(
+                    f"{word} cannot stand behind the --: EPOCHS, DATASET and --result_dir "
+                    "before it set the same for all scripts"
+                )
     return args, options
 
 
@@ -409,33 +511,46 @@ def main():
         if made.returncode:
             sys.exit(made.returncode)
     folder = args.result_dir.resolve() / "running"
-    lock = folder_of_its_own(folder, "running.sh")  # held until the process ends
+    _lock = folder_of_its_own(folder, "running.sh")  # held until the process ends
 
     # what to run
     shared = setting("./running.sh")
     here = shared["machine"]
-    left_out = {name: why for name, why in reasons_to_leave_out(here).items()
-                if name in compose.TECHNIQUES and name not in args.wanted}
+    left_out = {
+        name: why
+        for name, why in reasons_to_leave_out(here).items()
+        if name in compose.TECHNIQUES and name not in args.wanted
+    }
     allowed = {*compose.TECHNIQUES} - {*left_out, *args.without}
-    cells = [(row, column, report.ROWS[row] + report.COLUMNS[column])
-             for row in report.ROWS for column in report.COLUMNS]
+    cells = [
+        (row, column, report.ROWS[row] + report.COLUMNS[column])
+        for row in report.ROWS
+        for column in report.COLUMNS
+    ]
     baseline, *cells = [cell for cell in cells if {*cell[2]} <= allowed]
     cells = [] if args.part == "staircase" else cells
     stairs = [] if args.part == "cells" or args.EPOCHS == 1 else stairs_of(here["gpus"], allowed)
     for name, why in left_out.items():
         say(f"Left out: {name}, because {why}. --with {name} tries it.")
     if args.part == "all" and args.EPOCHS == 1:
-        say("Only amp, cudnn, DP and DDP. No staircase: it needs 2 EPOCHS or more, because the "
-            "first one warms up.")
+        say(
+            "Only amp, cudnn, DP and DDP. No staircase: it needs 2 EPOCHS or more, because the "
+            "first one warms up."
+        )
 
     # for how long, and with what
     minutes = args.minutes or (math.inf if args.DATASET else MINUTES)
     if minutes < math.inf:
         say(f"This takes at most {minutes:g} minutes.")
     session = Session(
-        ["--dataset", str(dataset.resolve()), *options], args.EPOCHS, args.runs, minutes,
-        started + 60 * minutes - CLOSING_SECONDS, folder,
-        {**shared, "processes": here["gpus"] or 2, "left_out": left_out})
+        ["--dataset", str(dataset.resolve()), *options],
+        args.EPOCHS,
+        args.runs,
+        minutes,
+        started + 60 * minutes - CLOSING_SECONDS,
+        folder,
+        {**shared, "processes": here["gpus"] or 2, "left_out": left_out},
+    )
     session.count = 1 + len(cells) + sum(len(names) for _, names in stairs)
     interrupted = ""
     try:

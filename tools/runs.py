@@ -23,12 +23,18 @@ import time
 import tty
 from pathlib import Path
 
-if missing := [name for name in ("torch", "torchvision", "matplotlib", "psutil")
-               if not importlib.util.find_spec(name)]:
-    sys.exit(f"{sys.executable} lacks {', '.join(missing)}: activate the environment that has "
-             "them, or pip install -r requirements.txt")
+if missing := [
+    name
+    for name in ("torch", "torchvision", "matplotlib", "psutil")
+    if not importlib.util.find_spec(name)
+]:
+    sys.exit(
+        f"{sys.executable} lacks {', '.join(missing)}: activate the environment that has "
+        "them, or pip install -r requirements.txt"
+    )
 import psutil
-from terminal import say, show
+
+from terminal import say, show  # noqa: F401  say is also for the drivers
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -63,29 +69,49 @@ def machine(*others):
     `others` are packages to tell the version of, too.
     """
     import torch  # takes seconds
+
     gpus = torch.cuda.device_count()
     gpu, driver = "GPU" if gpus else None, None
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         if gpus:  # torch would keep hundreds of megabytes of the GPU to tell its name
-            told = subprocess.check_output(["nvidia-smi", "--query-gpu=name,driver_version",
-                                            "--format=csv,noheader"], text=True)
+            told = subprocess.check_output(
+                ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+                text=True,
+            )
             gpu, driver = told.splitlines()[0].split(", ")
     model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     packages = {}
-    for name in ("torch", "torchvision", "lmdb", "nvidia-dali-cuda120", "nvidia-dali-cuda130",
-                 *others):
+    for name in (
+        "torch",
+        "torchvision",
+        "lmdb",
+        "nvidia-dali-cuda120",
+        "nvidia-dali-cuda130",
+        *others,
+    ):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             packages[name] = importlib.metadata.version(name)
-    return dict(cpu=model[1] if model else platform.machine(), cores=cores(),
-                bfloat16=has_bfloat16(), gpus=gpus, gpu=gpu, driver=driver,
-                cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
-                python=platform.python_version(), packages=packages)
+    return dict(
+        cpu=model[1] if model else platform.machine(),
+        cores=cores(),
+        bfloat16=has_bfloat16(),
+        gpus=gpus,
+        gpu=gpu,
+        driver=driver,
+        cuda=torch.version.cuda,
+        cudnn=torch.backends.cudnn.version(),
+        python=platform.python_version(),
+        packages=packages,
+    )
 
 
 def setting(command, *others):
     """Return the date, the machine and the command as a record has them; `others`: see machine."""
-    return dict(date=datetime.date.today().isoformat(), machine=machine(*others),
-                command=shlex.join([*command.split(), *sys.argv[1:]]))
+    return dict(
+        date=datetime.date.today().isoformat(),
+        machine=machine(*others),
+        command=shlex.join([*command.split(), *sys.argv[1:]]),
+    )
 
 
 # ------------------------------------------------------------------------------ one run
@@ -117,8 +143,9 @@ class Progress:
             return None
         (start, first), *between, (end, last) = self.marks
         moment, step = min(between, key=lambda mark: abs(first + last - 2 * mark[1]))
-        return max((step - first) / max(moment - start, 0.1),
-                   (last - step) / max(end - moment, 0.1))
+        return max(
+            (step - first) / max(moment - start, 0.1), (last - step) / max(end - moment, 0.1)
+        )
 
     def estimate(self, epochs):
         """Return (seconds of the whole run of so many epochs, of its start); None too early."""
@@ -154,8 +181,14 @@ def follow(command, log, watch, env=None):
     progress, text = Progress(), b""
     with open(log, "a") as output:
         print(f"$ {shlex.join(command)}", file=output, flush=True)
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=its, stderr=its,
-                                   env={**os.environ, **(env or {})}, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=its,
+            stderr=its,
+            env={**os.environ, **(env or {})},
+            start_new_session=True,
+        )
         os.close(its)
         try:
             ended, piece = False, b""
@@ -172,7 +205,7 @@ def follow(command, log, watch, env=None):
                 if bars := re.findall(rf"epoch (\d+): +{BAR}", text.decode(errors="replace")):
                     progress.update(*map(int, bars[-1]))
                 *lines, text = text.split(b"\n")
-                text = text[text.rfind(b"\r") + 1:]
+                text = text[text.rfind(b"\r") + 1 :]
                 for line in lines:
                     line = line.split(b"\r")[-1].decode(errors="replace")
                     if line := re.sub(rf"([^\r|]*: +)?{BAR}", "", line).rstrip():
@@ -221,8 +254,9 @@ def failure(code, log):
     text = log.read_text(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     own = [line for line in lines if re.match(r"[\w.]+: error: ", line)]
-    raised = [line for line in lines
-              if re.match(r"(\[rank\d+\]: )?[\w.]+(Error|Exception)\b", line)]
+    raised = [
+        line for line in lines if re.match(r"(\[rank\d+\]: )?[\w.]+(Error|Exception)\b", line)
+    ]
     error = (own + raised + lines[-1:])[0]
     refused = code == 2 or re.search(r"exitcode *: 2 ", text)  # the latter is torchrun's
     if refused or ": pip install " in error or "No module named" in error:
@@ -239,16 +273,22 @@ def read_record(path):
     if "images_per_second" in record:
         return record
     steady = record["epochs"][1:] or record["epochs"]
-    return {"script": path.stem, **record, "val_top1": record["epochs"][-1]["val_top1"],
-            "images_per_second": statistics.median(each["images_per_second"] for each in steady),
-            "train_seconds": sum(each["seconds"] for each in steady)}
+    return {
+        "script": path.stem,
+        **record,
+        "val_top1": record["epochs"][-1]["val_top1"],
+        "images_per_second": statistics.median(each["images_per_second"] for each in steady),
+        "train_seconds": sum(each["seconds"] for each in steady),
+    }
 
 
 # ------------------------------------------------------------------------------ a driver
 def guarded(main, driver):
     """Run `main`; end with one line on a signal or an error of the system, such as a full disk."""
+
     def stopped(number, frame):
         raise Stopped(signal.Signals(number).name)
+
     try:
         for number in SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
@@ -300,5 +340,8 @@ def conclude(rows, write, stem, interrupted):
     if rows:
         write(rows, stem)
         print(f"\n{stem.with_suffix('.md').read_text()}\nThis is {stem.with_suffix('.md')}")
-    sys.exit(130 if interrupted else any(
-        row.get("failed", row["status"].upper()).startswith("FAIL") for row in rows))
+    sys.exit(
+        130
+        if interrupted
+        else any(row.get("failed", row["status"].upper()).startswith("FAIL") for row in rows)
+    )

@@ -21,8 +21,11 @@ GUIDES = {"train": "techniques.md", "loader": "loading.md"}  # whose sections de
 def hunks(base, variant):
     """Return [[start, end, lines]]: `lines` take the place of base[start:end]."""
     matcher = difflib.SequenceMatcher(None, base, variant, autojunk=False)
-    return [[start, end, variant[first:last]]
-            for tag, start, end, first, last in matcher.get_opcodes() if tag != "equal"]
+    return [
+        [start, end, variant[first:last]]
+        for tag, start, end, first, last in matcher.get_opcodes()
+        if tag != "equal"
+    ]
 
 
 def sections(family):
@@ -35,8 +38,12 @@ def sections(family):
             continue
         launcher = re.search(rf"^(\S.*)src/{family}", text, re.M)
         section = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-        found[parts[1]] = dict(group=group, title=parts[2], guide=f"{GUIDES[family]}#{section}",
-                               launcher=launcher[1] if launcher else "python ")
+        found[parts[1]] = dict(
+            group=group,
+            title=parts[2],
+            guide=f"{GUIDES[family]}#{section}",
+            launcher=launcher[1] if launcher else "python ",
+        )
     return found
 
 
@@ -49,7 +56,8 @@ def family_of(family):
         changes = hunks(base, compose.script(path.stem).split("\n"))
         added = sum(bool(line.strip()) for *_, lines in changes for line in lines)
         variants[path.stem.removeprefix(f"{family}_")] = dict(
-            described[path.stem], added=added, hunks=changes)
+            described[path.stem], added=added, hunks=changes
+        )
     order = [name.removeprefix(f"{family}_") for name in described if name != family]
     choices = compose.choices(order) if family == "train" else [order]
     return dict(base=base, variants=variants, choices=choices)
@@ -61,16 +69,23 @@ def measured(family, row, rows):
     The ratio of a training row is the table's, to the first of the record's `rows`.
     """
     trains = family == "train"
-    about = dict(techniques=row["techniques"] if trains else row["loader"].split("_", 1)[1:],
-                 note="" if trains else row["cache"])
+    about = dict(
+        techniques=row["techniques"] if trains else row["loader"].split("_", 1)[1:],
+        note="" if trains else row["cache"],
+    )
     if row["status"] != "ok":
         return about | dict(problem=report.problem(row))
     speeds = report.speeds(row)
-    value = (f"top-1 {row['val_top1']:.2%}" if trains else
-             f"{row['megabytes_per_second']:,.1f} MB/s")
-    return about | dict(speed=row["images_per_second"], value=value, least=min(speeds),
-                        most=max(speeds), epochs=len(speeds), runs=len(report.runs(row)),
-                        ratio=report.to_baseline(row, rows) if trains else None)
+    value = f"top-1 {row['val_top1']:.2%}" if trains else f"{row['megabytes_per_second']:,.1f} MB/s"
+    return about | dict(
+        speed=row["images_per_second"],
+        value=value,
+        least=min(speeds),
+        most=max(speeds),
+        epochs=len(speeds),
+        runs=len(report.runs(row)),
+        ratio=report.to_baseline(row, rows) if trains else None,
+    )
 
 
 def records():
@@ -79,15 +94,28 @@ def records():
     for folder, (kind, rows) in report.results().items():
         family = {"running": "train", "loading": "loader"}[kind]
         warning = report.warning(rows).replace("**", "") if family == "train" else ""
-        limits = [f"{row['loader']} is limited by {row['bottleneck']}: {row['evidence']}."
-                  for row in rows if "bottleneck" in row]
+        limits = [
+            f"{row['loader']} is limited by {row['bottleneck']}: {row['evidence']}."
+            for row in rows
+            if "bottleneck" in row
+        ]
         limits += [row["stopped"] for row in rows if "stopped" in row]
-        found.append(dict(
-            folder=folder, family=family, file=f"{kind}.json", warning=warning, limits=limits,
-            title=f"{report.workload(rows[0])}; {report.place(rows[0])}",
-            setting=report.setting(rows[0]),
-            rows=[measured(family, row, rows) for row in rows  # without techniques that are gone
-                  if {*row.get("techniques", [])} <= {*compose.TECHNIQUES}]))
+        found.append(
+            dict(
+                folder=folder,
+                family=family,
+                file=f"{kind}.json",
+                warning=warning,
+                limits=limits,
+                title=f"{report.workload(rows[0])}; {report.place(rows[0])}",
+                setting=report.setting(rows[0]),
+                rows=[
+                    measured(family, row, rows)
+                    for row in rows  # without techniques that are gone
+                    if {*row.get("techniques", [])} <= {*compose.TECHNIQUES}
+                ],
+            )
+        )
     return sorted(found, key=lambda record: bool(record["warning"]))
 
 
@@ -96,9 +124,11 @@ def listed():
     lines = []
     for family in GUIDES:
         described = {family: dict(title="the baseline", guide="techniques.md")} | sections(family)
-        lines += [f'<li><a href="../src/{stem}.py">{stem}.py</a>: {html.escape(about["title"])} '
-                  f'(<a href="{about["guide"]}">about {stem}</a>)</li>'
-                  for stem, about in described.items()]
+        lines += [
+            f'<li><a href="../src/{stem}.py">{stem}.py</a>: {html.escape(about["title"])} '
+            f'(<a href="{about["guide"]}">about {stem}</a>)</li>'
+            for stem, about in described.items()
+        ]
     return "\n".join(["<ul>", *lines, "</ul>"])
 
 
@@ -107,11 +137,18 @@ def pages():
     families = {family: family_of(family) for family in GUIDES}
     data = json.dumps(dict(families=families, records=records()), indent=0)
     index = ROOT / "docs" / "index.html"
-    text = re.sub(r"(<!-- scripts -->\n).*?(<!-- /scripts -->)",
-                  lambda found: f"{found[1]}{listed()}\n{found[2]}", index.read_text(),
-                  flags=re.S)
-    return {index: text, index.with_name("data.js"):
-            f"// made by `python tools/site.py` from src/ and results/\nconst DATA = {data};\n"}
+    text = re.sub(
+        r"(<!-- scripts -->\n).*?(<!-- /scripts -->)",
+        lambda found: f"{found[1]}{listed()}\n{found[2]}",
+        index.read_text(),
+        flags=re.S,
+    )
+    return {
+        index: text,
+        index.with_name(
+            "data.js"
+        ): f"// made by `python tools/site.py` from src/ and results/\nconst DATA = {data};\n",
+    }
 
 
 if __name__ == "__main__":

@@ -21,22 +21,36 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+
 import verify_run
 from terminal import show
 
-NUMBER = re.compile(r"(?<![\w.-])-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?(?:e[-+]?\d+)?"
-                    r"|\b(?:nan|inf)\b", re.I)
+NUMBER = re.compile(
+    r"(?<![\w.-])-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?(?:e[-+]?\d+)?"
+    r"|\b(?:nan|inf)\b",
+    re.I,
+)
 # a random name: letters after digits, or hexadecimal digits
-CODE = re.compile(r"(?<![a-z\d.])(?=[a-z\d]{6})(?:[a-z]*\d+[a-z][a-z\d]*|[a-f]+\d+)(?![a-z\d])",
-                  re.I)
+CODE = re.compile(
+    r"(?<![a-z\d.])(?=[a-z\d]{6})(?:[a-z]*\d+[a-z][a-z\d]*|[a-f]+\d+)(?![a-z\d])", re.I
+)
 DATE = re.compile(r"\d+[-:/]\d+[-:/]\d+\S*|\d+:\d\d\b|0x[0-9a-f]+")
 # numbers that are not compared: those that follow or precede such words
-CLOCK = re.compile(r"(time|wait|(?<![a-z])(sec(ond)?s?(_\w+)?|eta)|took|speed|elapsed|memory|"
-                   r"_bytes|throughput)\W*$", re.I)
+CLOCK = re.compile(
+    r"(time|wait|(?<![a-z])(sec(ond)?s?(_\w+)?|eta)|took|speed|elapsed|memory|"
+    r"_bytes|throughput)\W*$",
+    re.I,
+)
 UNIT = re.compile(r" ?(s|ms|sec(ond)?s?|min(ute)?s?(?! ?-?\d)|[kMG]i?B|\w+/s)\b(?!-)")
 # what scripts import: each run is a fork that has them already
-for name in ("torch._dynamo", "torchvision.models", "torchvision.transforms.v2", "PIL.Image",
-             "tqdm", "lmdb"):
+for name in (
+    "torch._dynamo",
+    "torchvision.models",
+    "torchvision.transforms.v2",
+    "PIL.Image",
+    "tqdm",
+    "lmdb",
+):
     with contextlib.suppress(ImportError):
         importlib.import_module(name)
 TEXTS = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".log", ".md", ".yaml", ".yml")
@@ -44,6 +58,7 @@ TEXTS = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".log", ".md", ".yaml", ".ym
 
 class Run(NamedTuple):
     """One run of a script: `ranks` 0 is without a launcher."""
+
     text: str
     ranks: int = 0
     exact: bool = True  # without what only changes rounding
@@ -75,13 +90,18 @@ def numbers_of(text):
         line, numbers = CODE.sub("*", DATE.sub("*", line)), []
 
         def take(match):
-            if CLOCK.search(line[:match.start()]) or UNIT.match(line, match.end()):
+            if CLOCK.search(line[: match.start()]) or UNIT.match(line, match.end()):
                 return "*"
             _, _, decimals = match[0].partition(".")
             digits, _, exponent = decimals.lower().partition("e")
-            numbers.append((float(match[0].replace(",", "")),
-                            10.0 ** (int(exponent or 0) - len(digits)) if decimals else 0.0))
+            numbers.append(
+                (
+                    float(match[0].replace(",", "")),
+                    10.0 ** (int(exponent or 0) - len(digits)) if decimals else 0.0,
+                )
+            )
             return "#"
+
         line = re.sub(r"\d{6,}", "*", NUMBER.sub(take, line))
         if numbers and not re.search(r"%\|", line):  # a progress bar
             found[line].append(numbers)
@@ -150,28 +170,46 @@ class Bench:
             shutil.copytree(stopped, place / "files")
         (place / "files").mkdir(exist_ok=True)
         if run.ranks:
-            self.stores.append(torch.distributed.TCPStore(
-                "localhost", 0, is_master=True, wait_for_workers=False))
-            variables = {"WORLD_SIZE": run.ranks, "LOCAL_WORLD_SIZE": run.ranks, "MASTER_ADDR":
-                         "localhost", "MASTER_PORT": self.stores[-1].port, "GROUP_WORLD_SIZE": 1,
-                         "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_USE_AGENT_STORE": True}
+            self.stores.append(
+                torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+            )
+            variables = {
+                "WORLD_SIZE": run.ranks,
+                "LOCAL_WORLD_SIZE": run.ranks,
+                "MASTER_ADDR": "localhost",
+                "MASTER_PORT": self.stores[-1].port,
+                "GROUP_WORLD_SIZE": 1,
+                "TORCHELASTIC_RESTART_COUNT": 0,
+                "TORCHELASTIC_USE_AGENT_STORE": True,
+            }
         if run.calm and self.gpus < 2:  # two processes cannot share a GPU: these are on the CPU
             variables["CUDA_VISIBLE_DEVICES"] = ""
         elif self.gpus > 1 and not run.ranks:  # so that DataParallel does not split batches
             variables["CUDA_VISIBLE_DEVICES"] = os.getenv("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         common = dict(
-            path=self.path, text=run.text.encode("utf-8", "surrogateescape"), words=self.words,
-            folder=place, threads=max(1, self.cores // max(1, run.ranks)), sample=self.sample,
-            exact=run.exact, calm=run.calm, halves=not run.ranks,
-            options={"--result_dir": place / "files" / "runs", "--lmdb": self.folder} | self.options
+            path=self.path,
+            text=run.text.encode("utf-8", "surrogateescape"),
+            words=self.words,
+            folder=place,
+            threads=max(1, self.cores // max(1, run.ranks)),
+            sample=self.sample,
+            exact=run.exact,
+            calm=run.calm,
+            halves=not run.ranks,
+            options={"--result_dir": place / "files" / "runs", "--lmdb": self.folder}
+            | self.options
             | ({"--resume": "auto"} if run.resumed else {})
-            | ({"--batch_size": 32} if run.calm and self.gpus == 1 else {}))
+            | ({"--batch_size": 32} if run.calm and self.gpus == 1 else {}),
+        )
         processes = []
         for rank in range(max(1, run.ranks)):
             own = {"RANK": rank, "LOCAL_RANK": rank} if run.ranks else {}
             own = {name: str(value) for name, value in (variables | own).items()}
-            processes.append(multiprocessing.get_context("fork").Process(
-                target=verify_run.run_script, kwargs=common | dict(rank=rank, variables=own)))
+            processes.append(
+                multiprocessing.get_context("fork").Process(
+                    target=verify_run.run_script, kwargs=common | dict(rank=rank, variables=own)
+                )
+            )
             processes[-1].start()
         return processes
 
@@ -204,12 +242,18 @@ class Bench:
             elif path.suffix in verify_run.CHECKPOINTS:
                 with contextlib.suppress(Exception):  # it holds more than tensors
                     state = torch.load(path, map_location="cpu", weights_only=True)
-                    states |= {f"{without_codes(path.name)}: {name}": each
-                               for name, each in tensors_of(state)}
+                    states |= {
+                        f"{without_codes(path.name)}: {name}": each
+                        for name, each in tensors_of(state)
+                    }
         for name, text in texts.items():
             numbers |= {(name, line): rows for line, rows in numbers_of(text).items()}
-        return Result("", [torch.load(place / f"seen{rank}") for rank in range(max(1, run.ranks))],
-                      numbers, states)
+        return Result(
+            "",
+            [torch.load(place / f"seen{rank}") for rank in range(max(1, run.ranks))],
+            numbers,
+            states,
+        )
 
 
 def kill(processes):
@@ -225,6 +269,7 @@ def kill(processes):
 # ------------------------------------------------------------------------------------ comparing
 class Figure(NamedTuple):
     """A figure of a run before and after, and how far they differ."""
+
     quantity: str
     where: str
     before: object
@@ -235,6 +280,7 @@ class Figure(NamedTuple):
 
 class Row(NamedTuple):
     """A line of the table. `first` is the first Figure that differs too much, or None."""
+
     view: str
     quantity: str
     count: int
@@ -256,49 +302,78 @@ def whole(parts):
     """Return the batch of which process k has every k-th image, or None."""
     batch = torch.zeros(sum(map(len, parts)), *parts[0].shape[1:], dtype=torch.float64)
     for k, part in enumerate(parts):
-        if batch[k::len(parts)].shape != part.shape:
+        if batch[k :: len(parts)].shape != part.shape:
             return None
-        batch[k::len(parts)] = part
+        batch[k :: len(parts)] = part
     return batch
 
 
 def figures(before, after):
     """Yield a Figure for all that two Results have in common."""
+
     def tensor(value):
         return torch.tensor(value, dtype=torch.float64)
+
     (old, *_), new = before.seen, after.seen
-    images = [[whole(parts) for parts in zip(*[each["images"] for each in result.seen])]
-              for result in (before, after)]
+    images = [
+        [whole(parts) for parts in zip(*[each["images"] for each in result.seen])]
+        for result in (before, after)
+    ]
     for k, (one, other) in enumerate(itertools.zip_longest(*images), 1):
         gap = math.inf
         if one is not None and other is not None and one.shape == other.shape:
             gap = ((one - other).abs().mean() / one.std().clamp(min=1e-12)).item()
-        yield Figure("images", f"batch {k}", *[
-            "none" if each is None else f"mean {each.mean():.4g} of {each.shape[0]}"
-            for each in (one, other)], gap)
-    losses = [[sum(ranks) / len(ranks) for ranks in zip(*[each["losses"] for each in result.seen])]
-              for result in (before, after)]
+        yield Figure(
+            "images",
+            f"batch {k}",
+            *[
+                "none" if each is None else f"mean {each.mean():.4g} of {each.shape[0]}"
+                for each in (one, other)
+            ],
+            gap,
+        )
+    losses = [
+        [sum(ranks) / len(ranks) for ranks in zip(*[each["losses"] for each in result.seen])]
+        for result in (before, after)
+    ]
     for (epoch, step), one, other in zip(old["steps"], *losses):
-        yield Figure("loss", f"epoch {epoch}, step {step}", one, other,
-                     distance(tensor(one), tensor(other)))
+        yield Figure(
+            "loss", f"epoch {epoch}, step {step}", one, other, distance(tensor(one), tensor(other))
+        )
     if len(losses[0]) != len(losses[1]):
         yield Figure("loss", "number of steps", *map(len, losses), math.inf)
     for rank, each in enumerate(new):
         of = f" in process {rank}" if rank else ""
         for k, (one, other) in enumerate(zip(old["rates"], each["rates"]), 1):
-            yield Figure("learning rates", f"step {k}{of}", one, other,
-                         distance(tensor(one), tensor(other)))
+            yield Figure(
+                "learning rates", f"step {k}{of}", one, other, distance(tensor(one), tensor(other))
+            )
         for k, (one, other) in enumerate(zip(old["end"], each["end"])):
             moved = one - old["start"][k] if one.shape == old["start"][k].shape else one
-            yield Figure("weights", f"their norm at the end{of}", one.norm().item(),
-                         other.norm().item(), distance(one, other, moved))
+            yield Figure(
+                "weights",
+                f"their norm at the end{of}",
+                one.norm().item(),
+                other.norm().item(),
+                distance(one, other, moved),
+            )
             if rank:
-                yield Figure("equal weights", f"norm in process 0 and{of}", new[0]["end"][k].norm(
-                    ).item(), other.norm().item(), distance(new[0]["end"][k], other))
+                yield Figure(
+                    "equal weights",
+                    f"norm in process 0 and{of}",
+                    new[0]["end"][k].norm().item(),
+                    other.norm().item(),
+                    distance(new[0]["end"][k], other),
+                )
     for name, one in before.states.items():
         other = after.states.get(name, torch.zeros(0))
-        yield Figure("checkpoint", f"norm of {name}", one.norm().item(), other.norm().item() if len(
-            other) else "missing", distance(one, other))
+        yield Figure(
+            "checkpoint",
+            f"norm of {name}",
+            one.norm().item(),
+            other.norm().item() if len(other) else "missing",
+            distance(one, other),
+        )
     for (name, line), rows in before.numbers.items():
         quantity = "printed numbers" if name == "the output" else "files"
         others, where = after.numbers.get((name, line), []), f"{line.strip()!r} in {name}"
@@ -312,8 +387,16 @@ def figures(before, after):
                 yield Figure(quantity, f"# {k} of {where}", x, y, gap, f", time {turn}")
 
 
-QUANTITIES = ["images", "loss", "learning rates", "equal weights", "weights", "checkpoint",
-              "printed numbers", "files"]
+QUANTITIES = [
+    "images",
+    "loss",
+    "learning rates",
+    "equal weights",
+    "weights",
+    "checkpoint",
+    "printed numbers",
+    "files",
+]
 TEXTUAL = QUANTITIES[5:]
 EXACT, TWO, RESUMED, AS_IT_IS = "exact", "two processes", "resumed", "as it is"
 OLD = "old checkpoint"  # resumed from one that the copy before has written
@@ -335,8 +418,11 @@ class Noise:
                 self.left_out.add(each.where)
             found[each.quantity].append(each.difference)
         found["loss"] = found["loss"][:steps]
-        self.spread = {quantity: max(gaps, default=0.0) for quantity, gaps in found.items()
-                       if quantity not in TEXTUAL}
+        self.spread = {
+            quantity: max(gaps, default=0.0)
+            for quantity, gaps in found.items()
+            if quantity not in TEXTUAL
+        }
 
 
 def compare(view, before, after, noise, techniques):
@@ -351,15 +437,24 @@ def compare(view, before, after, noise, techniques):
         if quantity == "images" and "DALI" in techniques:
             allowed = max(allowed, DALI_IMAGES)
         elif quantity not in ("images", "learning rates", "equal weights") and (
-                view == AS_IT_IS or other_images):
+            view == AS_IT_IS or other_images
+        ):
             if quantity != "loss" or view in (RESUMED, OLD):
                 continue
             allowed = max([allowed, *(ROUNDING.get(name, 0.01) for name in techniques)])
             # later steps amplify rounding, and what differs between images
-            found[quantity] = found[quantity][:1 if other_images else STEPS]
+            found[quantity] = found[quantity][: 1 if other_images else STEPS]
         bad = [each for each in found[quantity] if not each.difference <= allowed]
-        table.append(Row(view, quantity, len(found[quantity]), max(
-            each.difference for each in found[quantity]), allowed, bad[0] if bad else None))
+        table.append(
+            Row(
+                view,
+                quantity,
+                len(found[quantity]),
+                max(each.difference for each in found[quantity]),
+                allowed,
+                bad[0] if bad else None,
+            )
+        )
     return table
 
 
@@ -371,10 +466,19 @@ def runs_of(before, after, one_process=False):
     def run(text, **others):
         ranks = (2 if others.get("calm") else 1) if "init_process_group" in text else 0
         return Run(text, ranks, **others)
-    kinds = {EXACT: {}, TWO: dict(calm=True), RESUMED: dict(calm=calm, resumed=True),
-             OLD: dict(calm=calm, resumed=True), AS_IT_IS: dict(exact=False)}
-    pairs = {view: (run(before, **kind), run(after, **kind)) for view, kind in kinds.items()
-             if view != TWO or calm}
+
+    kinds = {
+        EXACT: {},
+        TWO: dict(calm=True),
+        RESUMED: dict(calm=calm, resumed=True),
+        OLD: dict(calm=calm, resumed=True),
+        AS_IT_IS: dict(exact=False),
+    }
+    pairs = {
+        view: (run(before, **kind), run(after, **kind))
+        for view, kind in kinds.items()
+        if view != TWO or calm
+    }
     old, new = pairs[OLD]
     return pairs | {OLD: (old, new._replace(source=unbroken(old)))}
 
@@ -388,12 +492,16 @@ class Verifier:
         bench.options = {}
         if "progressive" in techniques:
             bench.options["--small"] = 1
-            self.notes.append("progressive changes the sizes of images; it was compared with "
-                              "--small 1, which keeps them")
+            self.notes.append(
+                "progressive changes the sizes of images; it was compared with "
+                "--small 1, which keeps them"
+            )
         if {"DALI", "cache"} & {*techniques}:
             bench.options["--augment"] = "none"
-            self.notes.append("DALI and cache draw random crops of their own; they were compared "
-                              "with --augment none")
+            self.notes.append(
+                "DALI and cache draw random crops of their own; they were compared "
+                "with --augment none"
+            )
 
     def rows(self, view, version):
         """Return (the error of a version in a view, or "", the Rows of its comparison)."""
@@ -418,8 +526,7 @@ class Verifier:
         """Return (what went wrong, or "", and the Rows of the table)."""
         pairs = runs_of(self.versions[0], self.versions[-1])
         again = pairs[EXACT if self.bench.gpus else AS_IT_IS][0]._replace(number=1)
-        before = {view: self.bench.results(unbroken(run))[0]
-                  for view, (run, _) in pairs.items()}
+        before = {view: self.bench.results(unbroken(run))[0] for view, (run, _) in pairs.items()}
         if error := before[AS_IT_IS].error:
             if self.bench.sample:  # does it need files that are not in the sample?
                 self.bench.sample, self.bench.done, self.bench.places = None, {}, {}
@@ -438,8 +545,11 @@ class Verifier:
         for row in table:
             if row.first:
                 it = row.first
-                return (f"different: {row.quantity} ({row.view}), {it.where}{it.time}: {it.before} "
-                        f"before, {it.after} after. {self.culprit(row.view)} brings it.", table)
+                return (
+                    f"different: {row.quantity} ({row.view}), {it.where}{it.time}: {it.before} "
+                    f"before, {it.after} after. {self.culprit(row.view)} brings it.",
+                    table,
+                )
         if self.bench.options.pop("--small", None):  # can the model take smaller images, too?
             [small] = self.bench.results(pairs[table[0].view][1]._replace(number=2))
             if small.error:
@@ -454,42 +564,62 @@ class Verifier:
         own = Noise(*self.bench.results(again._replace(number=0), again))
         self.noise = dict.fromkeys(pairs, own)
         if EXACT not in views:
-            self.notes.append("your copy fails in float64, so runs are compared only as they are: "
-                              + before[EXACT].error.splitlines()[-1])
+            self.notes.append(
+                "your copy fails in float64, so runs are compared only as they are: "
+                + before[EXACT].error.splitlines()[-1]
+            )
             return [AS_IT_IS]
         self.noise[AS_IT_IS] = Noise(before[EXACT], before[AS_IT_IS], STEPS)
         if (spread := own.spread.get("loss", 0.0)) > ALLOWED:
-            self.notes.append(f"the losses of two runs of your own copy differ by {spread:.1e}: it "
-                              "sets no seeds, so only larger differences can be seen")
-        self.notes += [f"not compared, since two runs of your own copy differ: {where}"
-                       for where in sorted(own.left_out)[:5]]
+            self.notes.append(
+                f"the losses of two runs of your own copy differ by {spread:.1e}: it "
+                "sets no seeds, so only larger differences can be seen"
+            )
+        self.notes += [
+            f"not compared, since two runs of your own copy differ: {where}"
+            for where in sorted(own.left_out)[:5]
+        ]
         options = before[EXACT].seen[0]["options"]
-        self.notes += [f"your copy takes no {name}, so its runs are as long as it makes them"
-                       for name in ("--epochs", "--steps") if name not in options]
+        self.notes += [
+            f"your copy takes no {name}, so its runs are as long as it makes them"
+            for name in ("--epochs", "--steps")
+            if name not in options
+        ]
         if TWO in pairs and TWO not in views:
-            self.notes.append("two processes are not compared: your copy fails with batch norm "
-                              f"over half batches: {before[TWO].error.splitlines()[-1]}")
+            self.notes.append(
+                "two processes are not compared: your copy fails with batch norm "
+                f"over half batches: {before[TWO].error.splitlines()[-1]}"
+            )
         elif TWO in views and before[TWO].seen[0]["draws"]:
-            self.notes.append("two processes are not compared: the steps of your copy draw random "
-                              "numbers, and each process draws its own")
+            self.notes.append(
+                "two processes are not compared: the steps of your copy draw random "
+                "numbers, and each process draws its own"
+            )
             self.one_process, views = True, [view for view in views if view != TWO]
             pairs = runs_of(self.versions[0], self.versions[-1], True)
         whole = unbroken(pairs[RESUMED][0])
-        if RESUMED not in views or "--resume" not in options or not (
-                self.bench.place(whole) / "stopped").exists():
-            self.notes.append("no resumed run is compared: your copy takes no --resume, or writes "
-                              "no checkpoint before its last epoch")
+        if (
+            RESUMED not in views
+            or "--resume" not in options
+            or not (self.bench.place(whole) / "stopped").exists()
+        ):
+            self.notes.append(
+                "no resumed run is compared: your copy takes no --resume, or writes "
+                "no checkpoint before its last epoch"
+            )
             return [view for view in views if view not in (RESUMED, OLD)]
         resumed, whole = self.bench.results(pairs[RESUMED][0], whole)
         if resumed.error:
             self.notes.append(f"your own copy cannot resume: {resumed.error.splitlines()[-1]}")
             return [view for view in views if view not in (RESUMED, OLD)]
         losses = torch.tensor(resumed.seen[0]["losses"])
-        gap = distance(losses, torch.tensor(whole.seen[0]["losses"])[-len(losses):])
+        gap = distance(losses, torch.tensor(whole.seen[0]["losses"])[-len(losses) :])
         if not gap <= max(ALLOWED, 3 * spread):
-            self.notes.append("your own copy, resumed, does not continue as its unbroken run: the "
-                              f"losses differ by {gap:.1e}. Its checkpoint may lack a scheduler, "
-                              "or workers draw random crops, which --augment none turns off")
+            self.notes.append(
+                "your own copy, resumed, does not continue as its unbroken run: the "
+                f"losses differ by {gap:.1e}. Its checkpoint may lack a scheduler, "
+                "or workers draw random crops, which --augment none turns off"
+            )
         return views
 
 
@@ -501,10 +631,15 @@ def verify(path, versions, techniques, words):
         wrong, table = verifier.run()
     print(f"{'run':15}{'compared':18}{'figures':>8}{'largest difference':>20}{'allowed':>10}")
     for row in table:
-        print(f"{row.view:15}{row.quantity:18}{row.count:8}{row.largest:20.1e}{row.allowed:10.1e}"
-              + ("  different" if row.first else ""))
+        print(
+            f"{row.view:15}{row.quantity:18}{row.count:8}{row.largest:20.1e}{row.allowed:10.1e}"
+            + ("  different" if row.first else "")
+        )
     views = runs_of(versions[0], versions[-1])
-    same = "the same" if len({row.view for row in table}) == len(views) else (
-        "the same in what was compared")
+    same = (
+        "the same"
+        if len({row.view for row in table}) == len(views)
+        else ("the same in what was compared")
+    )
     print(*verifier.notes, wrong or same, sep="\n", flush=True)
     return not wrong

@@ -38,6 +38,7 @@ def take_options(options, defaults, taken, sample, folder):
     Options that the parser does not know are left out. `taken` gets all that it knows. A --dataset
     that is a folder is replaced by a sample of it; `folder` is where the user started compose.sh.
     """
+
     def make(parse):
         def parse_known_args(parser, words=None, namespace=None):
             if words is not None and words != sys.argv[1:]:
@@ -46,14 +47,23 @@ def take_options(options, defaults, taken, sample, folder):
             taken[:] = actions
             given = {word.split("=")[0] for word in sys.argv}
             more = {name: each for name, each in defaults.items() if name not in given} | options
-            namespace, rest = parse(parser, sys.argv[1:] + [
-                f"{name}={each}" for name, each in more.items()
-                if name in actions and each in (actions[name].choices or [each])], namespace)
+            namespace, rest = parse(
+                parser,
+                sys.argv[1:]
+                + [
+                    f"{name}={each}"
+                    for name, each in more.items()
+                    if name in actions and each in (actions[name].choices or [each])
+                ],
+                namespace,
+            )
             dataset = getattr(namespace, "dataset", None)
             if dataset is not None and (folder / str(dataset)).is_dir():
                 namespace.dataset = type(dataset)(thin_out(folder / str(dataset), sample))
             return namespace, rest
+
         return parse_known_args
+
     wrap(argparse.ArgumentParser, "parse_known_args", make)
 
 
@@ -88,17 +98,20 @@ class Recorder:
     """Keeps what one process of a run computes, in the dict `seen`."""
 
     def __init__(self):
-        self.seen = dict(images=[], losses=[], steps=[], rates=[], start=[], end=[], options=[],
-                         draws=False)
+        self.seen = dict(
+            images=[], losses=[], steps=[], rates=[], start=[], end=[], options=[], draws=False
+        )
         self.epoch, self.step, self.kept = 1, 0, set()  # the kinds of batches kept in this step
         self.unscaled, self.optimizers, self.state = {}, [], None
 
     def install(self):
         """Have PyTorch call this recorder."""
+
         def make_backward(backward):
             def keep_loss(tensors, *rest, **others):
                 self.keep_losses([tensors] if torch.is_tensor(tensors) else tensors)
                 return backward(tensors, *rest, **others)
+
             return keep_loss
 
         def make_scale(scale):
@@ -106,6 +119,7 @@ class Recorder:
                 scaled = scale(scaler, outputs)
                 self.unscaled[id(scaled)] = outputs
                 return scaled
+
             return keep_unscaled
 
         def make_train(train):
@@ -113,7 +127,9 @@ class Recorder:
                 if mode and self.step:
                     self.epoch, self.step = self.epoch + 1, 0
                 return train(module, mode)
+
             return count_epochs
+
         wrap(torch.autograd, "backward", make_backward)
         wrap(torch.amp.GradScaler, "scale", make_scale)
         wrap(torch.nn.Module, "train", make_train)
@@ -127,12 +143,18 @@ class Recorder:
             self.seen["losses"].append(loss.detach().double().sum().item())
             self.seen["steps"].append((self.epoch, self.step))
         if len(self.seen["losses"]) < 3:  # do steps draw random numbers?
-            state = [random.getstate(), np.random.get_state()[1].tolist(),
-                     torch.get_rng_state().tolist()]
+            state = [
+                random.getstate(),
+                np.random.get_state()[1].tolist(),
+                torch.get_rng_state().tolist(),
+            ]
             self.seen["draws"] = self.state not in (None, state)
             self.state = state
-        if os.environ.get("RANK", "0") == "0" and not Path("../stopped").exists() and any(
-                path.suffix in CHECKPOINTS for path in Path().rglob("*.*")):
+        if (
+            os.environ.get("RANK", "0") == "0"
+            and not Path("../stopped").exists()
+            and any(path.suffix in CHECKPOINTS for path in Path().rglob("*.*"))
+        ):
             shutil.copytree(".", "../stopped")  # what a run that is killed now leaves
 
     def keep_images(self, module, inputs):
@@ -141,15 +163,18 @@ class Recorder:
         That is the first in each step and in each validation.
         """
         trains = torch.is_grad_enabled()
-        if torch.compiler.is_compiling() or trains in self.kept or not (
-                module.training if trains else self.step):
+        if (
+            torch.compiler.is_compiling()
+            or trains in self.kept
+            or not (module.training if trains else self.step)
+        ):
             return
         images = next(filter(torch.is_tensor, inputs), None)
         if images is None or images.ndim < 2 or next(module.parameters(), None) is None:
             return
         self.kept.add(trains)
         images = images.detach().flatten(1)
-        self.seen["images"].append(images[:, ::images.shape[1] // 200 + 1].double().cpu())
+        self.seen["images"].append(images[:, :: images.shape[1] // 200 + 1].double().cpu())
 
     def keep_rates(self, optimizer, *_):
         if not any(optimizer is each for each in self.optimizers):
@@ -160,9 +185,10 @@ class Recorder:
     @staticmethod
     def weights(optimizer, most=10_000):
         """Return at most so many numbers of each weight, in one tensor."""
-        weights = [each.detach().flatten() for group in optimizer.param_groups
-                   for each in group["params"]]
-        return torch.cat([each[::len(each) // most + 1].double().cpu() for each in weights])
+        weights = [
+            each.detach().flatten() for group in optimizer.param_groups for each in group["params"]
+        ]
+        return torch.cat([each[:: len(each) // most + 1].double().cpu() for each in weights])
 
     def save(self, path):
         self.seen["end"] = [self.weights(optimizer) for optimizer in self.optimizers]
@@ -175,14 +201,19 @@ def be_exact():
 
     GradScaler scales always: then a missing `unscale_` shows, also where bfloat16 needs no scaler.
     """
+
     def without(options, *names):
         return {name: value for name, value in options.items() if name not in names}
 
     def as_weights(module, inputs):
         weight = next(module.parameters(recurse=False), None)
         dtype = torch.float64 if weight is None else weight.dtype
-        return tuple(each.to(dtype) if torch.is_tensor(each) and each.dtype in (
-            torch.float32, torch.float64) else each for each in inputs)
+        return tuple(
+            each.to(dtype)
+            if torch.is_tensor(each) and each.dtype in (torch.float32, torch.float64)
+            else each
+            for each in inputs
+        )
 
     def as_single(draw):  # float64 would draw other numbers, so other weights
         def draw_single(tensor, *rest, **others):
@@ -191,24 +222,46 @@ def be_exact():
             with torch.no_grad():
                 single = torch.empty_like(tensor, dtype=torch.float32)
                 return tensor.copy_(draw(single, *rest, **others))
+
         return draw_single
+
     for name in ("uniform_", "normal_"):
         wrap(torch.Tensor, name, as_single)
     for name in ("rand", "randn"):
-        wrap(torch, name, lambda make: lambda *size, dtype=None, **others: make(
-            *size, dtype=dtype or torch.float32, **others).to(dtype or torch.float64))
+        wrap(
+            torch,
+            name,
+            lambda make: (
+                lambda *size, dtype=None, **others: make(
+                    *size, dtype=dtype or torch.float32, **others
+                ).to(dtype or torch.float64)
+            ),
+        )
     torch.set_default_dtype(torch.float64)
     torch.backends.cudnn.deterministic = True
     torch.compiler.set_stance("force_eager")  # torch.compile only changes names
     torch.nn.modules.module.register_module_forward_pre_hook(as_weights)
     # GradScaler's own numbers, which have no dimension, stay float32
-    wrap(torch.Tensor, "float", lambda single: lambda tensor, **others: (
-        tensor.double() if tensor.ndim else single(tensor, **others)))
-    wrap(torch.autocast, "__init__", lambda init: lambda self, device_type, *_, **__: init(
-        self, device_type, enabled=False))
+    wrap(
+        torch.Tensor,
+        "float",
+        lambda single: (
+            lambda tensor, **others: tensor.double() if tensor.ndim else single(tensor, **others)
+        ),
+    )
+    wrap(
+        torch.autocast,
+        "__init__",
+        lambda init: lambda self, device_type, *_, **__: init(self, device_type, enabled=False),
+    )
     where = "cuda" if torch.cuda.device_count() else "cpu"
-    wrap(torch.amp.GradScaler, "__init__", lambda init: lambda self, *_, **others: init(
-        self, where, **without(others, "device", "enabled")))
+    wrap(
+        torch.amp.GradScaler,
+        "__init__",
+        lambda init: (
+            lambda self, *_, **others: init(self, where, **without(others, "device", "enabled"))
+        ),
+    )
 
 
 def be_calm(halves):
@@ -217,6 +270,7 @@ def be_calm(halves):
     With `halves` batch norm sees the halves of a batch for themselves, as two processes do, and
     keeps the statistics of the first.
     """
+
     class Seeded:
         def __init__(self, data):
             self.data = data
@@ -237,6 +291,7 @@ def be_calm(halves):
                 random.setstate(states[0])
                 np.random.set_state(states[1])
                 torch.set_rng_state(states[2])
+
         return fetch_seeded
 
     def make_norm(norm):
@@ -246,7 +301,9 @@ def be_calm(halves):
             first = norm(images[::2], mean, var, weight, bias, True, *rest, **others)
             second = norm(images[1::2], None, None, weight, bias, True, *rest, **others)
             return torch.stack([first, second], 1).flatten(0, 1)
+
         return norm_halves
+
     wrap(torch.utils.data._utils.fetch._MapDatasetFetcher, "fetch", make_fetch)
     if halves:
         wrap(functional, "batch_norm", make_norm)
@@ -255,16 +312,18 @@ def be_calm(halves):
 
 
 # ------------------------------------------------------------------------------------ the run
-def run_script(path, text, words, folder, rank, threads, variables, options, sample, exact, calm,
-               halves):
+def run_script(
+    path, text, words, folder, rank, threads, variables, options, sample, exact, calm, halves
+):
     """Run the script `text` with the options `words` as if it stood at `path`.
 
     It works in `folder`/files. What it prints goes to `folder`/out<rank> and err<rank>, what
     Recorder has kept to seen<rank>.
     """
     parent = multiprocessing.parent_process()  # this process and its workers end with it
-    threading.Thread(target=lambda: (parent.join(), os.killpg(0, signal.SIGKILL)),
-                     daemon=True).start()
+    threading.Thread(
+        target=lambda: (parent.join(), os.killpg(0, signal.SIGKILL)), daemon=True
+    ).start()
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for number, name in enumerate((os.devnull, folder / f"out{rank}", folder / f"err{rank}")):
