@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from torchvision import models
 from torchvision.transforms import v2 as transforms
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "src"))
+import folders  # noqa: F401  it finds train.py
 import train
 
 ON_GPU = torch.cuda.is_available()

@@ -25,13 +25,12 @@ import sys
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-sys.path.append(str(ROOT / "tools"))
 import compose
 import report
 import runs
+from folders import ROOT
 
+HERE = Path(__file__).resolve().parent
 PACKAGES = "lightning", "pytorch-lightning", "accelerate", "spdl"
 EXAMPLE = "imagenet/main.py"  # of pytorch/examples
 SWITCHES = "Lightning + 16-mixed benchmark compile"

@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+import folders  # noqa: F401  it finds report.py
+import report
 
 
 class Variant(NamedTuple):
@@ -206,9 +207,6 @@ def speed(row):
 
 def markdown(record):
     """Return the page of a record."""
-    sys.path.append(str(ROOT / "tools"))
-    import report
-
     base = record["rows"][0]
     rows = [
         [
@@ -240,9 +238,6 @@ def markdown(record):
 
 def shows(record):
     """Return (machine, workload, what it shows, date), as tools/report.py asks for."""
-    sys.path.append(str(ROOT / "tools"))
-    import report
-
     best, base = max(record["rows"], key=speed), record["rows"][0]
     return (
         report.place(record),

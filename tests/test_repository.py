@@ -35,6 +35,35 @@ def test_there_is_one_version():
     assert yaml.safe_load(text_of("CITATION.cff"))["version"] == version()
 
 
+@pytest.mark.parametrize("name", ["running", "loading", "compose"])
+def test_help_needs_no_packages(name, tmp_path):
+    """It has status 0 and a text for each option."""
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
+    bare.chmod(0o755)
+    done = run(ROOT / f"{name}.sh", "--help", env={"PYTHON": str(bare)}, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"usage: ./{name}.sh" in done.stdout
+    words = re.findall(r"^  (?:-h, )?(\S.*(?:\n {10,}\S.*)*)", done.stdout, re.M)
+    assert words and all(re.search(r"\s{2,}\S", each) for each in words), words
+
+
+def test_the_code_is_formatted_and_checked():
+    """pre-commit runs the same ruff."""
+    assert f"ruff=={re.search(r'rev: v(.*)', text_of('.pre-commit-config.yaml'))[1]}\n" in text_of(
+        "requirements-test.txt")
+    for words in (["check"], ["format", "--check"]):
+        done = run(sys.executable, "-m", "ruff", *words, ROOT)
+        assert done.returncode == 0, done.stdout
+
+
+def test_one_module_of_a_folder_changes_sys_path():
+    for folder, only in (("tools", "paths.py"), ("benchmarks", "folders.py")):
+        found = [path.name for path in (ROOT / folder).glob("*.py")
+                 if re.search(r"sys\.path(\.\w+\(| \+=|\[:)", path.read_text())]
+        assert found == [only]
+
+
 @pytest.mark.parametrize(
     "path", [*ROOT.glob(".github/*/*.yml"), ROOT / ".pre-commit-config.yaml"], ids=lambda p: p.name
 )

@@ -1,14 +1,7 @@
-"""Join techniques into one training script. compose.sh starts this file.
-
-    ./compose.sh TECHNIQUE ... > my_train.py       print train.py with these techniques
-    ./compose.sh --into my_train.py TECHNIQUE ...  add them to your own edited copy of train.py
-                 [--verify] [--anyway] [-- OPTION ...]
+"""Join techniques into one training script; compose.sh starts this file.
 
 Each technique is a three-way merge (git merge-file) of src/train_TECHNIQUE.py over src/train.py, so
-their order does not matter. After a conflict your copy is as it was. --verify runs the copy with
-your options before and after, and changes it only if both do the same (or with --anyway). Exit
-status: 0 done, 1 a conflict, a difference or an unusable file, 2 wrong usage or techniques that
-exclude each other.
+their order does not matter.
 """
 
 import collections
@@ -24,10 +17,21 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # also with `python -I`
 import layout
+from options import Parser, split
 
 ROOT = Path(__file__).resolve().parent.parent
+USAGE = "./compose.sh [--into FILE] TECHNIQUE ... [--verify [--anyway] [-- OPTION ...]]"
+ABOUT = """Join techniques into one training script; needs Python and git, no packages.
+
+    ./compose.sh DDP amp > my_train.py         print src/train.py with these techniques
+    ./compose.sh --into my_train.py amp        add them to your own edited copy
+    ./compose.sh --into my_train.py amp --verify -- --dataset DATA
+                                               run the copy with these options before and after, and
+                                               change it only if it does the same (needs PyTorch)
+
+After a conflict the copy is as it was. Exit status: 0 done, 1 a conflict, a difference or an
+unusable file, 2 wrong usage or techniques that exclude each other."""
 UTF8 = "utf-8", "surrogateescape"  # other bytes survive decoding and encoding
 TECHNIQUES = sorted(path.stem.removeprefix("train_") for path in ROOT.glob("src/train_*.py"))
 PARTS = {
@@ -598,33 +602,37 @@ def warnings(base, variant, yours, merged):
     return found
 
 
+def build_parser():
+    """Return the parser of the options, without those of the user's script."""
+    parser = Parser("compose.sh", USAGE, ABOUT)
+    parser.epilog = f"techniques: {' '.join(TECHNIQUES)}"
+    add = parser.add_argument
+    add("techniques", nargs="*", metavar="TECHNIQUE", help="in any order")
+    add("--into", metavar="FILE", help="add them to FILE, your own edited copy of src/train.py")
+    add("--verify", action="store_true", help="change FILE only if it still does the same")
+    add("--anyway", action="store_true", help="with --verify: change FILE in any case")
+    return parser
+
+
+def parse(words):
+    """Return (the options, those for the user's script, which come behind a --)."""
+    parser, (own, options) = build_parser(), split(words)
+    args, odd = parser.parse_known_intermixed_args(own)
+    if odd:
+        parser.error(f"{odd[0]}: options for your script stand behind --verify --")
+    if not args.techniques:
+        parser.error(f"name a technique: {' '.join(TECHNIQUES)}")
+    if args.verify and not args.into:
+        parser.error("--verify: it needs --into FILE")
+    if (args.anyway or options) and not args.verify:
+        parser.error("--anyway and options for your script need --verify")
+    return args, options
+
+
 def main(words):
     """Do what the command line says; return the exit status."""
-    at = words.index("--") if "--" in words else len(words)
-    words, options = words[:at], words[at + 1 :]
-    path = words[1] if words[:1] == ["--into"] and len(words) > 1 else None
-    rest = words[2:] if path else words
-    flags = {"--verify", "--anyway"} & {*rest} if path else set()
-    techniques = [word for word in rest if word not in flags]
-    if odd := [word for word in techniques[1:] if word.startswith("-") and word != "--into"]:
-        raise UsageError(
-            f"{odd[0]}: "
-            + (
-                "it needs --into FILE"
-                if odd[0] in ("--verify", "--anyway")
-                else "options for your script stand behind --verify --"
-            )
-        )
-    if (
-        not techniques
-        or techniques[0].startswith("-")
-        or "--verify" not in flags
-        and (flags or options)
-    ):
-        raise UsageError(
-            "usage: ./compose.sh [--into FILE] TECHNIQUE ... [--verify [--anyway] "
-            f"[-- OPTION ...]]    techniques: {' '.join(TECHNIQUES)}"
-        )
+    args, options = parse(words)
+    path, techniques = args.into, args.techniques
     if not path:
         sys.stdout.buffer.write(join(techniques).encode(*UTF8))
         return 0
@@ -640,12 +648,12 @@ def main(words):
                 f"python ./compose.sh ... ({error})"
             ) from None
         same = verify.verify(path, texts, check(techniques), options)
-        return same or "--anyway" in flags
+        return same or args.anyway
 
     tell = functools.partial(print, "compose.sh:", file=sys.stderr, flush=True)
-    if not add_to(path, techniques, approve if "--verify" in flags else None, tell):
+    if not add_to(path, techniques, approve if args.verify else None, tell):
         tell(f"{path} is as it was")
-    elif not flags:
+    elif not args.verify:
         tell(
             "to see that it does the same as before:",
             shlex.join([str(ROOT / "compose.sh"), "--into", path, *techniques, "--verify", "--"]),

@@ -13,13 +13,18 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
-
 import report
 import runs
+from options import Parser
+
+with contextlib.suppress(ImportError):  # --help needs no packages
+    import psutil
 
 ROOT = runs.ROOT
-USAGE = "usage: ./loading.sh SCRIPT DATASET [--result_dir DIR] [OPTION ...]"
+USAGE = "./loading.sh SCRIPT DATASET [--result_dir DIR] [OPTION ...]"
+ABOUT = """Time a loader and the baseline, each cold (from the disk) and warm (from memory), and
+name the bottleneck. For the cold runs the files of DATASET, and no others, are dropped from the
+page cache, which needs no root. Writes DIR/loading.md and DIR/loading.json."""
 MOST_SAMPLES = 10_000  # read from a larger dataset, unless --samples says otherwise
 CLEARLY_SLOWER = 0.8  # a cold run below this part of the warm one
 AMPLE = 3  # a disk that gives so many times what a loader reads does not hold it back
@@ -29,12 +34,11 @@ MEMORY = {"tmpfs", "ramfs"}
 NETWORK = {"nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "ceph", "lustre", "beegfs", "glusterfs"}
 
 
-def usage(reason):
-    runs.refuse(f"{USAGE}: {reason}")
+def find_script(name, usage):
+    """Return the path of a loader, given by its name in src/ or by a path.
 
-
-def find_script(name):
-    """Return the path of a loader, given by its name in src/ or by a path; exit 2 if it is none."""
+    Call `usage` with what is wrong if it is none.
+    """
     src = ROOT / "src"
     for path in (Path(name), src / name, src / f"{name}.py"):
         if path.is_file():
@@ -47,24 +51,39 @@ def find_script(name):
     usage(f"there is no script {name!r}: name one of {names}, or a path")
 
 
+def build_parser():
+    """Return the parser of the driver's own options."""
+    parser = Parser("loading.sh", USAGE, ABOUT)
+    parser.epilog = "OPTION ... go to both loaders, or to SCRIPT if only it has them: python src/loader.py --help"
+    add = parser.add_argument
+    add("SCRIPT", help="a loader: its name in src/, such as loader_DALI.py, or a path")
+    add("DATASET", help="its folder: train/<class>/*, or pairs of images as docs/loading.md says")
+    add(
+        "--result_dir",
+        type=Path,
+        default=ROOT / "results",
+        metavar="DIR",
+        help="where the results go (default: results/ in the clone)",
+    )
+    return parser
+
+
 def parse(arguments):
     """Return (script, the module loader, its options, the samples, words for all loaders, words
     for this script). Exit 2 if something is wrong."""
-    if len(arguments) < 2 or any(word.startswith("-") for word in arguments[:2]):
-        usage("SCRIPT or DATASET is missing")
-    script = find_script(arguments[0])
-    if not os.path.isdir(arguments[1]):
-        usage(f"there is no folder {arguments[1]!r}")
-    sys.path.insert(0, str(ROOT / "src"))
-    import loader  # takes seconds: it imports torch
-
+    driver = build_parser()
+    named, rest = driver.parse_known_args(arguments)
+    script = find_script(named.SCRIPT, driver.error)
+    if not os.path.isdir(named.DATASET):
+        driver.error(f"there is no folder {named.DATASET!r}")
+    runs.need_packages()
+    loader = runs.module_of(ROOT / "src" / "loader.py")  # takes seconds: it imports torch
     parser = loader.build_parser()
     parser.prog = "loading.sh"
-    parser.set_defaults(result_dir=ROOT / "results")
-    folder = os.path.abspath(arguments[1])
-    args, own = parser.parse_known_args([*arguments[2:], f"--dataset={folder}"])
+    parser.set_defaults(result_dir=named.result_dir)
+    args, own = parser.parse_known_args([*rest, f"--dataset={os.path.abspath(named.DATASET)}"])
     if args.cold:
-        usage("leave out --cold: every loader runs cold and warm")
+        driver.error("leave out --cold: every loader runs cold and warm")
     pictures = loader.open_images(parser, args, None)
     if not args.samples and len(pictures) > MOST_SAMPLES:
         args.samples = MOST_SAMPLES

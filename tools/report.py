@@ -11,12 +11,10 @@ import itertools
 import json
 import re
 import statistics
-import sys
 import tokenize
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path += [str(ROOT), str(ROOT / "benchmarks")]
+from paths import ROOT
 from whatif.stats import ADVISED, MOVED, compare, doubt_of
 
 # the grid of running.sh: the name of a row or column, and the techniques it stands for

@@ -1,6 +1,5 @@
 """Run the training scripts alone and one on top of another: running.sh starts this."""
 
-import argparse
 import math
 import re
 import shutil
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import compose
 import report
+from options import Parser, split
 from runs import (
     ROOT,
     GiveUp,
@@ -23,6 +23,7 @@ from runs import (
     follow,
     guarded,
     launched,
+    need_packages,
     read_record,
     refuse,
     say,
@@ -44,6 +45,13 @@ from whatif.stats import (
     verdict,
 )
 
+USAGE = (
+    "./running.sh EPOCHS [DATASET] [--minutes N] [--runs N] [--part cells|staircase|all] "
+    "[--with TECHNIQUE] ... [--without TECHNIQUE] ... [--result_dir DIR] [-- OPTION ...]"
+)
+ABOUT = """Run every training script on this machine, alone and one on top of another, and print what
+each gains. What cannot gain here is left out. Writes running.md, .json and .png in DIR; the scripts,
+their records and logs are in DIR/running."""
 SECONDS = 5  # the least training to compare in a run: with less, all runs get more epochs, ...
 LONGEST = 30  # ... unless a run would then take longer than this after its start
 EVERY = 5  # after so many runs the baseline runs again
@@ -462,54 +470,81 @@ class Session:
                 last[name] = {"status": "skip"}  # not again
 
 
+def build_parser():
+    """Return the parser of the driver's own options."""
+    parser = Parser("running.sh", USAGE, ABOUT)
+    parser.epilog = "OPTION ... go to the scripts that have them: ./running.sh 5 -- --lr 0.2"
+    names = [name for choices in groups().values() for choice in choices for name in choice]
+    add = parser.add_argument
+    add("EPOCHS", type=int, help="of each run; short epochs become more; 2 or more for a staircase")
+    add("DATASET", type=Path, nargs="?", help="train/<class>/* and val/<class>/* (default: digits)")
+    add(
+        "--minutes",
+        type=float,
+        metavar="N",
+        help=f"time limit for all runs (default: {MINUTES} without DATASET, none with one)",
+    )
+    add(
+        "--runs",
+        type=int,
+        default=4,
+        metavar="N",
+        help="most runs of a technique (default: 4); 1: a quick look",
+    )
+    add(
+        "--part",
+        choices=["cells", "staircase", "all"],
+        default="all",
+        help="cells: one process, DP and DDP, each with amp and cudnn; staircase: technique after "
+        "technique, each kept if it gains (default: all)",
+    )
+    more = dict(action="append", default=[], choices=names, metavar="TECHNIQUE")
+    add("--with", dest="wanted", help="try it, although it cannot gain on this machine", **more)
+    add("--without", help=f"leave it out; TECHNIQUE is one of {', '.join(sorted(names))}", **more)
+    add(
+        "--result_dir",
+        type=Path,
+        default=ROOT / "results",
+        metavar="DIR",
+        help="where the results go (default: results/ in the clone)",
+    )
+    return parser
+
+
 def parse(arguments):
     """Return (options of the driver, options for the scripts); the latter come behind a --."""
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser(
-        "running.sh",
-        allow_abbrev=False,
-        usage=(
-            "./running.sh EPOCHS [DATASET] [--minutes N] [--runs N] [--part cells|staircase|all] "
-            "[--with TECHNIQUE] ... [--without TECHNIQUE] ... [--result_dir DIR] [-- OPTION ...]"
-        ),
-    )
-    parser.error = lambda message: parser.exit(2, f"{parser.usage}: {message}\n")
-    names = [name for choices in groups().values() for choice in choices for name in choice]
-    parser.add_argument("EPOCHS", type=int)
-    parser.add_argument("DATASET", type=Path, nargs="?")
-    parser.add_argument("--minutes", type=float)
-    parser.add_argument("--runs", type=int, default=4)
-    parser.add_argument("--part", choices=["cells", "staircase", "all"], default="all")
-    parser.add_argument("--with", dest="wanted", action="append", default=[], choices=names)
-    parser.add_argument("--without", action="append", default=[], choices=names)
-    parser.add_argument("--result_dir", type=Path, default=ROOT / "results")
-    args, options = parser.parse_args(arguments[:split]), arguments[split + 1 :]
+    parser, (own, options) = build_parser(), split(arguments)
+    args = parser.parse_args(own)
     if min(args.EPOCHS, args.runs) < 1 or args.minutes is not None and not args.minutes > 0:
         parser.error("EPOCHS, --runs and --minutes have to be above 0")
     if args.part == "staircase" and args.EPOCHS == 1:
         parser.error("the staircase needs 2 EPOCHS or more, because the first one warms up")
     for word in options:  # argparse takes the start of a name for the name
-        for own in ("--epochs", "--dataset", "--result_dir"):
-            if len(word) > 2 and own.startswith(word.split("=")[0]):
+        for name in ("--epochs", "--dataset", "--result_dir"):
+            if len(word) > 2 and name.startswith(word.split("=")[0]):
                 parser.error(
                     f"{word} cannot stand behind the --: EPOCHS, DATASET and --result_dir "
                     "before it set the same for all scripts"
                 )
+    need_packages()
+    for name in compose.TECHNIQUES:  # a technique's options are checked before any run
+        if (words := options_of([name], options)) != options_of([], options):
+            check_options(ROOT / "src" / f"train_{name}.py", words, "running.sh")
     return args, options
+
+
+def digits():
+    """Return the folder of digits, which is the default dataset; draw them if need be."""
+    made = subprocess.run([sys.executable, ROOT / "make_dataset.py", "digits"])
+    if made.returncode:
+        sys.exit(made.returncode)
+    return ROOT / "data" / "digits"
 
 
 def main():
     started = time.monotonic()
     args, options = parse(sys.argv[1:])
-    for name in compose.TECHNIQUES:  # a technique's options are checked before any run
-        if (words := options_of([name], options)) != options_of([], options):
-            check_options(ROOT / "src" / f"train_{name}.py", words, "running.sh")
-    dataset = args.DATASET
-    if dataset is None:
-        dataset = ROOT / "data" / "digits"
-        made = subprocess.run([sys.executable, ROOT / "make_dataset.py", "digits"])
-        if made.returncode:
-            sys.exit(made.returncode)
+    dataset = args.DATASET or digits()
     folder = args.result_dir.resolve() / "running"
     _lock = folder_of_its_own(folder, "running.sh")  # held until the process ends
 

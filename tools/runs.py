@@ -10,7 +10,6 @@ import os
 import platform
 import pty
 import re
-import runpy
 import select
 import shlex
 import signal
@@ -23,21 +22,13 @@ import time
 import tty
 from pathlib import Path
 
-if missing := [
-    name
-    for name in ("torch", "torchvision", "matplotlib", "psutil")
-    if not importlib.util.find_spec(name)
-]:
-    sys.exit(
-        f"{sys.executable} lacks {', '.join(missing)}: activate the environment that has "
-        "them, or pip install -r requirements.txt"
-    )
-import psutil
+from paths import ROOT
+from terminal import say, show
 
-from terminal import say, show  # noqa: F401  say is also for the drivers
+with contextlib.suppress(ImportError):  # --help needs no packages; need_packages() tells
+    import psutil
 
-ROOT = Path(__file__).resolve().parent.parent
-
+__all__ = ["ROOT", "say", "show"]  # and what stands here
 GRACE_SECONDS = 10
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 BAR = r"\d+%\|[^|]*\| (\d+)/(\d+) \[[^]]*\]"  # of tqdm
@@ -283,6 +274,16 @@ def read_record(path):
 
 
 # ------------------------------------------------------------------------------ a driver
+def need_packages():
+    """End with one line if a package is missing that every run needs."""
+    names = ("torch", "torchvision", "matplotlib", "psutil")
+    if missing := [name for name in names if not importlib.util.find_spec(name)]:
+        sys.exit(
+            f"{sys.executable} lacks {', '.join(missing)}: activate the environment that has "
+            "them, or pip install -r requirements.txt"
+        )
+
+
 def guarded(main, driver):
     """Run `main`; end with one line on a signal or an error of the system, such as a full disk."""
 
@@ -307,6 +308,14 @@ def refuse(message):
     sys.exit(2)
 
 
+def module_of(path):
+    """Import the script at `path`."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def folder_of_its_own(folder, driver):
     """Make `folder` and lock it against other runs; return the lock. Exit 1 if one has it."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -321,7 +330,7 @@ def folder_of_its_own(folder, driver):
 def check_options(script, words, driver):
     """Check options with the script's own parser, before any run; exit 2 if one is wrong."""
     try:
-        parser = runpy.run_path(str(script))["build_parser"]()
+        parser = module_of(script).build_parser()
     except (Exception, SystemExit):
         return  # a package is missing, or the script is the user's: running it will tell
     parser.prog = driver

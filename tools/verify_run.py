@@ -334,8 +334,9 @@ def run_script(
     os.environ.update(variables, OMP_NUM_THREADS=str(threads), WANDB_MODE="disabled")
     torch.set_num_threads(threads)
     multiprocessing.set_start_method("fork", force=True)  # others would read `path` again
-    for name in ("compose", "verify", "terminal"):  # the script may have modules of these names
-        sys.modules.pop(name, None)
+    for name, module in [*sys.modules.items()]:  # the script may have modules of these names
+        if Path(getattr(module, "__file__", None) or "/").parent == Path(__file__).parent:
+            del sys.modules[name]
     recorder = Recorder()
     defaults = {"--epochs": 2, "--steps": 4, "--workers": 2}
     if not torch.cuda.device_count():
