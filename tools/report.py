@@ -14,6 +14,7 @@ import statistics
 import tokenize
 from pathlib import Path
 
+import hazards
 from paths import ROOT
 from whatif.stats import ADVISED, MOVED, compare, doubt_of
 
@@ -773,7 +774,19 @@ def pays_part(words, up):
     )
 
 
+def hazards_part(words, up):
+    """Return the table of what compose.sh warns of in the user's own lines."""
+    return table(
+        "| code | technique | what it means for your line |",
+        [
+            [rule.code, rule.techniques.replace("!", " without "), rule.sentence]
+            for rule in hazards.RULES
+        ],
+    )
+
+
 PARTS = {
+    "hazards": hazards_part,
     "variants": variants_part,
     "diff": diff_part,
     "chart": chart_part,
