@@ -26,7 +26,8 @@ def test_every_file_and_section_linked_is_there(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_option_named_is_one_of_the_scripts(page):
-    files = [*SRC.glob("*.py"), *ROOT.glob("*.py"), *ROOT.glob("*.sh"), *(ROOT / "tools").glob("*"),
+    files = [*SRC.glob("*.py"), *ROOT.glob("*.py"), *ROOT.glob("*.sh"),
+             *(ROOT / "tools").glob("*"), *(ROOT / "benchmarks").glob("*.py"),
              *(ROOT / "whatif").glob("*.py")]
     text = "".join(path.read_text() for path in files if path.is_file())
     torchrun = {"--nnodes", "--nproc_per_node", "--max-restarts", "--rdzv_id", "--rdzv_backend",

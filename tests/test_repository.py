@@ -1,5 +1,6 @@
 """What a visitor finds beside the code: one test command, an installable whatif, one version."""
 
+import ast
 import re
 import shutil
 import sys
@@ -62,6 +63,13 @@ def test_one_module_of_a_folder_changes_sys_path():
         found = [path.name for path in (ROOT / folder).glob("*.py")
                  if re.search(r"sys\.path(\.\w+\(| \+=|\[:)", path.read_text())]
         assert found == [only]
+
+
+def test_functions_of_the_tools_are_short():
+    for path in (ROOT / "tools").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                assert node.end_lineno - node.lineno < 60, (path.name, node.name)
 
 
 @pytest.mark.parametrize(

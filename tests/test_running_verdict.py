@@ -90,7 +90,7 @@ def test_a_technique_that_does_nothing_is_rarely_called_a_gain():
 # ------------------------------------------------------------------------------ a staircase
 def session_of(speed_of, monkeypatch, runs=4, minutes=math.inf, epochs=5, seconds=10,
                data_wait=0.01, **details):
-    """Return (a Session whose runs are made up, the list of sets it has run).
+    """Return (a Table whose runs are made up, the list of sets it has run).
 
     `speed_of(techniques, number)` gives images/s of a run, which takes so many `seconds`.
     """
@@ -109,7 +109,7 @@ def session_of(speed_of, monkeypatch, runs=4, minutes=math.inf, epochs=5, second
     monkeypatch.setattr(running, "options_of", lambda techniques, options: options)
     monkeypatch.setattr(running.time, "monotonic", lambda: clock[0])
     common = dict(machine=MACHINE, processes=1, left_out={}, date="", command="")
-    session = running.Session([], epochs, runs, minutes, 60 * minutes, None, common)
+    session = running.Table([], epochs, runs, minutes, 60 * minutes, None, common)
     session.attempt("single", "plain", [])
     return session, ran
 

@@ -431,13 +431,8 @@ def color(kind):
     return COLORS.get(kind, "tab:olive")  # kept, but not clearly faster
 
 
-def chart(rows, path):
-    """Draw bars of images/s with their spread, the ratio to the baseline and the accuracy."""
-    if rows[0]["status"] != "ok":
-        return
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
+def panels_of(rows):
+    """Return [(title, [(a bar's name, its kind, row), ...]), ...] of the chart."""
     done = [row for row in rows if row["status"] == "ok"]
     steps = [(row["column"], verdict(row), row) for row in done if "on" in row]
     cells = [
@@ -445,55 +440,66 @@ def chart(rows, path):
         for row in done
         if row["row"] in ROWS
     ]
-    panels = (
-        [
-            (
-                "Technique after technique, each added to those kept above it",
-                [("baseline", "baseline", rows[0]), *steps],
-            )
-        ]
-        if steps
-        else []
-    )
+    panels = []
+    if steps:
+        title = "Technique after technique, each added to those kept above it"
+        panels.append((title, [("baseline", "baseline", rows[0]), *steps]))
     if len(cells) > 1 or not steps:
         panels.append(("Processes, cuDNN's search and mixed precision", cells))
+    return panels
+
+
+def draw(axis, bars, rows):
+    """Draw bars of images/s with their spread, the ratio to the baseline and the accuracy."""
+    from matplotlib.patches import Patch
+
+    for i, (_, kind, row) in enumerate(bars):
+        median, least, most = row["images_per_second"], min(speeds(row)), max(speeds(row))
+        axis.barh(
+            i,
+            median,
+            xerr=[[median - least], [most - median]],
+            color=color(kind),
+            error_kw={"capsize": 2, "elinewidth": 1, "ecolor": "dimgrey"},
+        )
+        axis.annotate(
+            f"{to_baseline(row, rows)}  top-1 {row['val_top1']:.1%}",
+            (most, i),
+            (6, 0),
+            textcoords="offset points",
+            va="center",
+        )
+    axis.set_yticks(range(len(bars)), [name for name, *_ in bars])
+    axis.legend(
+        handles=[
+            Patch(color=color(kind), label=kind)
+            for kind in dict.fromkeys(kind for _, kind, _ in bars)
+        ],
+        loc="center left",
+        bbox_to_anchor=(1, 0.5),
+        frameon=False,
+        fontsize=9,
+    )
+    axis.invert_yaxis()
+    axis.set_xlim(0, 1.4 * max(max(speeds(row)) for *_, row in bars))
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+
+
+def chart(rows, path):
+    """Draw what was measured, if the baseline ended well."""
+    if rows[0]["status"] != "ok":
+        return
+    from matplotlib.figure import Figure
+
+    panels = panels_of(rows)
     sizes = [len(bars) for _, bars in panels]
     figure = Figure(figsize=(9, 0.5 + 0.75 * len(panels) + 0.3 * sum(sizes)), layout="constrained")
     figure.suptitle(f"{place(rows[0])}: {workload(rows[0])}", fontsize=11, fontweight="bold")
     axes = figure.subplots(len(panels), squeeze=False, height_ratios=sizes)[:, 0]
     for axis, (title, bars) in zip(axes, panels):
-        for i, (_, kind, row) in enumerate(bars):
-            median, least, most = row["images_per_second"], min(speeds(row)), max(speeds(row))
-            axis.barh(
-                i,
-                median,
-                xerr=[[median - least], [most - median]],
-                color=color(kind),
-                error_kw={"capsize": 2, "elinewidth": 1, "ecolor": "dimgrey"},
-            )
-            axis.annotate(
-                f"{to_baseline(row, rows)}  top-1 {row['val_top1']:.1%}",
-                (most, i),
-                (6, 0),
-                textcoords="offset points",
-                va="center",
-            )
-        axis.set_yticks(range(len(bars)), [name for name, *_ in bars])
-        axis.legend(
-            handles=[
-                Patch(color=color(kind), label=kind)
-                for kind in dict.fromkeys(kind for _, kind, _ in bars)
-            ],
-            loc="center left",
-            bbox_to_anchor=(1, 0.5),
-            frameon=False,
-            fontsize=9,
-        )
         axis.set_title(title, loc="left", fontsize=10)
-        axis.invert_yaxis()
-        axis.set_xlim(0, 1.4 * max(max(speeds(row)) for *_, row in bars))
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        draw(axis, bars, rows)
     axes[-1].set_xlabel("images/s in training: median of the epochs, lines from least to most")
     figure.savefig(path, dpi=100)
 

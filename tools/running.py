@@ -221,8 +221,8 @@ def run(techniques, options, folder, processes, check):
     return "ok", 0, read_record(record)
 
 
-class Session:
-    """The rows of one table, and the time left for more."""
+class Table:
+    """The rows of one table, measured one after another, and the time left for more."""
 
     def __init__(self, options, epochs, runs, minutes, deadline, folder, common):
         self.options, self.epochs, self.folder, self.common = options, epochs, folder, common
@@ -577,7 +577,7 @@ def main():
     minutes = args.minutes or (math.inf if args.DATASET else MINUTES)
     if minutes < math.inf:
         say(f"This takes at most {minutes:g} minutes.")
-    session = Session(
+    table = Table(
         ["--dataset", str(dataset.resolve()), *options],
         args.EPOCHS,
         args.runs,
@@ -586,19 +586,19 @@ def main():
         folder,
         {**shared, "processes": here["gpus"] or 2, "left_out": left_out},
     )
-    session.count = 1 + len(cells) + sum(len(names) for _, names in stairs)
+    table.count = 1 + len(cells) + sum(len(names) for _, names in stairs)
     interrupted = ""
     try:
-        session.attempt(*baseline)
-        session.climb(stairs, cells)
+        table.attempt(*baseline)
+        table.climb(stairs, cells)
         for cell in cells:
-            session.attempt(*cell)
-        session.confirm()
-        session.close()
+            table.attempt(*cell)
+        table.confirm()
+        table.close()
     except Stopped as reason:
-        interrupted = f"Stopped by {reason} after {len(session.rows)} of {session.count} runs."
+        interrupted = f"Stopped by {reason} after {len(table.rows)} of {table.count} runs."
         say(interrupted)
-    conclude(session.rows, report.write, args.result_dir / "running", interrupted)
+    conclude(table.rows, report.write, args.result_dir / "running", interrupted)
 
 
 if __name__ == "__main__":

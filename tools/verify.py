@@ -308,13 +308,20 @@ def whole(parts):
     return batch
 
 
+def tensor(value):
+    """Return a tensor of float64."""
+    return torch.tensor(value, dtype=torch.float64)
+
+
 def figures(before, after):
     """Yield a Figure for all that two Results have in common."""
+    yield from figures_of_batches(before, after)
+    yield from figures_of_weights(before, after)
+    yield from figures_of_files(before, after)
 
-    def tensor(value):
-        return torch.tensor(value, dtype=torch.float64)
 
-    (old, *_), new = before.seen, after.seen
+def figures_of_batches(before, after):
+    """Yield a Figure for the images and the loss of each step."""
     images = [
         [whole(parts) for parts in zip(*[each["images"] for each in result.seen])]
         for result in (before, after)
@@ -336,12 +343,17 @@ def figures(before, after):
         [sum(ranks) / len(ranks) for ranks in zip(*[each["losses"] for each in result.seen])]
         for result in (before, after)
     ]
-    for (epoch, step), one, other in zip(old["steps"], *losses):
+    for (epoch, step), one, other in zip(before.seen[0]["steps"], *losses):
         yield Figure(
             "loss", f"epoch {epoch}, step {step}", one, other, distance(tensor(one), tensor(other))
         )
     if len(losses[0]) != len(losses[1]):
         yield Figure("loss", "number of steps", *map(len, losses), math.inf)
+
+
+def figures_of_weights(before, after):
+    """Yield a Figure for the learning rates of each step and for the weights at the end."""
+    (old, *_), new = before.seen, after.seen
     for rank, each in enumerate(new):
         of = f" in process {rank}" if rank else ""
         for k, (one, other) in enumerate(zip(old["rates"], each["rates"]), 1):
@@ -365,6 +377,10 @@ def figures(before, after):
                     other.norm().item(),
                     distance(new[0]["end"][k], other),
                 )
+
+
+def figures_of_files(before, after):
+    """Yield a Figure for each tensor of a checkpoint, and each number printed or written."""
     for name, one in before.states.items():
         other = after.states.get(name, torch.zeros(0))
         yield Figure(
@@ -597,21 +613,24 @@ class Verifier:
             )
             self.one_process, views = True, [view for view in views if view != TWO]
             pairs = runs_of(self.versions[0], self.versions[-1], True)
-        whole = unbroken(pairs[RESUMED][0])
-        if (
-            RESUMED not in views
-            or "--resume" not in options
-            or not (self.bench.place(whole) / "stopped").exists()
-        ):
+        has_option = RESUMED in views and "--resume" in options
+        if self.resumes(pairs[RESUMED][0], has_option, spread):
+            return views
+        return [view for view in views if view not in (RESUMED, OLD)]
+
+    def resumes(self, run, has_option, spread):
+        """Return whether resumed runs can be compared; note why they cannot, or what is odd."""
+        whole = unbroken(run)
+        if not has_option or not (self.bench.place(whole) / "stopped").exists():
             self.notes.append(
                 "no resumed run is compared: your copy takes no --resume, or writes "
                 "no checkpoint before its last epoch"
             )
-            return [view for view in views if view not in (RESUMED, OLD)]
-        resumed, whole = self.bench.results(pairs[RESUMED][0], whole)
+            return False
+        resumed, whole = self.bench.results(run, whole)
         if resumed.error:
             self.notes.append(f"your own copy cannot resume: {resumed.error.splitlines()[-1]}")
-            return [view for view in views if view not in (RESUMED, OLD)]
+            return False
         losses = torch.tensor(resumed.seen[0]["losses"])
         gap = distance(losses, torch.tensor(whole.seen[0]["losses"])[-len(losses) :])
         if not gap <= max(ALLOWED, 3 * spread):
@@ -620,7 +639,7 @@ class Verifier:
                 f"losses differ by {gap:.1e}. Its checkpoint may lack a scheduler, "
                 "or workers draw random crops, which --augment none turns off"
             )
-        return views
+        return True
 
 
 def verify(path, versions, techniques, words):

@@ -196,35 +196,41 @@ class Recorder:
 
 
 # ------------------------------------------------------------------------------------ arithmetic
+def without(options, *names):
+    """Return a dict without some keys."""
+    return {name: value for name, value in options.items() if name not in names}
+
+
+def as_weights(module, inputs):
+    """Return a module's inputs in the precision of its weights."""
+    weight = next(module.parameters(recurse=False), None)
+    dtype = torch.float64 if weight is None else weight.dtype
+    return tuple(
+        each.to(dtype)
+        if torch.is_tensor(each) and each.dtype in (torch.float32, torch.float64)
+        else each
+        for each in inputs
+    )
+
+
+def as_single(draw):
+    """Return a `draw` that draws as for float32: float64 would draw other numbers."""
+
+    def draw_single(tensor, *rest, **others):
+        if tensor.dtype != torch.float64:
+            return draw(tensor, *rest, **others)
+        with torch.no_grad():
+            single = torch.empty_like(tensor, dtype=torch.float32)
+            return tensor.copy_(draw(single, *rest, **others))
+
+    return draw_single
+
+
 def be_exact():
     """Compute in float64, without half precision and compiled kernels, so that rounding is small.
 
     GradScaler scales always: then a missing `unscale_` shows, also where bfloat16 needs no scaler.
     """
-
-    def without(options, *names):
-        return {name: value for name, value in options.items() if name not in names}
-
-    def as_weights(module, inputs):
-        weight = next(module.parameters(recurse=False), None)
-        dtype = torch.float64 if weight is None else weight.dtype
-        return tuple(
-            each.to(dtype)
-            if torch.is_tensor(each) and each.dtype in (torch.float32, torch.float64)
-            else each
-            for each in inputs
-        )
-
-    def as_single(draw):  # float64 would draw other numbers, so other weights
-        def draw_single(tensor, *rest, **others):
-            if tensor.dtype != torch.float64:
-                return draw(tensor, *rest, **others)
-            with torch.no_grad():
-                single = torch.empty_like(tensor, dtype=torch.float32)
-                return tensor.copy_(draw(single, *rest, **others))
-
-        return draw_single
-
     for name in ("uniform_", "normal_"):
         wrap(torch.Tensor, name, as_single)
     for name in ("rand", "randn"):
