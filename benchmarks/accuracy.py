@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 import peers
+import records
 import report
 import runs
 
@@ -123,7 +124,7 @@ def cells(row, base):
     """Return the cells of a row."""
     count = len(row["runs"])
     if row["status"] != "ok":
-        return [row["name"], str(count), report.problem(row)]
+        return [row["name"], str(count), report.problem(records.Row.read(row))]
     found = {
         key: [run[key] for run in row["runs"] if run[key] is not None]
         for key in row["runs"][0]
@@ -151,18 +152,19 @@ def markdown(record):
     """Return the page of a record."""
     first, goal, base = record[0], f"{100 * record[0]['goal']:g}%", base_of(record)
     name = "plain" if base["name"] == "plain" else "the first row"
+    about = records.Row.read(first)
     has_kept = any(row["compiled"] == "kept" for row in record)
     commands = dict.fromkeys(row["command"] for row in record)
     return report.text_of(
         [
             report.table(HEAD.format(goal, name), [cells(row, base) for row in record]),
-            f"{report.recipe(first)}, --augment {first['options']['augment']}, --lr "
+            f"{report.recipe(about)}, --augment {first['options']['augment']}, --lr "
             f"{first['options']['lr']:g}. Each run of a row has another seed; the rows took turns.",
             [note.format(goal) for note in (NOTES if has_kept else NOTES[:-1])],
-            report.setting(first),
+            report.setting(about),
             [f"- Also: `{each}`" for each in commands if each != first["command"]],
         ],
-        record,
+        [row.get("stopped") for row in record],
     )
 
 
@@ -186,7 +188,8 @@ def shows(record):
             f"{ratio(best, base, 'training_seconds')} in training, top-1 "
             f"{median(best, 'val_top1'):.2%} against {median(base, 'val_top1'):.2%}"
         )
-    return report.place(record[0]), report.recipe(record[0]), what, record[0]["date"]
+    about = records.Row.read(record[0])
+    return report.place(about), report.recipe(about), what, about.date
 
 
 write = functools.partial(report.save, markdown)
@@ -230,7 +233,7 @@ def measure(entry, row, seed, processes, folder, end):
         run = train(turn, seed, entry["goal"], processes, folder, end)
         if "error" in run:
             entry |= {**run, "status": "fail"}
-            return report.problem(entry)
+            return report.problem(records.Row.read(entry))
     for key in ("error", "log"):  # of an earlier try
         entry.pop(key, None)
     entry |= {"status": "ok", "runs": [*entry["runs"], run]}
@@ -295,7 +298,7 @@ def main():
     except runs.Stopped as reason:
         stopped = f"Stopped by {reason}."
     shutil.rmtree(folder / "run", ignore_errors=True)
-    runs.conclude(record, write, stem, stopped)
+    peers.conclude(record, write, stem, stopped)
 
 
 if __name__ == "__main__":

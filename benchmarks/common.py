@@ -13,6 +13,7 @@ from torchvision import models
 from torchvision.transforms import v2 as transforms
 
 import folders  # noqa: F401  it finds train.py
+
 import train
 
 ON_GPU = torch.cuda.is_available()

@@ -22,6 +22,8 @@ import threading
 import time
 from pathlib import Path
 
+import folders  # noqa: F401  it finds report.py
+
 import report
 from whatif import report as printed
 
@@ -262,12 +264,17 @@ def shows(found):
     row = next((each for each in found["rows"] if each["name"] == best), None)
     told = best or "nothing is faster"
     if row:
-        told += f": {times(row) if 'version' in found else report.gain(row)}"
+        told += f": {times(row) if 'version' in found else gain_of_old(row)}"
         told += f", by hand {row['by_hand'] / base:.2f}x" if row.get("by_hand") else ""
     return machine(facts), ", ".join(what), told, found["date"]
 
 
 # ------------------------------------------------------------------------------ older records
+def gain_of_old(row):
+    """Return '1.67x ±0.05', the ratio of a row of whatif.py."""
+    return f"{row['ratio']:.2f}x ±{row['spread']:.2f}" if "ratio" in row else ""
+
+
 def cells_of_old(row, base):
     """Return the cells of a row of whatif.py; `base` is the plain script's speed by hand."""
     runs, is_plain, hand = row["runs"], row["name"] == "as it is", row.get("by_hand")
@@ -280,7 +287,7 @@ def cells_of_old(row, base):
         row["name"],
         rate,
         hand,
-        "" if is_plain else report.gain(row),
+        "" if is_plain else gain_of_old(row),
         f"{gain:.2f}x" if gain else "",
         f"{gain / row['ratio'] - 1:+.0%}" if gain else "",
         f"{statistics.fmean(run['wait'] for run in runs):.0%}",

@@ -25,10 +25,12 @@ import sys
 import time
 from pathlib import Path
 
+from folders import ROOT
+
 import compose
+import records
 import report
 import runs
-from folders import ROOT
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = "lightning", "pytorch-lightning", "accelerate", "spdl"
@@ -89,9 +91,9 @@ def ends(paths):
     """Return {SET: in words, how many of these records of running.sh ended in it}."""
     sets = []
     for path in paths:
-        rows = json.loads(path.read_text())
+        rows = records.read(path)
         last = report.fastest(rows)
-        sets += [" ".join([*last["techniques"], report.own_words(last, rows[0])]).strip()]
+        sets += [" ".join([*last.techniques, report.own_words(last, rows[0])]).strip()]
     return {
         text: f"the end of {count} of {len(sets)} staircases"
         for text, count in collections.Counter(sets).most_common()
@@ -272,7 +274,7 @@ def cells(of_it, reference):
     first, trains = of_it[0], of_it[0]["work"] == "train"
     start = [first["name"], *([first["precision"]] if trains else [])]
     if bad := [row for row in of_it if row["status"] != "ok"]:
-        return [*start, report.problem(bad[0])]
+        return [*start, report.problem(records.Row.read(bad[0]))]
     speeds = [row["images_per_second"] for row in of_it]
     ratio = statistics.median(speeds) / statistics.median(reference) if reference else 0
     top1 = [spread([100 * row["val_top1"] for row in of_it], "{:.2f}%")] if trains else []
@@ -296,7 +298,7 @@ def reference_of(rows):
 
 def markdown(rows):
     """Return the tables of a record."""
-    first, names = rows[0], {}
+    first, about, names = rows[0], records.Row.read(rows[0]), {}
     for row in rows:
         names.setdefault(row["name"], []).append(row)
     reference, called = reference_of(rows)
@@ -323,7 +325,7 @@ def markdown(rows):
         report.table(
             f"| {' | '.join(heads)} |", [cells(of_it, speeds) for of_it in names.values()]
         ),
-        f"{report.recipe(first)}. Images/s of a run is the median of its epochs after the "
+        f"{report.recipe(about)}. Images/s of a run is the median of its epochs after the "
         "first, timed from edge to edge with the GPU synchronised. The rows took turns. The "
         "whole run is a process from its start to its end: imports, compiling and validation "
         "included.",
@@ -335,7 +337,7 @@ def markdown(rows):
                 *first["tf32"]
             )
         )
-    return report.text_of([*parts, report.setting(first)], rows)
+    return report.text_of([*parts, report.setting(about)], [row.get("stopped") for row in rows])
 
 
 def best(rows):
@@ -354,13 +356,22 @@ def best(rows):
 
 def shows(rows):
     """Return (machine, workload, what it shows, date), as tools/report.py asks for."""
-    return report.place(rows[0]), report.workload(rows[0]), best(rows), rows[0]["date"]
+    first = records.Row.read(rows[0])
+    return report.place(first), report.workload(first), best(rows), first.date
 
 
 write = functools.partial(report.save, markdown)
 
 
 # ------------------------------------------------------------------------------ the driver
+def conclude(rows, write, stem, interrupted):
+    """Write and print what rows there are, and end the driver."""
+    if rows and interrupted:
+        rows[-1]["stopped"] = interrupted
+    has_failed = any(row["status"] == "fail" for row in rows)
+    runs.conclude(functools.partial(write, rows) if rows else None, stem, interrupted, has_failed)
+
+
 def parse(arguments):
     """Return (options of this script, those behind the --)."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
@@ -463,12 +474,12 @@ def main():
                 runs.say(f"        {details['images_per_second']:,.0f} images/s")
             else:
                 bad.add(row.name)
-                runs.say(f"        {report.problem(done[-1])}")
+                runs.say(f"        {report.problem(records.Row.read(done[-1]))}")
             write(done, stem)
     except runs.Stopped as reason:
         interrupted = f"Stopped by {reason} in turn {turn} of {args.runs}."
     shutil.rmtree(folder / "run", ignore_errors=True)
-    runs.conclude(done, write, stem, interrupted)
+    conclude(done, write, stem, interrupted)
 
 
 if __name__ == "__main__":

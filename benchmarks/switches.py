@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import folders  # noqa: F401  it finds report.py
+
+import records
 import report
 
 
@@ -230,7 +232,7 @@ def markdown(record):
             "float32 is PyTorch's default (TF32 convolutions); float16 has a GradScaler. `GPU GB` is "
             "the peak of the first steps, `warm-up s` the time until they were done.",
             [f"- Left out: {each}" for each in record["left_out"]],
-            report.setting(record),
+            report.setting(records.Row.read(record)),
         ],
         [],
     )
@@ -240,7 +242,7 @@ def shows(record):
     """Return (machine, workload, what it shows, date), as tools/report.py asks for."""
     best, base = max(record["rows"], key=speed), record["rows"][0]
     return (
-        report.place(record),
+        report.place(records.Row.read(record)),
         "resnet50, 224 px, batch 256 and 32, no loading",
         f"{name_of(best)}: {speed(best) / speed(base):.2f}x",
         record["date"],

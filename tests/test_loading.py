@@ -17,6 +17,7 @@ from test_loader import photo, save
 
 import loading
 import report
+from records import Loading
 
 SMALL = ["--resize", "48", "--image_size", "40", "--batch_size", "8", "--epochs", "3",
          "--workers", "1"]
@@ -80,7 +81,7 @@ def test_table_records_and_bottleneck(project, data, tmp_path):
     assert max(row["cores_busy"] for row in rows) > 0  # 40 samples can take less than a clock tick
     assert {"bottleneck", "evidence"} <= rows[1].keys() & rows[3].keys()
     text = (results / "loading.md").read_text()
-    assert text == report.loading_markdown(rows) and text in done.stdout
+    assert text == report.loading_markdown([*map(Loading.read, rows)]) and text in done.stdout
     assert (results / "loading" / "loader_cold.json").exists()
     assert not list(tmp_path.glob("runs")) and Path(f"{data}_train.lmdb").exists()
 
@@ -150,7 +151,7 @@ def test_ctrl_c(in_memory, tmp_path):
     assert {row["loader"] for row in rows} == {"loader"} and "| loader | warm |" in out
     table = (tmp_path / "r" / "loading.md").read_text()
     assert f"Stopped by SIGINT after {len(rows)} runs." in table
-    assert table == report.loading_markdown(rows)
+    assert table == report.loading_markdown([*map(Loading.read, rows)])
     assert not processes_of(tmp_path) and not list(tmp_path.rglob("*.part"))
 
 
@@ -218,15 +219,16 @@ def test_a_jpeg_engine_that_is_less_busy_or_not_there(line, share, said):
     watch.collect()
     busy = watch.busy(0, time.monotonic())
     assert busy == dict(gpu_busy=0.96, gpu_kernels_busy=0.96, jpeg_engine_busy=share)
-    name, evidence = loading.bottleneck(None, row(500) | busy, {}, 4)
+    name, evidence = loading.bottleneck(None, row(500, found=busy), {}, 4)
     assert name == "GPU" and said in evidence
 
 
-def row(speed, needs=50.0, busy=0.1, gpu=None, disk=0.0, **options):
+def row(speed, needs=50.0, busy=0.1, gpu=None, disk=0.0, found=(), **options):
     epochs = [dict(images_per_second=speed * factor) for factor in (0.5, 0.99, 1, 1.01)]
-    return dict(images_per_second=speed, megabytes_per_second=needs, cores_busy=busy, gpu_busy=gpu,
-                gpu_kernels_busy=gpu, jpeg_engine_busy=0, disk_megabytes_per_second=disk,
-                epochs=epochs, options=options)
+    return Loading.read(dict(
+        images_per_second=speed, megabytes_per_second=needs, cores_busy=busy, gpu_busy=gpu,
+        gpu_kernels_busy=gpu, jpeg_engine_busy=0, disk_megabytes_per_second=disk, epochs=epochs,
+        options=options) | dict(found))
 
 
 def test_the_verdict_on_each_kind_of_evidence(monkeypatch):

@@ -8,12 +8,14 @@ import os
 import re
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers import ROOT, SRC, TECHNIQUES, module_of
 
 import compose
+from records import Loading
 
 DOCS = ROOT / "docs"
 SITE = module_of(ROOT / "tools" / "site.py")
@@ -240,34 +242,34 @@ def docs_of(tmp_path, monkeypatch):
 
 def measured():
     """Return (folder, rows that the page shows) of a record of training with a steady baseline."""
-    return next((folder, [row for row in rows if {*row["techniques"]} <= {*TECHNIQUES}])
+    return next((folder, [row for row in rows if {*row.techniques} <= {*TECHNIQUES}])
                 for folder, (kind, rows) in SITE.report.results().items()
                 if kind == "running" and not SITE.report.warning(rows))
 
 
 def test_the_figures_are_those_of_the_record(visit):
     folder, record = measured()
-    row = next(row for row in record[::-1] if row["status"] == "ok" and row["techniques"])
-    page = visit(f"#train={','.join(row['techniques'])}&at={folder}")
+    row = next(row for row in record[::-1] if row.status == "ok" and row.techniques)
+    page = visit(f"#train={','.join(row.techniques)}&at={folder}")
     assert page.inner_text("#found") == "Your choice was measured with this workload."
     (mine,) = [bar for bar in shown_bars(page) if "your choice" in bar]
-    speeds, runs = SITE.report.speeds(row), len(row.get("runs", [row]))
-    for figure in (f"{row['images_per_second']:,.0f} images/s", f"top-1 {row['val_top1']:.2%}",
+    speeds, runs = SITE.report.speeds(row), len(row.runs)
+    for figure in (f"{row.images_per_second:,.0f} images/s", f"top-1 {row.val_top1:.2%}",
                    SITE.report.ratio(row, record[0]),
                    f"{min(speeds):,.0f} to {max(speeds):,.0f}; {runs} run"
                    f"{'s' * (runs > 1)}, {len(speeds)} epochs"):
         assert figure in mine
     assert page.locator("#gain a").first.get_attribute("href").endswith(f"{folder}/running.json")
-    assert row["command"] in page.locator("#gain details").text_content()
+    assert row.command in page.locator("#gain details").text_content()
 
 
 def test_a_set_that_was_not_measured_has_no_figure(visit):
     folder, record = measured()
-    row = next(row for row in record[::-1] if row["status"] == "ok" and row["techniques"])
-    page = visit(f"#train={','.join(row['techniques'])},profile&at={folder}")
+    row = next(row for row in record[::-1] if row.status == "ok" and row.techniques)
+    page = visit(f"#train={','.join(row.techniques)},profile&at={folder}")
     assert "was not measured with this workload" in page.inner_text("#found")
     (nearest,) = [bar for bar in shown_bars(page) if "nearest" in bar]
-    assert nearest.startswith(f"{' + '.join(row['techniques'])} nearest: without profile")
+    assert nearest.startswith(f"{' + '.join(row.techniques)} nearest: without profile")
     assert "your choice" not in page.inner_text(".bars")
 
 
@@ -275,14 +277,15 @@ def loading_rows():
     """Rows of loading.sh: a baseline of 100 images/s, DALI with 900; LMDB failed."""
     machine = dict(cpu="A CPU", cores=16, gpus=1, gpu="NVIDIA X1", driver="580", cuda="13.0",
                    cudnn=9, python="3.12.1", packages={"torch": "2.14.1"})
-    rows = [dict(loader=loader, cache=cache, status="ok", machine=machine, date="2026-11-24",
-                 command="./loading.sh", options=dict(dataset="/data/photos", batch_size=64),
-                 images_per_second=speed, megabytes_per_second=speed / 10,
-                 epochs=[dict(images_per_second=each) for each in (1, 0.9 * speed, speed)])
+    rows = [Loading(loader=loader, cache=cache, machine=machine, date="2026-11-24",
+                    command="./loading.sh", options=dict(dataset="/data/photos", batch_size=64),
+                    images_per_second=speed, megabytes_per_second=speed / 10,
+                    epochs=[dict(images_per_second=each) for each in (1, 0.9 * speed, speed)])
             for loader, speed in (("loader", 100), ("loader_DALI", 900))
             for cache in ("cold", "warm")]
-    rows[3] |= dict(bottleneck="GPU", evidence="its JPEG engine is busy")
-    return [*rows, dict(rows[0], loader="loader_LMDB", status="fail", error="no room", log="x.log")]
+    rows[3].update(bottleneck="GPU", evidence="its JPEG engine is busy")
+    return [*rows, replace(rows[0], loader="loader_LMDB", status="fail", error="no room",
+                           log="x.log")]
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["with_a_table", "without"])
@@ -310,9 +313,9 @@ def test_loaders_and_their_tables(visit, docs_of, there):
 
 def test_a_baseline_that_moved_is_told_and_a_failed_run_has_no_figure(visit, docs_of):
     _, rows = measured()
-    rows[0]["runs"][-1]["images_per_second"] *= 2
-    rows.append(rows[1] | dict(techniques=["profile"], status="skip", error="no time"))
-    rows.append(rows[1] | dict(techniques=["gone"], images_per_second=1e9))
+    rows[0].runs[-1]["images_per_second"] *= 2
+    rows.append(replace(rows[1], techniques=["profile"], status="skip", error="no time"))
+    rows.append(replace(rows[1], techniques=["gone"], images_per_second=1e9))
     page = visit("#train=profile", docs_of({"moved": ("running", rows)}))
     (mine,) = [bar for bar in shown_bars(page) if "your choice" in bar]
     assert mine.endswith("no figure: SKIP: no time") and "gone" not in page.inner_text(".bars")

@@ -134,7 +134,8 @@ def test_ratios_are_to_the_median_of_the_reference(digits, tmp_path):
     assert "| train.py | float32 | 310 (300 to 330) | 3.10x |" in text
     assert f"| {peers.SWITCHES} | float32 | 100 (90 to 110) | 1.00x |" in text
     place, work, told, _ = peers.shows(made)
-    assert place == peers.report.place(rows[0]) and work == peers.report.workload(rows[0])
+    first = peers.records.Row.read(rows[0])
+    assert place == peers.report.place(first) and work == peers.report.workload(first)
     assert told == f"train.py: 3.10x {peers.SWITCHES}"
 
 

@@ -1,5 +1,6 @@
 """Tables, charts and pages that tools/report.py makes from records."""
 
+import dataclasses
 import json
 import sys
 import time
@@ -7,7 +8,9 @@ import time
 import pytest
 from helpers import ROOT
 
+import records
 import report
+from records import Training, Verdict
 from whatif import report as printed
 
 MACHINE = dict(cpu="A CPU", cores=16, bfloat16=True, gpus=1, gpu="NVIDIA X1", driver="580",
@@ -17,7 +20,12 @@ OPTIONS = dict(model="resnet50", width=16, image_size=224, batch_size=256, steps
 
 
 def good(speed, **details):
-    """A row that ended well: three epochs, of which the first warms up."""
+    """A row of running.sh that ended well."""
+    return Training.read(fields(speed, **details))
+
+
+def fields(speed, **details):
+    """The fields of a row that ended well: three epochs, of which the first warms up."""
     epochs = [dict(images_per_second=each, seconds=1000 / each, data_wait=0.05)
               for each in (speed / 2, speed, 1.1 * speed)]
     return dict(status="ok", machine=MACHINE, options=OPTIONS, date="2026-11-24", processes=1,
@@ -33,18 +41,18 @@ def staircase_rows():
                                   ("fused", ["amp"], 230, True)]:
         rows.append(good(speed, row="staircase", column=f"+{name}", on=on, kept=kept,
                          techniques=sorted([*on, name])))
-    rows += [dict(row="staircase", column="+DALI", techniques=["DALI", "amp", "fused"],
-                  on=["amp", "fused"], kept=False, status="skip", error="DALI is not installed"),
+    rows += [Training(row="staircase", column="+DALI", techniques=["DALI", "amp", "fused"],
+                      on=["amp", "fused"], kept=False, status="skip", error="DALI is not installed"),
              good(200, row="single", column="+amp", techniques=["amp"]),
-             dict(row="DDP", column="plain", techniques=["DDP"], status="fail", error="no port",
-                  log="running/train_DDP.log")]
+             Training(row="DDP", column="plain", techniques=["DDP"], status="fail", error="no port",
+                      log="running/train_DDP.log")]
     return rows
 
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     """A project with two folders of results, two scripts and pages with marked parts."""
-    loading = [dict(good(speed), loader=loader, cache=cache, samples=9, bytes=9e6, seconds=1,
+    loading = [dict(fields(speed), loader=loader, cache=cache, samples=9, bytes=9e6, seconds=1,
                     megabytes_per_second=5, cores_busy=2, gpu_busy=None,
                     options=dict(data_source="/data/pairs", batch_size=8),
                     storage=dict(kind="SSD", file_system="ext4", device="/dev/x",
@@ -54,7 +62,7 @@ def root(tmp_path, monkeypatch):
     loading[3] |= dict(bottleneck="CPU", evidence="all cores busy")
     for name, kind, rows in (("one", "running", staircase_rows()), ("two", "loading", loading)):
         (tmp_path / "results" / name).mkdir(parents=True)
-        (tmp_path / "results" / name / f"{kind}.json").write_text(json.dumps(rows))
+        records.write(rows, tmp_path / "results" / name / f"{kind}.json")
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "train.py").write_text('add("--epochs")\n\nstep()\n')
     (tmp_path / "src" / "train_amp.py").write_text(
@@ -109,12 +117,12 @@ def test_a_table_says_where_the_baseline_moved():
     for speed in (80, 120):
         runs = [dict(number=number, images_per_second=each, rates=[each], warmup_seconds=9)
                 for number, each in enumerate((100, speed))]
-        moved = [rows[0] | dict(runs=runs), *rows[1:]]
+        moved = [dataclasses.replace(rows[0], runs=runs), *rows[1:]]
         assert report.markdown(moved).startswith(
             f"**The baseline's speed changed:** it trained 100 images/s and then {speed}.")
-    lost = [rows[0] | dict(failed="SKIP: time"), *rows[1:]]
+    lost = [dataclasses.replace(rows[0], failed="SKIP: time"), *rows[1:]]
     assert report.markdown(lost).startswith("**A later run of the baseline did not end well**")
-    failed = [dict(row="single", column="plain", techniques=[], status="fail", error="x", log="y"),
+    failed = [Training(row="single", column="plain", status="fail", error="x", log="y"),
               *rows[1:]]
     assert report.markdown(failed).startswith("There are no ratios")
 
@@ -282,17 +290,34 @@ def test_marked_parts_of_pages_are_made_anew(root):
 
 def test_each_folder_of_results_holds_one_record_without_paths_of_the_machine():
     paths = [path for path in (ROOT / "results").glob("*/*.json") if report.functions(path.stem)]
-    assert sorted(path.parent.name for path in paths) == sorted(report.records())
+    assert sorted(path.parent.name for path in paths) == sorted(report.all_records())
     for path in paths:
         assert str(ROOT) not in path.read_text(), path
+
+
+@pytest.mark.parametrize("path", [
+    path for path in sorted((ROOT / "results").glob("*/*.json")) if path.stem in records.KINDS],
+    ids=lambda path: path.parent.name)
+def test_a_record_is_read_and_written_without_a_loss(path, tmp_path):
+    records.write(records.read(path), tmp_path / path.name)
+    assert json.loads((tmp_path / path.name).read_text()) == json.loads(path.read_text())
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_verdict_is_one_of_those_that_are_there():
+    row = good(100, verdict="ran once", on=[], kept=True)
+    assert row.verdict is Verdict.RAN_ONCE and row.written()["verdict"] == "ran once"
+    assert report.verdict(row) == "kept, ran once"
+    with pytest.raises(ValueError, match="'pays' is not a valid Verdict"):
+        good(100, verdict="pays")
 
 
 @pytest.mark.parametrize("name", report.results())
 def test_rows_of_a_record_hold_together(name):
     kind, rows = report.results()[name]
-    rows = [row for row in rows if row.get("status", "ok") == "ok"]
-    assert rows and all(row["machine"]["gpu"] and row["date"] and row["command"] for row in rows)
+    rows = [row for row in rows if row.status == "ok"]
+    assert rows and all(row.machine["gpu"] and row.date and row.command for row in rows)
     if kind == "running":  # all runs had the same options, and so the same global batch
-        options = [{key: value for key, value in row["options"].items()
-                    if key in rows[0]["options"]} for row in rows]
+        options = [{key: value for key, value in row.options.items()
+                    if key in rows[0].options} for row in rows]
         assert all(each == options[0] for each in options)

@@ -24,6 +24,7 @@ from helpers import (TECHNIQUES, assert_one_line, change, processes_of, run, run
 import compose
 import running
 import runs
+from records import Training
 
 CELLS = [(row, column) for row in ("single", "DP", "DDP")
          for column in ("plain", "+cudnn", "+amp", "+cudnn +amp")]
@@ -280,7 +281,7 @@ def test_the_order_of_the_staircase(stand_ins, monkeypatch):
 
 def test_techniques_are_tried_again_and_loading_comes_first_where_steps_wait():
     def row(techniques, wait):
-        return dict(status="ok", techniques=techniques, epochs=[dict(data_wait=wait)] * 3)
+        return Training(techniques=techniques, epochs=[dict(data_wait=wait)] * 3)
 
     def due(*args):
         return [name for _, name in running.due(*args)]
@@ -290,8 +291,8 @@ def test_techniques_are_tried_again_and_loading_comes_first_where_steps_wait():
     assert due(stairs, {}, row([], 0.25)) == [*data, "amp", "compile", *both]
 
     def tried(ratio, on=(), settled=False, status="ok", n=2):
-        return dict(ratio=ratio, spread=0.2, on=[*on], settled=settled, status=status, n=n,
-                    images_per_second=100)
+        return Training(ratio=ratio, spread=0.2, on=[*on], settled=settled, status=status, n=n,
+                        images_per_second=100)
     # a list is tried to its end; what seems to gain comes before what was never tried
     last = {"amp": tried(1.5), "DALI": tried(1.1)}
     assert due(stairs, last, row([], 0.15)) == ["cache", "amp", "compile", *both, "DALI"]

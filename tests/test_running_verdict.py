@@ -8,6 +8,7 @@ import pytest
 import report
 import running
 import runs
+from records import Training, Verdict
 from whatif import stats
 
 MACHINE = dict(gpus=1, gpu="X1", cores=2, cpu="A CPU", packages={}, bfloat16=True, driver="1",
@@ -30,7 +31,7 @@ def compare(runs, others):
 
 def told(estimate):
     """Return the verdict of running.sh."""
-    return running.WORDS[stats.verdict(estimate, stats.CLEAR, stats.ADVISED)]
+    return running.VERDICTS[stats.verdict(estimate, stats.CLEAR, stats.ADVISED)].value
 
 
 @pytest.mark.parametrize("speeds, others, settled, word", [
@@ -116,7 +117,7 @@ def session_of(speed_of, monkeypatch, runs=4, minutes=math.inf, epochs=5, second
 
 def climb(session, *names):
     best = session.climb([("compute", [name]) for name in names], [])
-    return best, {row["column"]: row for row in session.rows}
+    return best, {row.column: row for row in session.rows}
 
 
 GAINS = dict(good=1.5, little=1.04, nothing=1, bad=0.6)
@@ -131,15 +132,15 @@ def product_of(gains, noise=(1,)):
 def test_one_run_is_enough_where_runs_do_not_differ(monkeypatch):
     session, ran = session_of(product_of(GAINS), monkeypatch)
     best, rows = climb(session, *GAINS)
-    assert best["techniques"] == ["good", "little"]
+    assert best.techniques == ["good", "little"]
     assert ran == ["", "", "good", "good little", "good little nothing", "bad good little"]
     session.confirm()  # two runs of what was kept
     assert ran[6:] == ["", "good little", "good"]
-    assert [(name, row["n"], row["verdict"], row["kept"]) for name, row in rows.items()
-            if "n" in row] == [("+good", 2, "faster", True), ("+little", 2, "faster", True),
+    assert [(name, row.n, row.verdict.value, row.kept) for name, row in rows.items()
+            if row.n] == [("+good", 2, "faster", True), ("+little", 2, "faster", True),
                                ("+nothing", 1, "no difference", False),
                                ("+bad", 1, "slower", False)]
-    assert [run["number"] for run in rows["plain"]["runs"]] == [1, 2, 7]
+    assert [run["number"] for run in rows["plain"].runs] == [1, 2, 7]
     assert report.warning(session.rows) == ""
     table = report.markdown(session.rows)
     assert "| +nothing | 156 | 1.56x ±0.02 | 1.00x ±" in table and " | no difference |" in table
@@ -154,13 +155,13 @@ def test_by_turns_until_it_is_settled(monkeypatch):
                    "equal large slow", "equal large", "equal large near"]
     session.confirm()
     # each row stands below the row that it was added to
-    assert [(row["column"], report.verdict(row)) for row in session.rows[1:]] == [
+    assert [(row.column, report.verdict(row)) for row in session.rows[1:]] == [
         ("+slow", "slower"), ("+equal", "tried again"), ("+near", "tried again"),
         ("+large", "kept"), ("+equal", "kept, no difference"), ("+near", "slower"),
         ("+slow", "slower")]
     assert best is session.rows[5] and report.fastest(session.rows) is session.rows[4]
     # what is not settled runs again, beside the set that it was added to
-    assert session.rows[5]["n"] == 4 and ran[-2:] == ["equal large", "large"]
+    assert session.rows[5].n == 4 and ran[-2:] == ["equal large", "large"]
 
 
 def test_what_was_kept_and_gains_no_longer_says_so(monkeypatch):
@@ -170,7 +171,7 @@ def test_what_was_kept_and_gains_no_longer_says_so(monkeypatch):
     _, rows = climb(session, "lucky")
     session.confirm()
     assert ran == ["", "", "lucky", *["", "lucky"] * 3]
-    assert rows["+lucky"]["kept"] and rows["+lucky"]["ratio"] == 1
+    assert rows["+lucky"].kept and rows["+lucky"].ratio == 1
     assert report.verdict(rows["+lucky"]) == "kept, no difference"
     assert report.color("kept, no difference") != report.color("kept")
 
@@ -190,7 +191,7 @@ def test_few_sets_keep_what_does_nothing(monkeypatch):
         session, _ = session_of(lambda *_: 100 * math.exp(noise.gauss(0, 0.01)), monkeypatch)
         climb(session, *"abcdefgh")
         session.confirm()
-        kept += [report.verdict(row) for row in session.rows if row.get("kept")]
+        kept += [report.verdict(row) for row in session.rows if row.kept]
     assert len(kept) < 0.1 * 40 * 8 and kept.count("kept") < 0.02 * 40 * 8
 
 
@@ -199,7 +200,7 @@ def test_time_that_is_left_goes_into_more_runs(monkeypatch):
     _, rows = climb(session, *GAINS)
     session.confirm()
     assert ran[6:] == ["", "good little", "good"] * 3
-    assert [rows[name]["n"] for name in ("+good", "+little", "+bad")] == [4, 4, 1]
+    assert [rows[name].n for name in ("+good", "+little", "+bad")] == [4, 4, 1]
 
 
 def test_in_the_end_each_row_is_judged_by_all_runs(monkeypatch):
@@ -207,11 +208,11 @@ def test_in_the_end_each_row_is_judged_by_all_runs(monkeypatch):
     session, ran = session_of(lambda names, number: 0.98 ** number * product_of(GAINS)(names, 0),
                               monkeypatch)
     _, rows = climb(session, "good", "bad")
-    assert math.isclose(rows["+bad"]["ratio"], 0.6 * 0.98)
+    assert math.isclose(rows["+bad"].ratio, 0.6 * 0.98)
     session.confirm()
     session.close()
     assert ran == ["", "", "good", "bad good", "", "good", ""]
-    assert math.isclose(rows["+bad"]["ratio"], 0.6, rel_tol=0.001)
+    assert math.isclose(rows["+bad"].ratio, 0.6, rel_tol=0.001)
 
 
 @pytest.mark.parametrize("status", ["fail", "skip"])
@@ -229,7 +230,7 @@ def test_a_later_run_that_does_not_end_well_is_told(status, monkeypatch, tmp_pat
     # the children of this process are those that other tests fork
     monkeypatch.setattr(runs.psutil.Process, "children", lambda *_, **__: [])
     with pytest.raises(SystemExit) as end:
-        runs.conclude(session.rows, report.write, tmp_path / "running", None)
+        report.conclude(session.rows, report.write, tmp_path / "running", None)
     assert end.value.code == (status == "fail")
 
 
@@ -237,14 +238,14 @@ def test_a_baseline_that_was_disturbed(monkeypatch):
     """Its first run is slow: what does nothing is not kept, and the table tells that it moved."""
     session, ran = session_of(lambda _, number: 20 if number == 0 else 100, monkeypatch)
     best, rows = climb(session, "nothing", "either")
-    assert best is session.rows[0] and rows["+nothing"]["verdict"] == "no difference"
-    assert session.rows[0]["images_per_second"] == 100
+    assert best is session.rows[0] and rows["+nothing"].verdict is Verdict.NO_DIFFERENCE
+    assert session.rows[0].images_per_second == 100
     assert "it trained 20 images/s and then 100" in report.warning(session.rows)
     # a machine that gets slower bit by bit spoils nothing
     session, ran = session_of(lambda names, number: (150 if names else 100) * 0.98 ** number,
                               monkeypatch)
     best, rows = climb(session, "good")
-    assert best["techniques"] == ["good"] and abs(rows["+good"]["ratio"] - 1.5) < 0.05
+    assert best.techniques == ["good"] and abs(rows["+good"].ratio - 1.5) < 0.05
     assert report.warning(session.rows) == ""
 
 
@@ -268,7 +269,7 @@ def test_what_was_left_out_is_tried_on_a_faster_set_before_that_runs_again(monke
     best, _ = climb(session, "cache", "amp", "compile", "fused")
     assert ran == ["", "", "cache", "amp cache", "cache compile", "amp cache compile",
                    "amp cache compile fused"]
-    assert best["techniques"] == ["amp", "cache", "compile"]
+    assert best.techniques == ["amp", "cache", "compile"]
 
 
 def test_while_steps_wait_loading_comes_first(monkeypatch):
@@ -287,8 +288,8 @@ def test_a_list_is_tried_to_its_end_on_each_set(monkeypatch):
     session, ran = session_of(speed_of, monkeypatch)
     best = session.climb([("data", ["cache", "DALI"]), ("compute", ["fast"])], [])
     assert ran == ["", "", "cache", "DALI", "fast", "cache fast", "DALI fast"]
-    assert best["techniques"] == ["DALI", "fast"]
-    assert [report.verdict(row) for row in session.rows if row.get("on") == ["fast"]] == [
+    assert best.techniques == ["DALI", "fast"]
+    assert [report.verdict(row) for row in session.rows if row.on == ["fast"]] == [
         "gains less", "kept"]
 
 
@@ -300,7 +301,7 @@ def test_what_gains_in_its_first_run_is_kept_and_the_table_says_how_sure_that_is
     assert [report.verdict(rows[name]) for name in ("+a", "+b")] == ["kept, ran once", "ran once"]
     session.deadline += 100
     session.confirm()
-    assert report.verdict(best) == "kept" and best["n"] > 1
+    assert report.verdict(best) == "kept" and best.n > 1
 
 
 def test_a_run_is_given_up_when_it_takes_far_longer_not_when_it_stalls(monkeypatch):
@@ -324,7 +325,7 @@ def test_a_run_is_given_up_when_it_takes_far_longer_not_when_it_stalls(monkeypat
 
 def test_short_epochs_become_more(monkeypatch, capsys):
     session, ran = session_of(lambda *_: 2000, monkeypatch, epochs=2, seconds=3)
-    assert session.epochs == len(session.rows[0]["epochs"]) == 11 and ran == ["", ""]
+    assert session.epochs == len(session.rows[0].epochs) == 11 and ran == ["", ""]
     assert "all runs have 11" in capsys.readouterr().out
     for details in (dict(runs=1), dict(epochs=11), dict(epochs=1), dict(minutes=0.1)):
         session, ran = session_of(lambda *_: 2000, monkeypatch, seconds=3,
@@ -336,9 +337,9 @@ def test_short_epochs_become_more(monkeypatch, capsys):
 def test_when_a_warm_up_pays_back():
     def row(speed, warmup, *techniques, **details):
         epoch = dict(images_per_second=speed, seconds=1000 / speed, data_wait=0)
-        return dict(row="staircase", status="ok", techniques=techniques, epochs=[epoch] * 5,
-                    options=OPTIONS, images_per_second=speed, warmup_seconds=warmup, val_top1=0.9,
-                    column="".join(f"+{name}" for name in techniques)) | details
+        return Training(row="staircase", techniques=techniques, epochs=[epoch] * 5, options=OPTIONS,
+                        images_per_second=speed, warmup_seconds=warmup, val_top1=0.9,
+                        column="".join(f"+{name}" for name in techniques), **details)
     base, compiled = row(100, 10), row(200, 30, "compile", on=[], kept=True)
     # 10 steps are an epoch; then each step saves half a second of 20
     assert report.pays_back(compiled, base) == "50 steps"

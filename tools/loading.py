@@ -1,7 +1,6 @@
 """Time a loader and the baseline, cold and warm, and name the bottleneck: loading.sh runs this."""
 
 import contextlib
-import functools
 import json
 import os
 import random
@@ -16,6 +15,7 @@ from pathlib import Path
 import report
 import runs
 from options import Parser
+from records import Loading
 
 with contextlib.suppress(ImportError):  # --help needs no packages
     import psutil
@@ -252,8 +252,8 @@ def run(script, words, folder, state):
 
 def bottleneck(cold, warm, storage, workers):
     """Return (IO, CPU or GPU; the evidence) from a loader's two rows; `cold` may be None."""
-    speed, needs = warm["images_per_second"], warm["megabytes_per_second"]
-    from_disk = warm["disk_megabytes_per_second"]
+    speed, needs = warm.images_per_second, warm.megabytes_per_second
+    from_disk = warm.disk_megabytes_per_second
     if from_disk > needs / 2:
         return "IO", (
             f"even in the warm run {from_disk:.1f} of {needs:.1f} MB/s come from the "
@@ -261,9 +261,9 @@ def bottleneck(cold, warm, storage, workers):
         )
     compared = "the files are in memory"
     if cold:
-        slow, disk = cold["images_per_second"], storage["cold_megabytes_per_second"]
+        slow, disk = cold.images_per_second, storage["cold_megabytes_per_second"]
         compared = f"{slow:,.0f} images/s cold and {speed:,.0f} warm"
-        if "lmdb" in warm["options"]:  # the files that were read alone are not those that it reads
+        if "lmdb" in warm.options:  # the files that were read alone are not those that it reads
             disk = 0
         else:
             compared += (
@@ -273,20 +273,20 @@ def bottleneck(cold, warm, storage, workers):
         apart = max(report.speeds(cold)) < min(report.speeds(warm))
         if slow < CLEARLY_SLOWER * speed and apart and disk < AMPLE * needs:
             return "IO", compared
-    busy, cores, gpu = warm["cores_busy"], runs.cores(), warm["gpu_busy"] or 0
+    busy, cores, gpu = warm.cores_busy, runs.cores(), warm.gpu_busy or 0
     used = f"{busy:.1f} of {cores} cores busy"
-    if warm["gpu_busy"] is not None:
+    if warm.gpu_busy is not None:
         used += f", the GPU {gpu:.0%}"
-    if warm["jpeg_engine_busy"]:
+    if warm.other.get("jpeg_engine_busy"):
         used += (
-            f" (its JPEG engine {warm['jpeg_engine_busy']:.0%}, its kernels "
-            f"{warm['gpu_kernels_busy']:.0%})"
+            f" (its JPEG engine {warm.other['jpeg_engine_busy']:.0%}, its kernels "
+            f"{warm.other['gpu_kernels_busy']:.0%})"
         )
     if gpu < BUSY and busy < BUSY * cores:
         if 0 < workers < cores and busy >= BUSY * workers:
             used += ", as many as there are workers: try more --workers"
         else:
-            full = "the cores are not" if warm["gpu_busy"] is None else "neither is"
+            full = "the cores are not" if warm.gpu_busy is None else "neither is"
             used += f", so {full} full: try a larger --batch_size or more --workers"
     return "GPU" if gpu > busy / cores else "CPU", f"{used}; {compared}"
 
@@ -308,33 +308,20 @@ def main():
                 status, code, details = run(path, words, folder, state)
                 if not rows and code == 2:  # the others would refuse these options too
                     runs.refuse(details["error"])
-                rows.append(
-                    dict(
-                        loader=path.stem,
-                        cache=state,
-                        status=status,
-                        storage=storage,
-                        **shared,
-                        **details,
-                    )
-                )
+                about = dict(loader=path.stem, cache=state, status=status, storage=storage)
+                rows.append(Loading.read(about | shared | details))
                 runs.say(f"{path.name:<18} {state}  {report.loading_summary(rows[-1])}")
                 if status != "ok":
                     break
                 done[state] = rows[-1]
             if "warm" in done:
                 name, evidence = bottleneck(done.get("cold"), done["warm"], storage, args.workers)
-                done["warm"] |= dict(bottleneck=name, evidence=evidence)
+                done["warm"].update(bottleneck=name, evidence=evidence)
                 runs.say(f"{path.name:<18} {name}: {evidence}")
     except runs.Stopped as reason:
         interrupted = f"Stopped by {reason} after {len(rows)} runs."
         print(f"\n{interrupted}", file=sys.stderr)
-    runs.conclude(
-        rows,
-        functools.partial(report.save, report.loading_markdown),
-        args.result_dir / "loading",
-        interrupted,
-    )
+    report.conclude(rows, report.write_loading, args.result_dir / "loading", interrupted)
 
 
 if __name__ == "__main__":

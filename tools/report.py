@@ -5,17 +5,21 @@ It writes results/<folder>/README.md and its chart, results/README.md, and what 
 """
 
 import difflib
+import functools
 import importlib
 import io
 import itertools
-import json
 import re
 import statistics
 import tokenize
 from pathlib import Path
 
-import hazards
 from paths import ROOT
+
+import hazards
+import records
+import runs as drivers
+from records import Row, Verdict
 from whatif.stats import ADVISED, MOVED, compare, doubt_of
 
 # the grid of running.sh: the name of a row or column, and the techniques it stands for
@@ -40,74 +44,76 @@ COLORS = {
 # ------------------------------------------------------------------------------ a record
 def speeds(row, key="images_per_second"):
     """Return images/s of the epochs after the first, of all runs; other keys of the first run."""
-    if "runs" in row and key == "images_per_second":
-        return [rate for run in row["runs"] for rate in run["rates"]]
-    return [epoch[key] for epoch in row["epochs"][1:] or row["epochs"]]
+    if row.runs is not None and key == "images_per_second":
+        return [rate for run in row.runs for rate in run["rates"]]
+    return [epoch[key] for epoch in row.epochs[1:] or row.epochs]
 
 
 def runs(row):
     """Return the runs of a row. A row of loading.sh has one."""
-    return row.get("runs") or [
-        dict(number=0, images_per_second=row["images_per_second"], rates=speeds(row))
-    ]
+    return row.runs or [dict(number=0, images_per_second=row.images_per_second, rates=speeds(row))]
 
 
 def ratio(row, base):
     """Return '1.67x': how many times as fast a row is; '' where a run did not end well."""
-    if row["status"] != "ok" or base["status"] != "ok":
+    if row.status != "ok" or base.status != "ok":
         return ""
     return f"{compare(runs(row), runs(base)).speedup:.2f}x"
 
 
 def to_baseline(row, rows):
     """Return '3.77x ±0.33': the ratio of a row of running.sh to the baseline, by all runs."""
-    if row["status"] != "ok" or rows[0]["status"] != "ok" or not row["techniques"]:
+    if row.status != "ok" or rows[0].status != "ok" or not row.techniques:
         return ratio(row, rows[0])
-    sets = {tuple(each["techniques"]): runs(each) for each in rows if each["status"] == "ok"}
+    sets = {tuple(each.techniques): runs(each) for each in rows if each.status == "ok"}
     found = compare(runs(row), runs(rows[0]), doubt_of(sets.values()))
     return f"{found.speedup:.2f}x ±{found.spread:.2f}"
 
 
 def gain(row):
     """Return '1.67x ±0.05', the ratio that the verdict on a row is about."""
-    return f"{row['ratio']:.2f}x ±{row['spread']:.2f}" if "ratio" in row else ""
+    return f"{row.ratio:.2f}x ±{row.spread:.2f}" if row.ratio is not None else ""
 
 
 def verdict(row):
     """Return the verdict on a row of the staircase; '' for the baseline."""
-    told = row.get("verdict", "left out" if "on" in row else "")
-    if row.get("kept"):
-        return "kept" if told in ("faster", "left out") else f"kept, {told}"
-    return told.replace("faster", "gains less")
+    if row.kept:
+        return f"kept, {row.verdict.value}" if kept_although(row) else "kept"
+    if row.verdict is Verdict.FASTER:
+        return "gains less"
+    return row.verdict.value if row.verdict else "left out" if row.on is not None else ""
+
+
+def kept_although(row):
+    """Return whether a technique was kept after its first run, and all runs say something else."""
+    return bool(row.kept and row.verdict not in (None, Verdict.FASTER))
 
 
 def warmup(row):
     """Return the warm-up of the first run, which may compile; of the baseline, the median."""
     return (
-        row["warmup_seconds"]
-        if row["techniques"]
-        else statistics.median(
-            run.get("warmup_seconds", row["warmup_seconds"]) for run in runs(row)
-        )
+        row.warmup_seconds
+        if row.techniques
+        else statistics.median(run.get("warmup_seconds", row.warmup_seconds) for run in runs(row))
     )
 
 
 def whole(row):
     """Return the seconds of a row's run, with warm-up and without validation."""
-    first = row["epochs"][0]
+    first = row.epochs[0]
     images = first["seconds"] * first["images_per_second"]
-    return warmup(row) + (len(row["epochs"]) - 1) * images / row["images_per_second"]
+    return warmup(row) + (len(row.epochs) - 1) * images / row.images_per_second
 
 
 def pays_back(row, base):
     """Return after how many steps a set has made up for its longer warm-up, in words."""
-    if row is base or base["status"] != "ok" or row.get("verdict", "faster") != "faster":
+    if row is base or base.status != "ok" or row.verdict not in (None, Verdict.FASTER):
         return ""
-    if row["images_per_second"] < ADVISED * base["images_per_second"]:
+    if row.images_per_second < ADVISED * base.images_per_second:
         return "never"
-    batch, first = row["options"]["batch_size"], row["epochs"][0]
+    batch, first = row.options["batch_size"], row.epochs[0]
     extra = (warmup(row) - warmup(base)) / (
-        batch / base["images_per_second"] - batch / row["images_per_second"]
+        batch / base.images_per_second - batch / row.images_per_second
     )
     steps = first["seconds"] * first["images_per_second"] / batch  # the first epoch's
     return f"{steps + extra:,.0f} steps" if extra > 0 else "the first epoch"
@@ -115,7 +121,7 @@ def pays_back(row, base):
 
 def spread(row):
     """Return images/s as 'median (least to most)'."""
-    median, least, most = row["images_per_second"], min(speeds(row)), max(speeds(row))
+    median, least, most = row.images_per_second, min(speeds(row)), max(speeds(row))
     return f"{median:,.0f} ({least:,.0f} to {most:,.0f})"
 
 
@@ -126,7 +132,7 @@ def data_wait(row):
 
 def which_epochs(row):
     """Return the epochs that count in words."""
-    n = len(row["epochs"]) - 1
+    n = len(row.epochs) - 1
     return (
         f"the {n} epochs after the first"
         if n > 1
@@ -138,19 +144,19 @@ def which_epochs(row):
 
 def first_good(rows):
     """Return the first row that ended well, or None."""
-    return next((row for row in rows if row["status"] == "ok"), None)
+    return next((row for row in rows if row.status == "ok"), None)
 
 
 def problem(row):
     """Return why a run did not end well, and where its log is."""
-    return f"{row['status'].upper()}: {row['error']}" + (
-        f" (log: {row['log']})" if "log" in row else ""
+    return f"{row.status.upper()}: {row.error}" + (
+        f" (log: {row.log})" if row.log is not None else ""
     )
 
 
 def place(row):
     """Return the machine in a few words."""
-    here = row["machine"]
+    here = row.machine
     return (
         f"{here['gpus']}x {here['gpu']}"
         if here["gpus"]
@@ -160,7 +166,7 @@ def place(row):
 
 def workload(row):
     """Return what was trained or read, in a few words."""
-    options = row.get("options")
+    options = row.options
     if not options:
         return "not measured"
     dataset = Path(options.get("dataset") or options["data_source"]).name  # its name until 2026
@@ -175,13 +181,13 @@ def workload(row):
 
 def recipe(row):
     """Return what was trained or read and for how long, in a few words."""
-    epochs, steps = row["options"]["epochs"], row["options"].get("steps")
+    epochs, steps = row.options["epochs"], row.options.get("steps")
     return f"{workload(row)}, {epochs} epochs" + (f" of {steps} steps" if steps else "")
 
 
 def setting(row):
     """Return one line: where, with what, when and how a row was measured."""
-    here = row["machine"]
+    here = row.machine
     gpus = (
         f"{place(row)}, driver {here['driver']}, CUDA {here['cuda']}, cuDNN {here['cudnn']}"
         if here["gpus"]
@@ -190,7 +196,7 @@ def setting(row):
     versions = "".join(f"{name} {version}, " for name, version in sorted(here["packages"].items()))
     return (
         f"{gpus}; {here['cores']} cores of {here['cpu']}; {versions}Python {here['python']}; "
-        f"{row['date']}; `{row['command']}`"
+        f"{row.date}; `{row.command}`"
     )
 
 
@@ -210,9 +216,9 @@ def table(head, rows):
     ]
 
 
-def text_of(parts, rows):
+def text_of(parts, stopped=()):
     """Return the text of paragraphs, given as str or as [line, ...], and why the run stopped."""
-    parts = [*parts, *(row["stopped"] for row in rows if "stopped" in row)]
+    parts = [*parts, *filter(None, stopped)]
     return (
         "\n\n".join(part if isinstance(part, str) else "\n".join(part) for part in parts if part)
         + "\n"
@@ -221,30 +227,28 @@ def text_of(parts, rows):
 
 def save(markdown, rows, stem):
     """Write rows to <stem>.json and markdown(rows), their tables, to <stem>.md; never half."""
-    for suffix, text in ((".json", json.dumps(rows, indent=1) + "\n"), (".md", markdown(rows))):
-        part = stem.with_suffix(f"{suffix}.part")
-        part.write_text(text)
-        part.replace(stem.with_suffix(suffix))
+    records.write(rows, stem.with_suffix(".json"))
+    records.replace(stem.with_suffix(".md"), markdown(rows))
 
 
 # ------------------------------------------------------------------------------ running.sh
 def summary(row, baseline):
     """Return the line that the driver prints when a run has ended."""
-    if row["status"] != "ok":
+    if row.status != "ok":
         return problem(row)
     return (
-        f"{row['train_seconds']:.2f} s  {row['images_per_second']:,.0f} images/s  "
-        f"{ratio(row, baseline)}  top-1 {row['val_top1']:.2%}"
+        f"{row.train_seconds:.2f} s  {row.images_per_second:,.0f} images/s  "
+        f"{ratio(row, baseline)}  top-1 {row.val_top1:.2%}"
     )
 
 
 def warning(rows):
     """Return what was wrong with the baseline; '' if it was steady."""
     first, told = rows[0], []
-    if first["status"] != "ok":
+    if first.status != "ok":
         return "There are no ratios: the baseline did not end well."
-    if "failed" in first:
-        told.append(f"**A later run of the baseline did not end well** ({first['failed']}).")
+    if first.failed:
+        told.append(f"**A later run of the baseline did not end well** ({first.failed}).")
     for one, other in itertools.pairwise(run["images_per_second"] for run in runs(first)):
         if max(one, other) > MOVED * min(one, other):
             told.append(
@@ -257,8 +261,8 @@ def warning(rows):
 
 def gains(rows):
     """Return [(row, the row that it was added to, its ratio to that)] of the staircase."""
-    sets = {tuple(row["techniques"]): row for row in rows}
-    steps = [(row, sets[tuple(row["on"])]) for row in rows if "on" in row]
+    sets = {tuple(row.techniques): row for row in rows}
+    steps = [(row, sets[tuple(row.on)]) for row in rows if row.on is not None]
     return [(row, on, gain(row).split(" ")[0] or ratio(row, on)) for row, on in steps]
 
 
@@ -267,28 +271,28 @@ def fastest(rows):
 
     Without a staircase it is the row with most images/s.
     """
-    if any("on" in row for row in rows):
-        kept = [row for row in rows if row.get("kept") and row.get("ratio", ADVISED) >= ADVISED]
+    if any(row.on is not None for row in rows):
+        kept = [row for row in rows if row.kept and (row.ratio or ADVISED) >= ADVISED]
         return kept[-1] if kept else rows[0]
-    return max(rows, key=lambda row: row["images_per_second"] if row["status"] == "ok" else 0)
+    return max(rows, key=lambda row: row.images_per_second if row.status == "ok" else 0)
 
 
 def staircase(rows):
     """Return the table of techniques, each on top of those kept before it, and the fastest sets."""
     cells = []
     for row, on, times in [(rows[0], rows[0], ""), *gains(rows)]:
-        name = row["column"] if "on" in row else "baseline"
+        name = row.column if row.on is not None else "baseline"
         cells.append(
             [name, problem(row)]
-            if row["status"] != "ok"
+            if row.status != "ok"
             else [
                 name,
-                f"{row['images_per_second']:,.0f}",
+                f"{row.images_per_second:,.0f}",
                 to_baseline(row, rows),
                 gain(row) or times,
-                str(row.get("n", len(runs(row)))),
+                str(row.n or len(runs(row))),
                 pays_back(row, on),
-                f"{row['val_top1']:.2%}",
+                f"{row.val_top1:.2%}",
                 verdict(row),
             ]
         )
@@ -305,28 +309,27 @@ def staircase(rows):
         "was left out is tried again",
         "after others have been kept, if time is left.",
     ]
-    if any(row.get("verdict") in ("ran once", "not clear") for row in rows):
+    if any(row.verdict in (Verdict.RAN_ONCE, Verdict.NOT_CLEAR) for row in rows):
         lines += ["Ran once, not clear: more --minutes or --runs give a verdict."]
-    if any(verdict(row).startswith("kept, ") for row in rows):
+    if any(map(kept_although, rows)):
         lines += ["Kept, with another verdict: it gained in its first run, but not clearly in all."]
     sets = [
         row
         for row in rows
-        if row["status"] == "ok"
-        and (row is rows[0] or row.get("kept") or row.get("verdict") == "faster")
+        if row.status == "ok" and (row is rows[0] or row.kept or row.verdict is Verdict.FASTER)
     ]
-    if sets and rows[0]["status"] == "ok":
+    if sets and rows[0].status == "ok":
         best, quick = fastest(rows), min(sets, key=whole)
         others = {"the fastest per step": best, "the baseline": rows[0]}
         seconds = [
             f"; {name} takes {whole(row):.1f} s"
             for name, row in others.items()
-            if row is not quick and row["status"] == "ok"
+            if row is not quick and row.status == "ok"
         ]
         lines += [
             "",
             f"- Fastest per step, all that gained: {command(best, rows[0])}",
-            f"- Fastest over the whole of {len(quick['epochs'])} epochs, with warm-up:",
+            f"- Fastest over the whole of {len(quick.epochs)} epochs, with warm-up:",
             f"  {command(quick, rows[0])},",
             "".join([f"  {whole(quick):.1f} s without validation", *seconds]),
         ]
@@ -337,18 +340,18 @@ def own_words(row, base):
     """Return '--compile_mode reduce-overhead': options that a row was given and its base lacks."""
     return " ".join(
         f"--{name}" if value is True else f"--{name} {value}"
-        for name, value in row["options"].items()
-        if name not in base.get("options", row["options"])
-        and f"--{name}" in re.split(r"[\s=]", row["command"])
+        for name, value in row.options.items()
+        if name not in (base.options or row.options)
+        and f"--{name}" in re.split(r"[\s=]", row.command)
     )
 
 
 def command(row, base):
     """Return the command that makes the script of a row, and options that the baseline lacks."""
-    if not row["techniques"]:
+    if not row.techniques:
         return "`src/train.py`, the baseline"
     given = own_words(row, base)
-    return f"`./compose.sh {' '.join(row['techniques'])} > my_train.py`" + (
+    return f"`./compose.sh {' '.join(row.techniques)} > my_train.py`" + (
         f"\n  with `{given}`" if given else ""
     )
 
@@ -356,11 +359,11 @@ def command(row, base):
 def grid(rows):
     """Return the table of training seconds; nothing if only the baseline is there."""
     texts = {
-        (row["row"], row["column"]): row["status"].upper()
-        if row["status"] != "ok"
-        else f"{row['train_seconds']:.2f} s ({to_baseline(row, rows) or '?'})"
+        (row.row, row.column): row.status.upper()
+        if row.status != "ok"
+        else f"{row.train_seconds:.2f} s ({to_baseline(row, rows) or '?'})"
         for row in rows
-        if row["row"] in ROWS
+        if row.row in ROWS
     }
     if len(texts) < 2:
         return []
@@ -376,23 +379,23 @@ def grid(rows):
 def markdown(rows):
     """Return the tables of a run of running.sh."""
     cells, problems = [], {}  # of those that are in no table above: {why: [name, ...]}
-    for name, row in {"_".join(["train", *row["techniques"]]): row for row in rows}.items():
-        if row["status"] != "ok":
+    for name, row in {"_".join(["train", *row.techniques]): row for row in rows}.items():
+        if row.status != "ok":
             problems.setdefault(problem(row), []).append(name)
             continue
-        if "failed" in row:
-            problems.setdefault(row["failed"], []).append(f"{name}, a later run")
-        memory = row["peak_memory_bytes"]
+        if row.failed is not None:
+            problems.setdefault(row.failed, []).append(f"{name}, a later run")
+        memory = row.peak_memory_bytes
         later = [run["warmup_seconds"] for run in runs(row)[1:]]
         cells.append(
             [
                 name,
                 str(len(later) + 1),
                 spread(row),
-                f"{row['val_top1']:.2%}",
+                f"{row.val_top1:.2%}",
                 "" if memory is None else f"{memory / 2**20:,.0f} MB",
                 f"{data_wait(row):.0%}",
-                f"{row['warmup_seconds']:.1f} s"
+                f"{row.warmup_seconds:.1f} s"
                 + (f", then {statistics.median(later):.1f} s" if later else ""),
             ]
         )
@@ -415,15 +418,15 @@ def markdown(rows):
             "uncertainty.",
             setting(good),
         ]
-        if good["left_out"]:
-            reasons = [f"{name}, because {why}" for name, why in good["left_out"].items()]
+        if good.left_out:
+            reasons = [f"{name}, because {why}" for name, why in good.left_out.items()]
             parts.append(f"Left out: {'; '.join(reasons)}.")
-        if not good["machine"]["gpus"]:
+        if not good.machine["gpus"]:
             parts.append(
-                f"There is no GPU here: DDP is {good['processes']} processes on the same "
+                f"There is no GPU here: DDP is {good.processes} processes on the same "
                 "cores, and amp is bfloat16. This does not show what a GPU gains."
             )
-    return text_of(parts, rows)
+    return text_of(parts, [row.stopped for row in rows])
 
 
 def color(kind):
@@ -433,12 +436,12 @@ def color(kind):
 
 def panels_of(rows):
     """Return [(title, [(a bar's name, its kind, row), ...]), ...] of the chart."""
-    done = [row for row in rows if row["status"] == "ok"]
-    steps = [(row["column"], verdict(row), row) for row in done if "on" in row]
+    done = [row for row in rows if row.status == "ok"]
+    steps = [(row.column, verdict(row), row) for row in done if row.on is not None]
     cells = [
-        (f"{row['row']} {row['column']}" if row["techniques"] else "baseline", row["row"], row)
+        (f"{row.row} {row.column}" if row.techniques else "baseline", row.row, row)
         for row in done
-        if row["row"] in ROWS
+        if row.row in ROWS
     ]
     panels = []
     if steps:
@@ -454,7 +457,7 @@ def draw(axis, bars, rows):
     from matplotlib.patches import Patch
 
     for i, (_, kind, row) in enumerate(bars):
-        median, least, most = row["images_per_second"], min(speeds(row)), max(speeds(row))
+        median, least, most = row.images_per_second, min(speeds(row)), max(speeds(row))
         axis.barh(
             i,
             median,
@@ -463,7 +466,7 @@ def draw(axis, bars, rows):
             error_kw={"capsize": 2, "elinewidth": 1, "ecolor": "dimgrey"},
         )
         axis.annotate(
-            f"{to_baseline(row, rows)}  top-1 {row['val_top1']:.1%}",
+            f"{to_baseline(row, rows)}  top-1 {row.val_top1:.1%}",
             (most, i),
             (6, 0),
             textcoords="offset points",
@@ -488,7 +491,7 @@ def draw(axis, bars, rows):
 
 def chart(rows, path):
     """Draw what was measured, if the baseline ended well."""
-    if rows[0]["status"] != "ok":
+    if rows[0].status != "ok":
         return
     from matplotlib.figure import Figure
 
@@ -511,7 +514,20 @@ def write(rows, stem):
     chart(rows, stem.with_suffix(".png"))
 
 
+def conclude(rows, write, stem, interrupted):
+    """Write and print what rows there are, and end the driver."""
+    if rows and interrupted:
+        rows[-1].stopped = interrupted
+    write = functools.partial(write, rows) if rows else None
+    drivers.conclude(write, stem, interrupted, any(row.has_failed for row in rows))
+
+
 # ------------------------------------------------------------------------------ loading.sh
+def write_loading(rows, stem):
+    """Write rows to <stem>.json and .md."""
+    save(loading_markdown, rows, stem)
+
+
 def storage_line(storage):
     """Return one line: what the dataset is stored on, and what that gives."""
     line = f"The dataset is on {storage['kind']} ({storage['file_system']} on {storage['device']})"
@@ -525,31 +541,31 @@ def storage_line(storage):
 
 def loading_summary(row):
     """Return the line that the driver prints when a run has ended."""
-    if row["status"] != "ok":
+    if row.status != "ok":
         return problem(row)
     return (
-        f"{row['images_per_second']:>9,.0f} images/s  {row['megabytes_per_second']:>9,.1f} MB/s"
-        f"  {row['seconds']:.2f} s an epoch"
+        f"{row.images_per_second:>9,.0f} images/s  {row.megabytes_per_second:>9,.1f} MB/s"
+        f"  {row.seconds:.2f} s an epoch"
     )
 
 
 def loading_markdown(rows):
     """Return the table of loaders, and what holds each back."""
-    base = {row["cache"]: row for row in rows if row["loader"] == rows[0]["loader"]}
+    base = {row.cache: row for row in rows if row.loader == rows[0].loader}
     cells = [
         [
-            row["loader"],
-            row["cache"],
+            row.loader,
+            row.cache,
             *(
                 [problem(row)]
-                if row["status"] != "ok"
+                if row.status != "ok"
                 else [
                     spread(row),
-                    ratio(row, base.get(row["cache"], {"status": "not run"})),
-                    f"{row['megabytes_per_second']:,.1f}",
-                    f"{row['seconds']:.2f}",
-                    f"{row['cores_busy']:.1f}",
-                    "" if row["gpu_busy"] is None else f"{row['gpu_busy']:.0%}",
+                    ratio(row, base.get(row.cache, Row(status="not run"))),
+                    f"{row.megabytes_per_second:,.1f}",
+                    f"{row.seconds:.2f}",
+                    f"{row.cores_busy:.1f}",
+                    "" if row.gpu_busy is None else f"{row.gpu_busy:.0%}",
                 ]
             ),
         ]
@@ -562,41 +578,41 @@ def loading_markdown(rows):
             cells,
         ),
         [
-            f"- {row['loader']} is limited by **{row['bottleneck']}**: {row['evidence']}."
+            f"- {row.loader} is limited by **{row.bottleneck}**: {row.evidence}."
             for row in rows
-            if "bottleneck" in row
+            if row.bottleneck is not None
         ],
     ]
     if good := first_good(rows):
         parts += [
-            f"{good['samples']:,} samples, {good['bytes'] / 1e6:,.1f} MB an epoch; medians "
-            f"of {which_epochs(good)}. {storage_line(good['storage'])}",
+            f"{good.samples:,} samples, {good.bytes / 1e6:,.1f} MB an epoch; medians "
+            f"of {which_epochs(good)}. {storage_line(good.storage)}",
             setting(good),
         ]
-    return text_of(parts, rows)
+    return text_of(parts, [row.stopped for row in rows])
 
 
 # ------------------------------------------------------------------------------ results/
 def running_shows(rows):
     """Return (machine, workload, what it shows, date) of a record of running.sh."""
     best = fastest(rows)
-    told = f"{' '.join(best['techniques']) or 'the baseline'}: {to_baseline(best, rows)}"
-    return place(rows[0]), workload(rows[0]), told, rows[0]["date"]
+    told = f"{' '.join(best.techniques) or 'the baseline'}: {to_baseline(best, rows)}"
+    return place(rows[0]), workload(rows[0]), told, rows[0].date
 
 
 def loading_shows(rows):
     """Return (machine, workload, what it shows, date) of a record of loading.sh."""
-    last, base = rows[-1], {row["cache"]: row for row in rows[::-1]}
+    last, base = rows[-1], {row.cache: row for row in rows[::-1]}
     told = (
-        f"{last['loader']}: "
+        f"{last.loader}: "
         + ", ".join(
-            f"{ratio(row, base[row['cache']])} {base[row['cache']]['loader']} {row['cache']}"
+            f"{ratio(row, base[row.cache])} {base[row.cache].loader} {row.cache}"
             for row in rows
-            if row["loader"] == last["loader"]
+            if row.loader == last.loader
         )
-        + (f", limited by {last['bottleneck']}" if "bottleneck" in last else "")
+        + (f", limited by {last.bottleneck}" if last.bottleneck else "")
     )
-    return place(rows[0]), workload(rows[0]), told, rows[0]["date"]
+    return place(rows[0]), workload(rows[0]), told, rows[0].date
 
 
 # The functions of each kind of record: markdown(record) returns its tables, and shows(record)
@@ -615,20 +631,20 @@ def functions(kind):
     return module.markdown, module.shows
 
 
-def records():
+def all_records():
     """Return {folder's name: (kind, record)} of results/; a folder holds one record."""
     return {
-        path.parent.name: (path.stem, json.loads(path.read_text()))
+        path.parent.name: (path.stem, records.read(path))
         for path in sorted((ROOT / "results").glob("*/*.json"))
         if functions(path.stem)
     }
 
 
 def results():
-    """Return those of records() that running.sh and loading.sh have made: lists of rows."""
+    """Return those of all_records() that running.sh and loading.sh have made: lists of rows."""
     return {
         name: (kind, rows)
-        for name, (kind, rows) in records().items()
+        for name, (kind, rows) in all_records().items()
         if kind in ("running", "loading")
     }
 
@@ -636,7 +652,7 @@ def results():
 def pages():
     """Return {path: text} of every page that is made from records or files."""
     found, index = {}, []
-    for name, (kind, record) in records().items():
+    for name, (kind, record) in all_records().items():
         tables, shows = functions(kind)
         where, what, told, date = shows(record)
         image = "![bars of images/s](running.png)\n\n" if kind == "running" else ""
@@ -735,7 +751,7 @@ def chart_part(words, up):
 
 def table_part(words, up):
     """Return the first table of the folder words[0]."""
-    kind, record = records()[words[0]]
+    kind, record = all_records()[words[0]]
     return [next(part for part in functions(kind)[0](record).split("\n\n") if part[0] == "|")]
 
 
@@ -748,7 +764,7 @@ def pays_part(words, up):
         head.append(f"[{workload(rows[0])}, {place(rows[0])}]({up}results/{name}/README.md)")
         columns.append(
             {
-                row["column"].removeprefix("+"): (
+                row.column.removeprefix("+"): (
                     f"**{times}**"
                     if verdict(row) == "kept" and float(times[:-1]) >= ADVISED
                     else times
@@ -816,4 +832,4 @@ if __name__ == "__main__":
     for path, text in pages().items():
         path.write_text(text)
     for path in (ROOT / "results").glob("*/running.json"):
-        chart(json.loads(path.read_text()), path.with_suffix(".png"))
+        chart(records.read(path), path.with_suffix(".png"))

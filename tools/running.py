@@ -1,5 +1,6 @@
 """Run the training scripts alone and one on top of another: running.sh starts this."""
 
+import dataclasses
 import math
 import re
 import shutil
@@ -12,12 +13,12 @@ from pathlib import Path
 import compose
 import report
 from options import Parser, split
+from records import Training, Verdict
 from runs import (
     ROOT,
     GiveUp,
     Stopped,
     check_options,
-    conclude,
     failure,
     folder_of_its_own,
     follow,
@@ -30,19 +31,17 @@ from runs import (
     setting,
     show,
 )
-from whatif import search
+from whatif import search, stats
 from whatif.search import Step, Turn
 from whatif.stats import (
     ADVISED,
     CLEAR,
     WAITS,
     Estimate,
-    Verdict,
     compare,
     doubt_of,
     is_settled,
     seems_to_gain,
-    verdict,
 )
 
 USAGE = (
@@ -63,11 +62,11 @@ SHARE = 30  # with a limit of time, the baseline takes at most this part of it a
 LEAST_STEPS = 5  # an epoch is not made shorter than this
 AHEAD = 2  # seconds after the first step in which the host may be far ahead of the GPU
 CLOSING_SECONDS = 15  # for the table and the chart at the end
-WORDS = {
-    Verdict.FASTER: "faster",
-    Verdict.SLOWER: "slower",
-    Verdict.NOT_SIGNIFICANT: "no difference",
-    Verdict.OPEN: "not clear",
+VERDICTS = {
+    stats.Verdict.FASTER: Verdict.FASTER,
+    stats.Verdict.SLOWER: Verdict.SLOWER,
+    stats.Verdict.NOT_SIGNIFICANT: Verdict.NO_DIFFERENCE,
+    stats.Verdict.OPEN: Verdict.NOT_CLEAR,
 }
 
 
@@ -128,13 +127,13 @@ def stairs_of(gpus, allowed):
 
 def step_of(row):
     """Return what the last row of a technique says, as the search asks for it."""
-    on = tuple(row["on"]) if "on" in row else None
-    if row["status"] != "ok":
+    on = tuple(row.on) if row.on is not None else None
+    if row.status != "ok":
         return Step(on, failed=True)
-    if "ratio" not in row:
-        return Step(on, rate=row["images_per_second"])
-    ratio, spread = row["ratio"], row["spread"]
-    return Step(on, Estimate(ratio, ratio - spread, ratio + spread, row["n"]), row["settled"])
+    if row.ratio is None:
+        return Step(on, rate=row.images_per_second)
+    ratio, spread = row.ratio, row.spread
+    return Step(on, Estimate(ratio, ratio - spread, ratio + spread, row.n), row.settled)
 
 
 def due(stairs, last, best):
@@ -144,10 +143,10 @@ def due(stairs, last, best):
     can show what it gains. Of what gains, compile comes last, because it starts slowest.
     """
     choice = {name: place for place, (_, names) in enumerate(stairs) for name in names}
-    waits = best["status"] == "ok" and report.data_wait(best) > WAITS
+    waits = best.status == "ok" and report.data_wait(best) > WAITS
     data = {name for group, names in stairs if group == "data" for name in names}
     return search.due(
-        tuple(best["techniques"]),
+        tuple(best.techniques),
         list(choice),
         {name: step_of(row) for name, row in last.items()},
         choice.get,
@@ -264,7 +263,7 @@ class Table:
         """Take more epochs for all runs if the baseline's are short; return the line about it."""
         if self.steps or 1 in (self.epochs, self.runs):
             return ""
-        training = statistics.median(report.speeds(record, "seconds"))
+        training = statistics.median(report.speeds(Training.read(record), "seconds"))
         whole_epoch = (self.took[0] - self.start) / self.epochs  # with validation
         epochs = int(
             min(
@@ -298,7 +297,7 @@ class Table:
                 )
             if not first:
                 self.shorten(progress)
-            elif first["status"] == "ok":
+            elif first.status == "ok":
                 start = progress.first[0] - progress.started if progress.first else seconds
                 usual = self.took[0]
                 if seconds > max(SLOW * usual, SLOW_SECONDS) + 2 * min(start, START_SECONDS):
@@ -321,7 +320,7 @@ class Table:
             details["runs"] = [
                 dict(
                     number=len(self.took),
-                    rates=report.speeds(details),
+                    rates=report.speeds(Training.read(details)),
                     wall_seconds=seconds,
                     **kept,
                 )
@@ -330,20 +329,22 @@ class Table:
 
     def repeat(self, row):
         """Measure the set of a row once more; return whether that ended well."""
-        (status, _, details), found = self.measure(row["techniques"]), {}
+        (status, _, details), found = self.measure(row.techniques), {}
         if status == "ok":
-            row["runs"] += details["runs"]
+            row.runs += details["runs"]
             found["images_per_second"] = statistics.median(
-                each["images_per_second"] for each in row["runs"]
+                each["images_per_second"] for each in row.runs
             )
         elif status == "fail" or row is self.rows[0]:  # without it no ratio can be trusted
-            found["failed"] = report.problem({"status": status, **details})
+            found["failed"] = report.problem(Training.read(details | {"status": status}))
         for each in (*self.rows, *self.results.values()):  # all rows of this set
-            if each.get("runs") is row["runs"]:
-                each |= found
+            if each.runs is row.runs:
+                each.update(**found)
         say(
-            f"        again {' '.join(row['techniques']) or 'the baseline'}: "
-            + report.summary({**row, **details, "status": status}, self.rows[0])
+            f"        again {' '.join(row.techniques) or 'the baseline'}: "
+            + report.summary(
+                Training.read(row.written() | details | {"status": status}), self.rows[0]
+            )
         )
         return status == "ok"
 
@@ -352,9 +353,9 @@ class Table:
         base = self.rows[0] if self.rows else None
         if (
             base
-            and base["status"] == "ok"
+            and base.status == "ok"
             and self.runs > 1
-            and (len(self.took) >= base["runs"][-1]["number"] + EVERY and self.has_time(EVERY))
+            and (len(self.took) >= base.runs[-1]["number"] + EVERY and self.has_time(EVERY))
         ):
             self.repeat(base)
         say(f"[{len(self.rows) + 1:>2}/{self.count}] {row} {column}")
@@ -367,77 +368,72 @@ class Table:
                     status, code, details = self.measure(techniques)
             if not base and code == 2:  # wrong use is the same for every script
                 refuse(details["error"])
-            self.results[key] = {
-                "techniques": techniques,
-                "status": status,
-                **self.common,
-                **details,
-            }
-        self.rows.append({"row": row, "column": column, **self.results[key]})
+            about = dict(techniques=techniques, status=status)
+            self.results[key] = Training.read(about | self.common | details)
+        self.rows.append(dataclasses.replace(self.results[key], row=row, column=column))
         say(f"        {report.summary(self.rows[-1], self.rows[0])}")
         return self.rows[-1]
 
     def judge(self, row):
         """Add to a row how many times as fast as the set before it is, by all runs until now."""
-        before = self.results[frozenset(row["on"])]
-        if row["status"] == before["status"] == "ok":
-            n = len(row["runs"])
-            sets = [each["runs"] for each in self.results.values() if each["status"] == "ok"]
-            found = compare(row["runs"], before["runs"], doubt_of(sets))
+        before = self.results[frozenset(row.on)]
+        if row.status == before.status == "ok":
+            n = len(row.runs)
+            sets = [each.runs for each in self.results.values() if each.status == "ok"]
+            found = compare(row.runs, before.runs, doubt_of(sets))
             settled = is_settled(found) or n >= self.runs
-            row |= dict(ratio=found.speedup, spread=found.spread, n=n, settled=settled)
-            if row.get("verdict") != "tried again":
-                row["verdict"] = (
-                    WORDS[verdict(found, CLEAR, ADVISED)] if settled or n > 1 else "ran once"
-                )
+            row.update(ratio=found.speedup, spread=found.spread, n=n, settled=settled)
+            if row.verdict is not Verdict.TRIED_AGAIN:
+                told = VERDICTS[stats.verdict(found, CLEAR, ADVISED)]
+                row.verdict = told if settled or n > 1 else Verdict.RAN_ONCE
 
     def tell(self, row):
         """Judge a row, and say what came out."""
         self.judge(row)
-        if "ratio" in row:
-            say(f"        {report.gain(row)} of the set before: {row['verdict']}")
+        if row.ratio is not None:
+            say(f"        {report.gain(row)} of the set before: {row.verdict.value}")
 
     def confirm(self):
         """Run what was kept again, the last set first, beside the set that it was added to.
 
         Each set has two runs then; up to `runs` with a limit of time, or if it is not settled.
         """
-        kept = [row for row in reversed(self.rows) if row.get("kept")]
+        kept = [row for row in reversed(self.rows) if row.kept]
         self.reserved = 0
         for n in range(2, self.runs + 1):
             fewer = [
                 row
                 for row in kept
-                if len(row["runs"]) < n
-                and "failed" not in row
-                and (n == 2 or self.minutes < math.inf or not row.get("settled", True))
+                if len(row.runs) < n
+                and not row.failed
+                and (n == 2 or self.minutes < math.inf or row.settled is False)
             ]
-            sets = [row[key] for row in fewer for key in ("techniques", "on")]
+            sets = [each for row in fewer for each in (row.techniques, row.on)]
             for row in (self.rows[0], *kept):
-                if row["techniques"] in sets and row["status"] == "ok" and self.has_time(1):
+                if row.techniques in sets and row.status == "ok" and self.has_time(1):
                     self.repeat(row)
             for row in kept:
                 self.judge(row)
 
     def close(self):
         """Run the baseline once more, to see if it has moved; judge each row by all runs."""
-        if self.rows[0]["status"] == "ok" and len(self.rows) > 1:
+        if self.rows[0].status == "ok" and len(self.rows) > 1:
             self.repeat(self.rows[0])
         for row in self.rows:
-            if "on" in row:
+            if row.on is not None:
                 self.judge(row)
 
     def climb(self, stairs, cells):
         """Add technique after technique to the baseline; return the row of the last set."""
         best, last = self.rows[0], {}
         self.reserved = sum(len(names) for _, names in stairs) + len(cells)
-        if stairs and best["status"] == "ok" and self.runs > 1 and self.has_time(1):
+        if stairs and best.status == "ok" and self.runs > 1 and self.has_time(1):
             self.repeat(best)  # how much do runs differ on this machine?
         while True:
             for row in last.values():
-                if row.get("on") == best["techniques"]:
+                if row.on == best.techniques:
                     self.judge(row)
-            steps, on = due(stairs, last, best), best["techniques"]
+            steps, on = due(stairs, last, best), best.techniques
             new = [name for _, name in steps if name not in last]
             first_runs = len(new) + sum(frozenset(cell[2]) not in self.results for cell in cells)
             self.reserved = first_runs + len(on) + bool(on)  # what was kept runs again
@@ -447,27 +443,27 @@ class Table:
                     (turn, name)
                     for turn, name in steps
                     if name in new
-                    or (turn is Turn.GAINS if last[name]["on"] == on else self.has_time(1))
+                    or (turn is Turn.GAINS if last[name].on == on else self.has_time(1))
                 ]
             self.count = len(self.rows + cells) + max(len(new), bool(steps))
             if not steps:
                 return best
             turn, name = steps[0]
             row = last.get(name)
-            if not row or row["on"] != on:  # one run
-                if row and row.get("verdict") == "ran once":
-                    row["verdict"] = "tried again"
+            if not row or row.on != on:  # one run
+                if row and row.verdict is Verdict.RAN_ONCE:
+                    row.verdict = Verdict.TRIED_AGAIN
                 last[name] = row = self.attempt("staircase", f"+{name}", sorted([*on, name]))
-                row |= dict(on=on, kept=False)
+                row.update(on=on, kept=False)
                 self.tell(row)
             elif turn is Turn.GAINS:  # most of all
-                row["kept"], best = True, row
-                say(f"        kept: {' '.join(row['techniques'])}")
-                self.rows[1:] = sorted(self.rows[1:], key=lambda row: (len(row["on"]), row["kept"]))
+                row.kept, best = True, row
+                say(f"        kept: {' '.join(row.techniques)}")
+                self.rows[1:] = sorted(self.rows[1:], key=lambda row: (len(row.on), row.kept))
             elif self.repeat(best) and self.repeat(row):  # a turn
                 self.tell(row)
             else:
-                last[name] = {"status": "skip"}  # not again
+                last[name] = Training(status="skip")  # not again
 
 
 def build_parser():
@@ -598,7 +594,7 @@ def main():
     except Stopped as reason:
         interrupted = f"Stopped by {reason} after {len(table.rows)} of {table.count} runs."
         say(interrupted)
-    conclude(table.rows, report.write, args.result_dir / "running", interrupted)
+    report.conclude(table.rows, report.write, args.result_dir / "running", interrupted)
 
 
 if __name__ == "__main__":

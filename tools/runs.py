@@ -23,6 +23,7 @@ import tty
 from pathlib import Path
 
 from paths import ROOT
+
 from terminal import say, show
 
 with contextlib.suppress(ImportError):  # --help needs no packages; need_packages() tells
@@ -337,20 +338,17 @@ def check_options(script, words, driver):
     parser.parse_args(words)
 
 
-def conclude(rows, write, stem, interrupted):
-    """Write and print the tables, then end: 130 if interrupted, 1 if a run failed, else 0."""
+def conclude(write, stem, interrupted, has_failed):
+    """Write and print the tables, then end: 130 if interrupted, 1 if a run failed, else 0.
+
+    `write(stem)` writes the tables; it is None if there is none.
+    """
     for number in SIGNALS:  # writing takes a second or two
         signal.signal(number, signal.SIG_IGN)
     for child in psutil.Process().children(recursive=True):  # started just as a signal came
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
-    if rows and interrupted:
-        rows[-1]["stopped"] = interrupted
-    if rows:
-        write(rows, stem)
+    if write:
+        write(stem)
         print(f"\n{stem.with_suffix('.md').read_text()}\nThis is {stem.with_suffix('.md')}")
-    sys.exit(
-        130
-        if interrupted
-        else any(row.get("failed", row["status"].upper()).startswith("FAIL") for row in rows)
-    )
+    sys.exit(130 if interrupted else has_failed)

@@ -70,15 +70,15 @@ def measured(family, row, rows):
     """
     trains = family == "train"
     about = dict(
-        techniques=row["techniques"] if trains else row["loader"].split("_", 1)[1:],
-        note="" if trains else row["cache"],
+        techniques=row.techniques if trains else row.loader.split("_", 1)[1:],
+        note="" if trains else row.cache,
     )
-    if row["status"] != "ok":
+    if row.status != "ok":
         return about | dict(problem=report.problem(row))
     speeds = report.speeds(row)
-    value = f"top-1 {row['val_top1']:.2%}" if trains else f"{row['megabytes_per_second']:,.1f} MB/s"
+    value = f"top-1 {row.val_top1:.2%}" if trains else f"{row.megabytes_per_second:,.1f} MB/s"
     return about | dict(
-        speed=row["images_per_second"],
+        speed=row.images_per_second,
         value=value,
         least=min(speeds),
         most=max(speeds),
@@ -95,11 +95,11 @@ def records():
         family = {"running": "train", "loading": "loader"}[kind]
         warning = report.warning(rows).replace("**", "") if family == "train" else ""
         limits = [
-            f"{row['loader']} is limited by {row['bottleneck']}: {row['evidence']}."
+            f"{row.loader} is limited by {row.bottleneck}: {row.evidence}."
             for row in rows
-            if "bottleneck" in row
+            if family == "loader" and row.bottleneck
         ]
-        limits += [row["stopped"] for row in rows if "stopped" in row]
+        limits += [row.stopped for row in rows if row.stopped is not None]
         found.append(
             dict(
                 folder=folder,
@@ -112,7 +112,7 @@ def records():
                 rows=[
                     measured(family, row, rows)
                     for row in rows  # without techniques that are gone
-                    if {*row.get("techniques", [])} <= {*compose.TECHNIQUES}
+                    if kind == "loading" or {*row.techniques} <= {*compose.TECHNIQUES}
                 ],
             )
         )
