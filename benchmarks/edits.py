@@ -1601,7 +1601,7 @@ LOOPS = [
         "train_one_epoch()",
         "loop",
         [lambda text: split_loop(text)],
-        refused="amp channels_last profile progressive",
+        refused="amp channels_last profile progressive DDP",
     ),
     Edit(
         "deterministic algorithms",
@@ -2009,7 +2009,7 @@ OPTIONS = [
             lambda text: re.sub(r'    add\("--steps".*\n', "", text),
             ("min(len(train_loader), args.steps or sys.maxsize)", "len(train_loader)"),
         ],
-        refused="amp",
+        refused="amp DDP",
         options="--batch_size 60",
     ),
     Edit(
@@ -2066,7 +2066,6 @@ TEXTS = [
 """,
             ),
         ],
-        refused="DALI cache",
     ),
     Edit(
         "tabs",
@@ -2082,13 +2081,13 @@ TEXTS = [
         "no comments",
         "text",
         [lambda text: re.sub("^ +# .*\n", "", text, flags=re.M)],
-        refused=" ".join(set(ALL) - {"cudnn", "fused"}),
+        refused=" ".join(set(ALL) - {"compile"}),
     ),
     Edit(
         "a comment over each paragraph",
         "text",
         [lambda text: re.sub(r"\n\n( {4,8})(?=[a-z])", r"\n\n\1# mine\n\1", text)],
-        refused="DALI cache cudnn fused",
+        refused="DALI DDP cache fused",
     ),
     Edit(
         "another docstring",

@@ -87,7 +87,7 @@ def test_compose_prints_just_the_merge():
     assert (done.returncode, done.stderr) == (0, "") and done.stdout == merged(baseline, chosen)
 
 
-@pytest.mark.fault(70)
+@pytest.mark.fault("join that is refused")
 def test_techniques_of_one_group_are_refused_with_the_reason():
     """Every pair that conflicts is refused, and no other."""
     for one, other in itertools.combinations(TECHNIQUES, 2):
@@ -121,7 +121,7 @@ def test_groups_follow_from_the_scripts(project):
     assert joined.returncode == 0 and "# mine\n" in joined.stdout and "autocast" in joined.stdout
 
 
-@pytest.mark.fault(70)
+@pytest.mark.fault("join that is refused")
 @pytest.mark.parametrize("words", [
     [], ["nothing"], ["amp", "nothing"], ["a[$(touch x)]"], ["../src/train"], ["--into"],
     [""], ["--into", "no/such/file.py", "amp"], ["am*"], ["amp", "--verify"],
@@ -136,7 +136,7 @@ def test_wrong_use(words, tmp_path):
         assert all(name in done.stderr for name in TECHNIQUES)
 
 
-@pytest.mark.fault(66)
+@pytest.mark.fault("another folder or a link")
 def test_from_another_folder_through_a_link_with_a_space(project, tmp_path):
     link = tmp_path / "link.sh"
     link.symlink_to(project / "compose.sh")
@@ -278,7 +278,7 @@ def one_origin(monkeypatch):
     monkeypatch.setattr(compose, "find_origin", lambda yours: None)
 
 
-@pytest.mark.fault(88)
+@pytest.mark.fault("formatted copy")
 @pytest.mark.parametrize("name", formatters())
 @pytest.mark.parametrize("there", [True, False], ids=["formatter", "no_formatter"])
 def test_each_technique_joins_a_formatted_copy(name, there, one_origin, monkeypatch, tmp_path):
@@ -349,7 +349,7 @@ def test_one_after_the_other_is_as_all_at_once(tmp_path):
     assert mine.read_text() == at_once
 
 
-@pytest.mark.fault(70)
+@pytest.mark.fault("join that is refused")
 @pytest.mark.parametrize("technique, old, new", [
     ("amp", "            loss = loss_function(output, labels)\n",
      "            loss = loss_function(output, labels) + 1e-4 * output.square().mean()\n"),
@@ -435,7 +435,7 @@ FORMATTERS = [[tool, *words, f"--line-length={width}"] for width in (79, 100, 12
               for tool, *words in (["ruff", "format", "--isolated"], ["black", "-q"])]
 
 
-@pytest.mark.fault(88)
+@pytest.mark.fault("formatted copy")
 @pytest.mark.parametrize("command", FORMATTERS, ids=lambda command: command[0] + command[-1][14:])
 def test_a_formatted_copy_joins_as_if_it_were_not(command, tmp_path):
     tool = shutil.which(command[0]) or shutil.which(command[0], path=Path(sys.executable).parent)
@@ -518,7 +518,7 @@ def test_the_users_git_settings_do_not_matter(tmp_path):
     assert done.stderr == run_compose("--into", mine, "amp").stderr
 
 
-@pytest.mark.fault(29)
+@pytest.mark.fault("full disk")
 def test_a_full_disk_leaves_the_copy(tmp_path):
     with SmallDisk(tmp_path / "disk", kilobytes=28, bytes_a_file=16 << 10) as disk:
         mine = disk.folder / "mine.py"

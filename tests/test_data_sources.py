@@ -70,7 +70,7 @@ def loader_of(photos, on_gpu=False, augment="none", order=range(26)):
 
 
 # ------------------------------------------------------------------------------------- DALI
-@pytest.mark.fault(8, 11)
+@pytest.mark.fault("grey JPEG", "EXIF orientation")
 @pytest.mark.parametrize("steps", [6, 2])
 @pytest.mark.parametrize("device", [
     "cpu", pytest.param("cpu", marks=pytest.mark.gpu, id="cpu_to_gpu"),
@@ -344,7 +344,7 @@ def test_padded_crops_in_training(photos, tmp_path):
         assert {place for split, place in seen if split == "val"} == {(4, 4, 0)}
 
 
-@pytest.mark.fault(48)
+@pytest.mark.fault("not divisible by batch or processes")
 @pytest.mark.parametrize("technique", ["DALI", "cache"])
 def test_two_processes_share_the_pictures(technique, photos, tmp_path):
     """As many batches on each, together the baseline's; each picture once in validation."""
@@ -384,7 +384,8 @@ def odd_pictures(tmp_path_factory):
 
 
 @each_source
-@pytest.mark.fault(6, 7, 8, 10, 11, 12, 26)
+@pytest.mark.fault("PNG named as a JPEG", "CMYK JPEG", "grey JPEG", "16-bit PNG",
+                   "EXIF orientation", "corrupt EXIF", "endings in any case")
 def test_odd_pictures(name, odd_pictures, tmp_path):
     """DALI gives the pixels of loader.py, nearly; the cache those of train.py, exactly."""
     script = keeping_batches(SRC / f"{name}.py", tmp_path)
@@ -409,7 +410,8 @@ def test_odd_pictures(name, odd_pictures, tmp_path):
 
 
 @each_source
-@pytest.mark.fault(21, 23, 25, 26)
+@pytest.mark.fault("odd file names", "brackets in the path", "other files among the images",
+                   "endings in any case")
 def test_odd_names(name, tmp_path):
     data = tmp_path / "a [b] *c d"
     for split in ("train", "val"):
@@ -423,7 +425,8 @@ def test_odd_names(name, tmp_path):
     assert f" {2 * (len(ODD_NAMES) + 2)} images, " in output and len(record["epochs"]) == 2
 
 
-@pytest.mark.fault(1, 2, 5, 13, 46)
+@pytest.mark.fault("empty image", "image cut in half", "text named as an image",
+                   "header of a huge image", "corrupt image in a DALI epoch")
 @pytest.mark.parametrize("kind", ["zero bytes", "half", "text", "900 megapixels"])
 @pytest.mark.parametrize("name", ["train_DALI", "train_cache", on_gpu("train_DALI")])
 def test_damaged_picture(name, kind, photos, tmp_path, request):
@@ -443,7 +446,8 @@ def test_damaged_picture(name, kind, photos, tmp_path, request):
 
 
 @pytest.mark.skipif(not FAULTY.exists(), reason="needs the pictures of ../shared/data/faulty")
-@pytest.mark.fault(2, 7, 9, 11, 12)
+@pytest.mark.fault("image cut in half", "CMYK JPEG", "transparent image", "EXIF orientation",
+                   "corrupt EXIF")
 def test_real_faulty_files_with_dali(photos):
     """Each is read, or the error names it."""
     module = module_of(SRC / "train_DALI.py")
@@ -468,7 +472,7 @@ def test_real_faulty_files_with_dali(photos):
 
 
 @each_source
-@pytest.mark.fault(19)
+@pytest.mark.fault("no images in the source")
 def test_a_dataset_that_is_missing_or_empty(name, tmp_path):
     for folder, status in (tmp_path / "missing", 2), (tmp_path / "empty", 1):
         done = run_forked(SRC / f"{name}.py", "--dataset", folder, cwd=tmp_path)
@@ -477,7 +481,7 @@ def test_a_dataset_that_is_missing_or_empty(name, tmp_path):
 
 
 @each_source
-@pytest.mark.fault(51)
+@pytest.mark.fault("dataset smaller than a batch")
 def test_fewer_pictures_than_a_batch(name, tmp_path):
     """A batch of all pictures is trained on, a larger one is an error."""
     data = classes(classes(tmp_path / "data"), "val")
@@ -488,7 +492,7 @@ def test_fewer_pictures_than_a_batch(name, tmp_path):
     assert len(record["epochs"]) == 2
 
 
-@pytest.mark.fault(61)
+@pytest.mark.fault("wrong options")
 @pytest.mark.parametrize("name, option", [("train_DALI", "--dali_device"),
                                           ("train_cache", "--cache_device")])
 def test_unknown_device(name, option, digits, tmp_path):
@@ -496,7 +500,7 @@ def test_unknown_device(name, option, digits, tmp_path):
     assert re.search(f"{option}.*tpu", error_line(done, name, 2))
 
 
-@pytest.mark.fault(47)
+@pytest.mark.fault("no GPU or no DALI")
 @pytest.mark.parametrize("name, option", [("train_DALI", "--dali_device"),
                                           ("train_cache", "--cache_device")])
 def test_gpu_option_without_a_gpu(name, option, digits, tmp_path):
@@ -506,7 +510,7 @@ def test_gpu_option_without_a_gpu(name, option, digits, tmp_path):
     assert name == "train_DALI" or "MB of cpu memory" in done.stdout
 
 
-@pytest.mark.fault(47)
+@pytest.mark.fault("no GPU or no DALI")
 def test_without_dali_the_last_line_says_what_is_missing(tmp_path):
     (tmp_path / "nvidia").mkdir()
     (tmp_path / "nvidia/__init__.py").write_text("")
@@ -515,7 +519,7 @@ def test_without_dali_the_last_line_says_what_is_missing(tmp_path):
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'nvidia.dali'"
 
 
-@pytest.mark.fault(82)
+@pytest.mark.fault("memory limit of a container")
 @pytest.mark.parametrize("line, limits, is_refused", [
     ("0::/job/step", {"job/memory.max": 10 ** 6, "job/step/memory.max": "max"}, True),  # Slurm, v2
     ("4:memory:/job", {"memory/job/memory.limit_in_bytes": 10 ** 6}, True),  # v1
@@ -537,7 +541,7 @@ def test_the_limit_of_a_container_or_job_counts(line, limits, is_refused, digits
             done, "train_cache", 2)
 
 
-@pytest.mark.fault(82)
+@pytest.mark.fault("memory limit of a container")
 def test_an_allocation_that_fails_is_one_line(digits, tmp_path):
     """As under `ulimit -v`: 1.3 GB of images are less than is free, and more than is allowed."""
     (tmp_path / "limited.py").write_text("""

@@ -41,7 +41,7 @@ def test_equal_to_the_baseline_on_the_same_global_batches(digits, tmp_path):
         assert f["val_top1"] == e["val_top1"] and f["val_top5"] == e["val_top5"]
 
 
-@pytest.mark.fault(48)
+@pytest.mark.fault("not divisible by batch or processes")
 def test_validation_counts_each_picture_once(digits, tmp_path):
     """70 pictures over 1, 2 and 3 processes, with weights that stand still."""
     options = ["--dataset", digits, *TINY, "--epochs", 1, "--batch_size", 42, "--steps", 1, "--lr",
@@ -74,7 +74,7 @@ def test_order_is_that_of_distributed_sampler():
             assert sorted(together) == sorted(order[10 * k:10 * k + 10])
 
 
-@pytest.mark.fault(74)
+@pytest.mark.fault("augmentation without workers")
 @pytest.mark.parametrize("workers", sorted({0, DDP_WORKERS}))
 def test_ranks_draw_different_crops_and_dropout(workers, digits, tmp_path):
     """All pictures are one, so that only the crops and flips can make a difference."""
@@ -98,7 +98,7 @@ def test_ranks_draw_different_crops_and_dropout(workers, digits, tmp_path):
 
 
 # -------------------------------------------------------------------------------- wrong use
-@pytest.mark.fault(84)
+@pytest.mark.fault("errors of PyTorch")
 def test_local_rank_alone_is_no_launcher(digits, tmp_path):
     """Some schedulers and editors set LOCAL_RANK."""
     done = run(sys.executable, SRC / "train_DDP.py", "--dataset", digits, cwd=tmp_path,
@@ -106,7 +106,7 @@ def test_local_rank_alone_is_no_launcher(digits, tmp_path):
     assert_one_line(done, 2, "torchrun --standalone --nproc_per_node=gpu train_DDP.py")
 
 
-@pytest.mark.fault(84)
+@pytest.mark.fault("errors of PyTorch")
 def test_sync_bn_without_a_gpu_is_refused(digits, tmp_path):
     done = run_forked(SRC / "train_DDP.py", "--dataset", digits, *TINY, "--sync_bn", "--result_dir",
                       tmp_path, ranks=2)
@@ -119,14 +119,14 @@ def test_without_a_launcher_one_line_says_how(digits, tmp_path):
     assert_one_line(done, 2, "torchrun --standalone --nproc_per_node=gpu train_DDP.py")
 
 
-@pytest.mark.fault(61)
+@pytest.mark.fault("wrong options")
 def test_batch_that_is_no_multiple_of_the_processes(digits, tmp_path):
     done = run_forked(SCRIPT, "--dataset", digits, "--batch_size", 41, cwd=tmp_path, ranks=2)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "error: --batch_size 41 is not a multiple of 2 processes" in done.stderr
 
 
-@pytest.mark.fault(51)
+@pytest.mark.fault("dataset smaller than a batch")
 def test_fewer_pictures_than_a_batch(tmp_path):
     data = classes(classes(tmp_path / "data"), "val")
     options = ["--dataset", data, *TINY, "--result_dir", tmp_path / "r"]
@@ -137,7 +137,7 @@ def test_fewer_pictures_than_a_batch(tmp_path):
     assert len(record["epochs"]) == 2
 
 
-@pytest.mark.fault(63)
+@pytest.mark.fault("loss not finite")
 def test_loss_that_is_not_finite(digits, tmp_path):
     done = run_forked(SCRIPT, "--dataset", digits, *TINY, "--lr", "1e30", "--result_dir", tmp_path,
                       ranks=2)
@@ -146,7 +146,7 @@ def test_loss_that_is_not_finite(digits, tmp_path):
     assert not (tmp_path / "train_DDP.json").exists()
 
 
-@pytest.mark.fault(57, 58)
+@pytest.mark.fault("unusable checkpoint", "pickle in a checkpoint")
 def test_checkpoints_that_are_refused(digits, tmp_path):
     (tmp_path / "text.pt").write_text("<html></html>")
     torch.save({"parts": {"model": Hostile(str(tmp_path / "trap"))}}, tmp_path / "pickle.pt")
@@ -204,7 +204,7 @@ def begin(script, *options, log, restarts):
                      stdout=file, stderr=file)
 
 
-@pytest.mark.fault(54)
+@pytest.mark.fault("DDP process killed")
 @pytest.mark.parametrize("faults", [
     ["raising", "hanging", "killed"],  # and goes on after a kill: in the next test
     pytest.param(["killed", "hanging", "raising", "killed"], marks=pytest.mark.gpus, id="by_nccl")])
@@ -248,7 +248,7 @@ def test_a_rank_fails(faults, digits, tmp_path):
         assert line in log.read_text()
 
 
-@pytest.mark.fault(54, 55, 62)
+@pytest.mark.fault("DDP process killed", "kill while training", "two runs at once")
 def test_ranks_killed_twice(digits, rng, tmp_path):
     """The rank that saves, in a save, and any rank after a checkpoint.
 

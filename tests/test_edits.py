@@ -22,7 +22,7 @@ def test_every_edit_applies_and_compiles():
         assert set(names) <= {*ALL, "all"}, edit.name
 
 
-@pytest.mark.fault(70, 76)
+@pytest.mark.fault("join that is refused", "clean merge that is wrong")
 def test_joins_are_refused_or_warned_of(tmp_path, monkeypatch):
     """Ten edits with every technique. `python benchmarks/edits.py --merge` joins all."""
     monkeypatch.setattr(compose, "find_origin", functools.cache(compose.find_origin))
@@ -38,7 +38,7 @@ def test_joins_are_refused_or_warned_of(tmp_path, monkeypatch):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.fault(76)
+@pytest.mark.fault("clean merge that is wrong")
 def test_an_edit_verified():
     """DDP counts only its share of the guesses, amp is right. `python benchmarks/edits.py` verifies
     all."""

@@ -110,7 +110,7 @@ def test_fused_leaves_out_a_first_step_that_overflows(digits, tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.fault(59)
+@pytest.mark.fault("checkpoint of another variant")
 def test_checkpoints_resume_across_variants(digits, tmp_path):
     for source, to in zip(ONE_PROCESS, ONE_PROCESS[1:] + ONE_PROCESS[:1]):
         train(source, "--dataset", digits, *TINY, "--epochs", 1, "--result_dir", tmp_path / "a")

@@ -81,7 +81,9 @@ def test_both_scripts_read_what_either_has_built(tmp_path):
             "data_test.lmdb", "data_train.lmdb"]
 
 
-@pytest.mark.fault(6, 7, 8, 11, 12, 21, 22, 23, 25, 26)
+@pytest.mark.fault("PNG named as a JPEG", "CMYK JPEG", "grey JPEG", "EXIF orientation",
+                   "corrupt EXIF", "odd file names", "name that is not UTF-8",
+                   "brackets in the path", "other files among the images", "endings in any case")
 def test_training_is_the_baselines_bit_for_bit(tmp_path):
     """Pictures of all kinds and names, in a folder whose name has special characters."""
     data = tmp_path / "a [b] *c d"
@@ -175,7 +177,7 @@ def change_size(data):
 
 
 @each_script
-@pytest.mark.fault(71)
+@pytest.mark.fault("images replaced under an LMDB file")
 @pytest.mark.parametrize("change", [grow, rename, change_time, change_size],
                          ids=lambda change: change.__name__)
 def test_pictures_have_changed(built, name, change, tmp_path):
@@ -188,7 +190,7 @@ def test_pictures_have_changed(built, name, change, tmp_path):
 
 
 @each_script
-@pytest.mark.fault(71)
+@pytest.mark.fault("images replaced under an LMDB file")
 def test_another_dataset_of_the_same_names(built, name, tmp_path):
     other = splits(tmp_path / "elsewhere/data")
     line = error_of(run_forked(*command(name, other, tmp_path)), name)
@@ -206,7 +208,7 @@ def test_both_scripts_build_and_open_a_file_with_the_same_code():
 
 
 @each_script
-@pytest.mark.fault(29)
+@pytest.mark.fault("full disk")
 def test_disk_full_while_building(name, tmp_path):
     """The error names the file. No file has the final name; with room the same command succeeds."""
     data = tmp_path / "data"
@@ -226,7 +228,7 @@ def test_disk_full_while_building(name, tmp_path):
 
 
 @each_script
-@pytest.mark.fault(35)
+@pytest.mark.fault("LMDB file that has to grow")
 def test_large_and_many_files(name, tmp_path):
     """Every byte of files far larger than a page, and of more small ones than a page holds."""
     data = tmp_path / "data"
@@ -246,7 +248,7 @@ def test_large_and_many_files(name, tmp_path):
             assert transaction.get(b"%d" % i) == content and size == len(content)
 
 
-@pytest.mark.fault(30, 36)
+@pytest.mark.fault("kill while resizing", "kill while building an LMDB file")
 def test_killed_10_times_while_building(rng, tmp_path):
     """A half-built file never has the final name; the last run makes that of a clean build."""
     data, built = tmp_path / "data", "data_train.lmdb"
@@ -284,7 +286,7 @@ def test_killed_10_times_while_building(rng, tmp_path):
     assert {path.name: path.read_bytes() for path in final.parent.iterdir()} == clean
 
 
-@pytest.mark.fault(62)
+@pytest.mark.fault("two runs at once")
 def test_three_runs_build_one_file(tmp_path):
     data = tmp_path / "data"
     for split in ("train", "val"):
@@ -312,7 +314,7 @@ def test_two_processes_of_one_training_build_one_file(tmp_path):
 
 # ------------------------------------------------------------------------------- a bad file
 @each_script
-@pytest.mark.fault(37)
+@pytest.mark.fault("LMDB file cut short")
 def test_cut_short(built, name):
     words, path = built
     whole = path.read_bytes()
@@ -323,7 +325,7 @@ def test_cut_short(built, name):
 
 
 @each_script
-@pytest.mark.fault(38)
+@pytest.mark.fault("garbage as an LMDB file")
 @pytest.mark.parametrize("content", [b"", b"\0" * 20000, os.urandom(20000)],
                          ids=["empty", "zeros", "noise"])
 def test_garbage(built, name, content):
@@ -334,7 +336,7 @@ def test_garbage(built, name, content):
 
 
 @each_script
-@pytest.mark.fault(39)
+@pytest.mark.fault("wrong path")
 def test_wrong_path(name, tmp_path):
     """A folder that is missing, a file where a folder belongs, a folder where a file belongs."""
     data = splits(tmp_path / "data")
@@ -347,14 +349,14 @@ def test_wrong_path(name, tmp_path):
     assert not [path for path in tmp_path.rglob("*lmdb*") if path.is_file()]
 
 
-@pytest.mark.fault(19)
+@pytest.mark.fault("no images in the source")
 @each_script
 def test_dataset_missing(name, tmp_path):
     done = run_forked(*command(name, tmp_path / "data", tmp_path))
     assert "data" in error_of(done, name, 2) and not list(tmp_path.glob("*lmdb*"))
 
 
-@pytest.mark.fault(41)
+@pytest.mark.fault("start methods of LMDB workers")
 def test_workers_of_each_start_method(tmp_path):
     """The parent reads pictures of both scripts before it starts the workers."""
     (tmp_path / "use.py").write_text(f"""
@@ -385,7 +387,7 @@ if __name__ == "__main__":
 
 
 @each_script
-@pytest.mark.fault(42)
+@pytest.mark.fault("read-only folder")
 def test_read_only_folder(built, name, tmp_path):
     """The file is read and nothing is made beside it; building there is an error."""
     with SmallDisk(tmp_path / "fixed", 4096) as disk:
@@ -401,7 +403,7 @@ def test_read_only_folder(built, name, tmp_path):
         assert sorted(disk.folder.iterdir()) == before
 
 
-@pytest.mark.fault(43)
+@pytest.mark.fault("pickle in an LMDB record")
 @pytest.mark.parametrize("key", [b"3", b"index 2"])
 @pytest.mark.parametrize("name, has_folder", [("loader_LMDB", True), ("loader_LMDB", False),
                                               ("train_LMDB", True)])
@@ -416,7 +418,7 @@ def test_a_pickle_is_never_executed(built, name, key, has_folder, tmp_path):
 
 
 @each_script
-@pytest.mark.fault(44)
+@pytest.mark.fault("LMDB record of another version")
 def test_a_record_is_missing(built, name):
     words, path = built
     edit(path, lambda transaction: transaction.delete(b"7"))
@@ -425,7 +427,7 @@ def test_a_record_is_missing(built, name):
 
 
 @each_script
-@pytest.mark.fault(36, 44)
+@pytest.mark.fault("kill while building an LMDB file", "LMDB record of another version")
 def test_a_file_without_an_index_or_of_another_version(built, name):
     """The index is written last, so a half-built file has none."""
     words, path = built
@@ -435,7 +437,7 @@ def test_a_file_without_an_index_or_of_another_version(built, name):
 
 
 @pytest.mark.parametrize("name", ["loader_LMDB"])
-@pytest.mark.fault(44)
+@pytest.mark.fault("LMDB record of another version")
 @pytest.mark.parametrize("change, named", [
     (lambda index: index.pop("files"), "'files'"),
     (lambda index: index.pop("classes"), "'classes'"),
@@ -452,7 +454,7 @@ def test_a_damaged_index_without_the_folder(built, name, change, named, tmp_path
 
 
 @each_script
-@pytest.mark.fault(1, 2, 5)
+@pytest.mark.fault("empty image", "image cut in half", "text named as an image")
 @pytest.mark.parametrize("kind", ["zero bytes", "half", "text"])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_damaged_picture(name, kind, workers, tmp_path):

@@ -148,7 +148,8 @@ def assert_agree(load, data, names, *options):
         assert close >= 0.99, f"{name}: {close:.2%} of the pixels within 2"
 
 
-@pytest.mark.fault(6, 7, 8, 10, 11, 26)
+@pytest.mark.fault("PNG named as a JPEG", "CMYK JPEG", "grey JPEG", "16-bit PNG",
+                   "EXIF orientation", "endings in any case")
 @pytest.mark.parametrize("resize, crop", [(64, 56), (0, 75)])
 def test_loaders_agree_on_every_kind_of_picture(load, tmp_path, resize, crop):
     unusual(tmp_path / "kinds")
@@ -156,7 +157,7 @@ def test_loaders_agree_on_every_kind_of_picture(load, tmp_path, resize, crop):
     assert_agree(load, tmp_path / "data", names, "--resize", resize, "--image_size", crop)
 
 
-@pytest.mark.fault(7, 11)
+@pytest.mark.fault("CMYK JPEG", "EXIF orientation")
 @pytest.mark.skipif(not FAULTY.exists(), reason="needs the real pictures of ../shared/data")
 def test_loaders_agree_on_real_pictures(load, tmp_path):
     names = one_a_class(tmp_path / "data", [
@@ -165,7 +166,7 @@ def test_loaders_agree_on_real_pictures(load, tmp_path):
     assert_agree(load, tmp_path / "data", names)
 
 
-@pytest.mark.fault(7, 9)
+@pytest.mark.fault("CMYK JPEG", "transparent image")
 def test_pixels_are_the_colours_meant(load, tmp_path):
     """CMYK is not inverted, transparent parts have the colours that they hide."""
     red = Image.new("RGB", (64, 64), (200, 30, 40))
@@ -186,7 +187,8 @@ def test_pixels_are_the_colours_meant(load, tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.fault(6, 7, 8, 10, 11, 26)
+@pytest.mark.fault("PNG named as a JPEG", "CMYK JPEG", "grey JPEG", "16-bit PNG",
+                   "EXIF orientation", "endings in any case")
 @pytest.mark.parametrize("batch_size", [8, 100])  # with two of DALI's pipelines and with one
 def test_gpu_decoder_agrees(load, tmp_path, batch_size):
     """The GPU spreads the colours of a JPEG a little otherwise: means differ by less than 1."""
@@ -230,7 +232,7 @@ def numbers_of(epoch, layout):
 
 
 @each_loader
-@pytest.mark.fault(48)
+@pytest.mark.fault("not divisible by batch or processes")
 @pytest.mark.parametrize("layout, batch_size, workers", [
     ("classes", 4, 2), ("pairs", 20, 1)])
 def test_every_sample_once_an_epoch(load, numbered, loader, layout, batch_size, workers):
@@ -255,7 +257,7 @@ def test_every_sample_once_an_epoch(load, numbered, loader, layout, batch_size, 
 
 
 @each_layout
-@pytest.mark.fault(48)
+@pytest.mark.fault("not divisible by batch or processes")
 @pytest.mark.parametrize("batch_size, samples", [(5, 13), (4, 9), (3, 11), (1, 3), (12, 13)])
 def test_every_sample_once_from_two_pipelines(numbered, layout, batch_size, samples):
     module = module_of(SRC / "loader_DALI.py")
@@ -273,7 +275,7 @@ def test_every_sample_once_from_two_pipelines(numbered, layout, batch_size, samp
 
 @pytest.mark.gpu
 @each_layout
-@pytest.mark.fault(48)
+@pytest.mark.fault("not divisible by batch or processes")
 def test_every_sample_once_on_a_gpu(load, numbered, layout):
     for batch_size, samples in ((5, 13), (4, 9), (3, 11)):
         done = load("loader_DALI", numbered / layout, "--resize", 48, "--image_size", 40, "--workers",
@@ -286,7 +288,7 @@ def test_every_sample_once_on_a_gpu(load, numbered, layout):
         assert len(set(orders[0])) == len(orders[0]) == samples
 
 
-@pytest.mark.fault(48)
+@pytest.mark.fault("not divisible by batch or processes")
 @pytest.mark.parametrize("shards", [1, 2, 3, 5])
 def test_external_input_iterator(numbered, shards):
     """All shards have equally many full batches, which hold each pair; a new order is used."""
@@ -360,7 +362,8 @@ def spoil(path, kind):
 
 
 @each_layout
-@pytest.mark.fault(1, 2, 5, 46)
+@pytest.mark.fault("empty image", "image cut in half", "text named as an image",
+                   "corrupt image in a DALI epoch")
 @each_decoder
 @pytest.mark.parametrize("kind", ["zero bytes", "half", "text"])
 def test_damaged_picture(load, tmp_path, loader, kind, layout, request):
@@ -377,7 +380,7 @@ def test_damaged_picture(load, tmp_path, loader, kind, layout, request):
     assert not done.record
 
 
-@pytest.mark.fault(13)
+@pytest.mark.fault("header of a huge image")
 @each_decoder
 @pytest.mark.parametrize("width, height", [(30_000, 30_000), (2 ** 31 + 28, 28)])
 def test_a_header_that_claims_too_much(load, tmp_path, loader, width, height):
@@ -389,7 +392,8 @@ def test_a_header_that_claims_too_much(load, tmp_path, loader, width, height):
 
 
 @pytest.mark.skipif(not FAULTY.exists(), reason="needs the pictures of ../shared/data/faulty")
-@pytest.mark.fault(2, 7, 9, 11, 12, 14)
+@pytest.mark.fault("image cut in half", "CMYK JPEG", "transparent image", "EXIF orientation",
+                   "corrupt EXIF", "PNG text bomb")
 @each_decoder
 def test_real_faulty_files_are_read_or_refused(loader, photos, recwarn, capfd, request):
     """DALI passes over a PNG's texts, so it reads a text bomb."""
@@ -423,7 +427,7 @@ def test_real_faulty_files_are_read_or_refused(loader, photos, recwarn, capfd, r
 
 
 @each_loader
-@pytest.mark.fault(12)
+@pytest.mark.fault("corrupt EXIF")
 def test_corrupt_exif_is_no_error(load, tmp_path, loader):
     data = classes(tmp_path / "data")
     exif = b"Exif\0\0" + b"II*\0\x08\0\0\0\xff\xff\x12\x01\x03\0\x01\0" + b"\xff" * 9
@@ -433,7 +437,7 @@ def test_corrupt_exif_is_no_error(load, tmp_path, loader):
     assert "arning" not in done.stderr and "rror" not in done.stderr
 
 
-@pytest.mark.fault(19)
+@pytest.mark.fault("no images in the source")
 def test_source_missing_empty_or_without_classes(load, tmp_path):
     (tmp_path / "empty").mkdir()
     save(photo(1), tmp_path / "flat/train/1.jpg")
@@ -450,7 +454,7 @@ ODD_NAMES = ["with space.jpg", "it's.jpg", 'say "x".jpg', "-dash.jpg", "new\nlin
 
 @each_loader
 @each_layout
-@pytest.mark.fault(21, 23)
+@pytest.mark.fault("odd file names", "brackets in the path")
 def test_odd_names(load, tmp_path, loader, layout):
     data = tmp_path / "a [b] *c d"
     for name in ODD_NAMES:
@@ -461,7 +465,7 @@ def test_odd_names(load, tmp_path, loader, layout):
     assert done.record["samples"] == len(ODD_NAMES) * (2 if layout == "classes" else 1)
 
 
-@pytest.mark.fault(22)
+@pytest.mark.fault("name that is not UTF-8")
 def test_name_that_is_not_utf8(load, tmp_path):
     """It is read, or named with its odd byte escaped."""
     data = classes(tmp_path / "data", count=2)
@@ -474,7 +478,7 @@ def test_name_that_is_not_utf8(load, tmp_path):
 
 
 @each_loader
-@pytest.mark.fault(25, 26)
+@pytest.mark.fault("other files among the images", "endings in any case")
 def test_other_files_and_endings(load, tmp_path, loader):
     """Pictures are found by any known ending in any case; other files are passed over."""
     data = classes(tmp_path / "data", count=2)
@@ -487,7 +491,7 @@ def test_other_files_and_endings(load, tmp_path, loader):
 
 
 @each_loader
-@pytest.mark.fault(49)
+@pytest.mark.fault("pair without a partner")
 @pytest.mark.parametrize("size", [(81, 64), (50, 40)])
 def test_sizes_of_a_pair_differ(load, tmp_path, loader, size):
     data = pairs(tmp_path / "data")
@@ -496,7 +500,7 @@ def test_sizes_of_a_pair_differ(load, tmp_path, loader, size):
     assert "03.png" in line and str(size) in line and "(80, 64)" in line
 
 
-@pytest.mark.fault(49)
+@pytest.mark.fault("pair without a partner")
 def test_partner_missing(load, tmp_path):
     data = pairs(tmp_path / "missing")
     (data / "train/sharp/scene one/01.png").unlink()
@@ -517,7 +521,7 @@ def test_other_names_of_the_folders_of_pairs(load, tmp_path, loader):
 
 
 @each_layout
-@pytest.mark.fault(50)
+@pytest.mark.fault("image smaller than the crop")
 @pytest.mark.parametrize("loader", [*LOADERS, on_gpu("loader_DALI")])
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_picture_smaller_than_the_crop(load, tmp_path, loader, split, layout):
@@ -530,7 +534,7 @@ def test_picture_smaller_than_the_crop(load, tmp_path, loader, split, layout):
     assert load(loader, data, "--split", split, "--resize", 40, "--image_size", 40).returncode == 0
 
 
-@pytest.mark.fault(29)
+@pytest.mark.fault("full disk")
 def test_disk_full_for_the_record(tmp_path):
     """There is no half record."""
     data = classes(tmp_path / "data")
@@ -543,7 +547,7 @@ def test_disk_full_for_the_record(tmp_path):
         assert not list(disk.folder.glob("*.json"))
 
 
-@pytest.mark.fault(47)
+@pytest.mark.fault("no GPU or no DALI")
 def test_without_dali(tmp_path):
     """The last line says what is missing; loading.sh knows by it that the run is a skip."""
     (tmp_path / "nvidia").mkdir()
@@ -553,13 +557,13 @@ def test_without_dali(tmp_path):
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'nvidia.dali'"
 
 
-@pytest.mark.fault(47)
+@pytest.mark.fault("no GPU or no DALI")
 def test_without_a_gpu_dali_runs_on_the_cpu(load, tmp_path):
     done = load("loader_DALI", classes(tmp_path / "data"), *SMALL, "--dali_device", "gpu")
     assert done.returncode == 0 and "to cpu" in done.stdout, done.stderr
 
 
-@pytest.mark.fault(41, 83)
+@pytest.mark.fault("start methods of LMDB workers", "start methods of loading workers")
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_each_start_method(method, tmp_path):
     """forkserver is the default of Python 3.14; workers are started anew in each cold epoch."""

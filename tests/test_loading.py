@@ -59,7 +59,7 @@ def rows_of(folder):
     return json.loads((folder / "loading.json").read_text())
 
 
-@pytest.mark.fault(23, 66, 69)
+@pytest.mark.fault("brackets in the path", "another folder or a link", "old results")
 def test_table_records_and_bottleneck(project, data, tmp_path):
     """Called from another folder, through a link, with old results there."""
     link = tmp_path / "a link.sh"
@@ -109,7 +109,7 @@ def test_a_path_and_options_of_its_own(in_memory, tmp_path):
         assert re.search(r"\d of \d+ cores busy.*; the files are in memory", rows[0]["evidence"])
 
 
-@pytest.mark.fault(68)
+@pytest.mark.fault("wrong use of loading.sh")
 @pytest.mark.parametrize("words, said", [
     ([], "usage"), (["loader.py"], "usage"), (["nothing.py", "DATA"], "nothing.py"),
     (["DATA", "loader.py"], "no script"), (["loader.py", "/no/such/set"], "/no/such/set"),
@@ -135,7 +135,7 @@ def test_wrong_use(data, tmp_path, words, said):
     assert "Traceback" not in done.stderr and not (tmp_path / "hit").exists()
 
 
-@pytest.mark.fault(31, 67)
+@pytest.mark.fault("Ctrl-C", "Ctrl-C in running.sh")
 def test_ctrl_c(in_memory, tmp_path):
     """The table of the runs before, nothing left; test_running.py has the driver killed alone."""
     slow = loader_with(tmp_path / "slow.py", "time.sleep(999)")
@@ -184,7 +184,7 @@ while line='96, 98'; do echo "$line"; [[ $* == *-lms* ]] || exit 0; sleep 0.02; 
 """
 
 
-@pytest.mark.fault(65)
+@pytest.mark.fault("one variant fails")
 def test_it_names_io_on_a_slow_disk(data, tmp_path):
     """It also tells how busy a GPU is, by a stand-in's figures, and why a loader fails."""
     (tmp_path / "marks").mkdir()

@@ -207,7 +207,9 @@ def test_an_icc_profile_is_kept(album):
     assert profile == Image.open(io.BytesIO(GOOD["icc.jpg"])).info["icc_profile"]
 
 
-@pytest.mark.fault(1, 2, 3, 5, 13, 14, 22)
+@pytest.mark.fault("empty image", "image cut in half", "JPEG without its end",
+                   "text named as an image", "header of a huge image", "PNG text bomb",
+                   "name that is not UTF-8")
 def test_bad_pictures_are_named_and_left_out(album):
     lines = album.run.stderr.splitlines()
     for name in BAD:
@@ -230,7 +232,7 @@ def test_a_large_jpeg_looks_as_if_decoded_in_full(album):
     assert difference(image, whole.resize(image.size, Image.BILINEAR)) < 1
 
 
-@pytest.mark.fault(6)
+@pytest.mark.fault("PNG named as a JPEG")
 def test_a_png_named_jpeg_becomes_a_jpeg(album):
     for name, size in (("png_inside", (64, 48)), ("small png_inside", (40, 30))):
         image = picture(album, f"row 6/{name}.JPEG")
@@ -238,21 +240,21 @@ def test_a_png_named_jpeg_becomes_a_jpeg(album):
         assert album.files[f"row 6/{name}.JPEG"][:3] == b"\xff\xd8\xff"
 
 
-@pytest.mark.fault(7)
+@pytest.mark.fault("CMYK JPEG")
 def test_cmyk_becomes_rgb_of_the_same_colours(album):
     image = picture(album, "row7/cmyk.JPEG")
     assert image.mode == "RGB"
     assert difference(image, draw().resize((64, 48), Image.BILINEAR)) < 12
 
 
-@pytest.mark.fault(8)
+@pytest.mark.fault("grey JPEG")
 def test_grey_stays_grey(album):
     image = picture(album, "row8/grey.jpg")
     assert image.mode == "L"
     assert difference(image, draw().convert("L").resize((64, 48), Image.BILINEAR)) < 4
 
 
-@pytest.mark.fault(9)
+@pytest.mark.fault("transparent image")
 def test_transparency_is_filled_with_white(album):
     for name in ("rgba", "la"):
         image = picture(album, f"row9/{name}.png")
@@ -260,7 +262,7 @@ def test_transparency_is_filled_with_white(album):
     assert picture(album, "row9/palette.png").mode == "RGB"
 
 
-@pytest.mark.fault(10)
+@pytest.mark.fault("16-bit PNG")
 def test_16_bits_are_scaled_to_8(album):
     image = picture(album, "row10/grey16.png")
     wanted = Image.fromarray((np.asarray(GREY16) / 257).round().astype(np.uint8))
@@ -268,7 +270,7 @@ def test_16_bits_are_scaled_to_8(album):
     assert difference(image, wanted.resize((64, 48), Image.BILINEAR)) < 1
 
 
-@pytest.mark.fault(11)
+@pytest.mark.fault("EXIF orientation")
 def test_exif_rotation_is_kept_true(album):
     for i in range(1, 9):
         image, wanted = picture(album, f"row11/{i}.jpg"), turned(i)[1]
@@ -276,24 +278,24 @@ def test_exif_rotation_is_kept_true(album):
         assert difference(image, wanted) < 4, i
 
 
-@pytest.mark.fault(12)
+@pytest.mark.fault("corrupt EXIF")
 def test_a_corrupt_exif_block_does_no_harm(album):
     assert difference(picture(album, "row12/bad_exif.jpg"), picture(album, "plain.JPEG")) == 0
 
 
-@pytest.mark.fault(15)
+@pytest.mark.fault("small enough already")
 def test_small_pictures_are_copied(album):
     for name in ("small.JPEG", "smaller.png", "turned.JPEG"):
         assert album.files[f"row15/{name}"] == GOOD[f"row15/{name}"]
 
 
-@pytest.mark.fault(16)
+@pytest.mark.fault("very long image")
 def test_thin_pictures_keep_their_shape(album):
     assert picture(album, "row16/wide.jpg").size == (727, 48)  # 1000 * 48 / 66 = 727.3
     assert picture(album, "row16/line.png").size == (1, 5000)
 
 
-@pytest.mark.fault(17)
+@pytest.mark.fault("wrong --max-size")
 @pytest.mark.parametrize("options", [
     ("--max-size", "0"), ("--max-size", "-5"), ("--max-size", "abc"), ("--max-size", "1.5"),
     ("--max-size", ""), ("--quality", "0"), ("--quality", "101"), ("--workers", "0")])
@@ -304,7 +306,7 @@ def test_wrong_options(tmp_path, options):
     assert os.listdir(tmp_path) == ["src"]
 
 
-@pytest.mark.fault(18)
+@pytest.mark.fault("source and target overlap")
 def test_src_and_dst_must_be_apart(tmp_path):
     """One inside the other is refused, also through a link or `..`."""
     write(tmp_path / "src", {"a/b.JPEG": JPEG})
@@ -317,7 +319,7 @@ def test_src_and_dst_must_be_apart(tmp_path):
     assert tree(tmp_path) == before and not (tmp_path / "src" / "new").exists()
 
 
-@pytest.mark.fault(19)
+@pytest.mark.fault("no images in the source")
 def test_src_without_pictures_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     write(tmp_path / "texts", {"a/b.txt": b"text"})
@@ -337,13 +339,13 @@ def check_refused_as_dst(folder, places):
     assert tree(folder) == before
 
 
-@pytest.mark.fault(20)
+@pytest.mark.fault("unusable target folder")
 def test_dst_that_holds_something_else(tmp_path):
     write(tmp_path, {"src/a.JPEG": JPEG, "file": b"mine", "full/mine.txt": b"mine"})
     check_refused_as_dst(tmp_path, ["file", "file/in", "full"])
 
 
-@pytest.mark.fault(20)
+@pytest.mark.fault("unusable target folder")
 def test_dst_that_is_read_only(tmp_path):
     write(tmp_path, {"src/a.JPEG": JPEG})
     with SmallDisk(tmp_path / "closed", 1024) as disk:
@@ -351,13 +353,13 @@ def test_dst_that_is_read_only(tmp_path):
         check_refused_as_dst(tmp_path, ["closed", "closed/in"])
 
 
-@pytest.mark.fault(21, 22)
+@pytest.mark.fault("odd file names", "name that is not UTF-8")
 def test_unusual_names_are_kept(album):
     for name in (name for name in GOOD if name.startswith(("row21", "row22"))):
         assert picture(album, name).size == (64, 48)
 
 
-@pytest.mark.fault(24)
+@pytest.mark.fault("symbolic links")
 def test_links_are_followed_and_loops_end(album):
     lines = [line for line in album.run.stderr.splitlines() if "/row24/" in line]
     assert len(lines) == 2
@@ -366,12 +368,12 @@ def test_links_are_followed_and_loops_end(album):
     assert not any((album.dst / name).is_symlink() for name in album.files)
 
 
-@pytest.mark.fault(25)
+@pytest.mark.fault("other files among the images")
 def test_other_files_are_ignored(album):
     assert not any(name in album.files or name in album.run.stderr for name in IGNORED)
 
 
-@pytest.mark.fault(26)
+@pytest.mark.fault("endings in any case")
 def test_every_ending_keeps_its_format(album):
     for name in (name for name in GOOD if name.startswith("row26")):
         image = Image.open(io.BytesIO(album.files[name]))
@@ -379,7 +381,7 @@ def test_every_ending_keeps_its_format(album):
         assert image.format == Image.open(io.BytesIO(GOOD[name])).format
 
 
-@pytest.mark.fault(28)
+@pytest.mark.fault("two images for one output")
 def test_every_source_has_its_own_output(album):
     """Names never change, so only a disk without upper and lower case can mix them up."""
     sizes = {name: picture(album, f"row28/{name}").size for name in ("a.JPEG", "a.png", "A.JPEG")}
@@ -387,7 +389,7 @@ def test_every_source_has_its_own_output(album):
     assert len({album.files[f"row28/{name}"] for name in sizes}) == 3 - (not is_case_told)
 
 
-@pytest.mark.fault(28)
+@pytest.mark.fault("two images for one output")
 def test_sources_that_would_share_an_output(tmp_path):
     """The note's name in capitals stands for a disk on which a and A are the same name."""
     src, dst = tmp_path / "src", tmp_path / "dst"
@@ -400,7 +402,7 @@ def test_sources_that_would_share_an_output(tmp_path):
     assert sorted(made) == ["A.JPEG", "D/c.JPEG", "F/f.JPEG", "b.JPEG", "f.JPEG"]
 
 
-@pytest.mark.fault(2, 11, 12, 14)
+@pytest.mark.fault("image cut in half", "EXIF orientation", "corrupt EXIF", "PNG text bomb")
 def test_real_faulty_files(album):
     if not SHARED.is_dir():
         pytest.skip("needs the pictures of ../shared/data/faulty")
@@ -459,7 +461,7 @@ def begun(many, dst, **options):
     return process
 
 
-@pytest.mark.fault(30)
+@pytest.mark.fault("kill while resizing")
 def test_killed_5_times_then_run_again(many, rng, tmp_path):
     dst, times = tmp_path / "dst", {}
 
@@ -486,7 +488,7 @@ def test_killed_5_times_then_run_again(many, rng, tmp_path):
     assert tree(dst) == many.tree and len(times) < len(many.tree)
 
 
-@pytest.mark.fault(31)
+@pytest.mark.fault("Ctrl-C")
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_stopped(many, tmp_path, stop):
     """Ctrl-C reaches all processes of the run, SIGTERM only the first."""
@@ -515,7 +517,7 @@ def test_a_killed_worker_ends_the_run_in_one_line(many, tmp_path):
     assert tree(tmp_path / "dst").items() <= many.tree.items()
 
 
-@pytest.mark.fault(32)
+@pytest.mark.fault("another --max-size")
 def test_other_settings_are_refused(album):
     for size, options in ((N + 1, ()), (N, ("--quality", "80"))):
         done = run(*words(album.src, album.dst, size, *options))
@@ -524,7 +526,7 @@ def test_other_settings_are_refused(album):
     assert tree(album.dst) == album.files
 
 
-@pytest.mark.fault(33)
+@pytest.mark.fault("source changed since")
 def test_a_changed_source_is_redone(tmp_path):
     files = {f"{i}.JPEG": encoded(draw(seed=i), "JPEG") for i in range(5)}
     src, dst = tmp_path / "src", tmp_path / "dst"
@@ -544,7 +546,7 @@ def test_a_changed_source_is_redone(tmp_path):
         assert (dst / name).stat().st_ctime_ns == times[name]
 
 
-@pytest.mark.fault(29)
+@pytest.mark.fault("full disk")
 def test_a_full_disk(many, tmp_path):
     with SmallDisk(tmp_path / "disk", 400, 512) as disk:
         done = run(*words(many.src, disk.folder / "dst"), **disk.options)

@@ -35,7 +35,7 @@ def schedule(rate, epochs, done=0, steps=3):
 
 
 # ---------------------------------------------------------------------------------- resuming
-@pytest.mark.fault(72)
+@pytest.mark.fault("resume with other options")
 @pytest.mark.parametrize("name", ["train", "train_fused", "train_amp"])
 def test_the_rates_are_those_of_the_run_that_resumes(name, checkpoint, digits, tmp_path):
     seen = spy(tmp_path / "seen", SRC / f"{name}.py", "--dataset", digits, *TINY, "--result_dir",
@@ -45,7 +45,7 @@ def test_the_rates_are_those_of_the_run_that_resumes(name, checkpoint, digits, t
     assert min(rates) > 0
 
 
-@pytest.mark.fault(72)
+@pytest.mark.fault("resume with other options")
 def test_one_line_says_whose_learning_rate_holds(checkpoint, digits, tmp_path):
     shutil.copy(checkpoint, tmp_path)
     options = ["--dataset", digits, *TINY, "--result_dir", tmp_path, "--resume", "auto"]
@@ -67,7 +67,7 @@ def test_resuming_a_finished_run_says_so_and_changes_nothing(digits, tmp_path):
     assert (tmp_path / "train.pt").read_bytes() == before
 
 
-@pytest.mark.fault(81)
+@pytest.mark.fault("other classes at a resume")
 @pytest.mark.parametrize("name", ["train", "train_DDP"])
 @pytest.mark.parametrize("change", ["renamed", "swapped", "replaced"])
 def test_a_checkpoint_of_other_classes_is_refused(name, change, digits, tmp_path):
@@ -87,7 +87,7 @@ def test_a_checkpoint_of_other_classes_is_refused(name, change, digits, tmp_path
     assert f"({number}, '{number}')" in done.stderr, done.stderr
 
 
-@pytest.mark.fault(81)
+@pytest.mark.fault("other classes at a resume")
 def test_an_old_checkpoint_without_classes_resumes(checkpoint, digits, tmp_path):
     saved = load_checkpoint(checkpoint)
     del saved["classes"]
@@ -97,7 +97,7 @@ def test_an_old_checkpoint_without_classes_resumes(checkpoint, digits, tmp_path)
     assert len(record["epochs"]) == 2
 
 
-@pytest.mark.fault(86)
+@pytest.mark.fault("neighbouring seeds")
 @pytest.mark.parametrize("name", ["train", "train_DDP", "train_cache"])
 def test_no_epoch_of_a_seed_is_an_epoch_of_another(name, digits, tmp_path):
     """Neither the order nor the crops: the images of all steps of four epochs of two seeds."""
@@ -110,7 +110,7 @@ def test_no_epoch_of_a_seed_is_an_epoch_of_another(name, digits, tmp_path):
     assert len(batches) == len({*batches}) == 2 * 4 * 3
 
 
-@pytest.mark.fault(59)
+@pytest.mark.fault("checkpoint of another variant")
 def test_a_checkpoint_of_a_scaler_that_was_off_resumes_with_one(digits, tmp_path):
     """The copy scales on a CPU too, as float16 does on a GPU."""
     options = ["--dataset", digits, *TINY, "--result_dir", tmp_path]
@@ -139,7 +139,7 @@ def test_a_resume_of_one_epoch_has_only_that_in_its_record(checkpoint, digits, t
     assert "1 of 2 epochs are done" in output and len(record["epochs"]) == 2
 
 
-@pytest.mark.fault(59)
+@pytest.mark.fault("checkpoint of another variant")
 @pytest.mark.parametrize("script", SCRIPTS, ids=ids)
 def test_any_checkpoint_resumes_any_variant(script, checkpoint, digits, tmp_path):
     """Epoch 1 by train.py, epoch 2 by the variant, epoch 3 by train.py."""
@@ -190,7 +190,7 @@ def stamp(path):
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
-@pytest.mark.fault(55)
+@pytest.mark.fault("kill while training")
 @pytest.mark.parametrize("options", [
     pytest.param(["--augment", "resized"], id="augment"),
     pytest.param(["--model", "squeezenet1_1", "--image_size", 32, "--lr", 0.01], id="dropout"),
@@ -208,7 +208,7 @@ def test_resumed_is_the_same_as_unbroken_bit_for_bit(options, digits, tmp_path):
     assert_same_in_the_end(tmp_path / "a", tmp_path / "b", "train")
 
 
-@pytest.mark.fault(55)
+@pytest.mark.fault("kill while training")
 def test_killed_20_times(digits, rng, tmp_path):
     """Five kills in a save, five before the first step, ten at some time after a checkpoint."""
     options = ["--dataset", digits, *TINY, "--epochs", 40, "--steps", 2, "--image_size", 8,
@@ -262,7 +262,7 @@ def damage(path, kind):
         path.write_text("<html>not found</html>")
 
 
-@pytest.mark.fault(57)
+@pytest.mark.fault("unusable checkpoint")
 @pytest.mark.parametrize("kind", ["missing", "zero bytes", "truncated", "a bit flipped", "text"])
 def test_damaged_checkpoint(kind, checkpoint, digits, tmp_path):
     copy = shutil.copy(checkpoint, tmp_path / "train.pt")
@@ -275,7 +275,7 @@ def test_damaged_checkpoint(kind, checkpoint, digits, tmp_path):
     assert "epoch 1" not in done.stdout
 
 
-@pytest.mark.fault(57)
+@pytest.mark.fault("unusable checkpoint")
 def test_a_bit_flipped_anywhere(checkpoint, digits, tmp_path):
     """Refused; or, where the bit does not matter (a date, say), the run is that of the whole."""
     options = ["--dataset", digits, *TINY, "--result_dir"]
@@ -296,14 +296,14 @@ def test_a_bit_flipped_anywhere(checkpoint, digits, tmp_path):
     assert refused >= 12
 
 
-@pytest.mark.fault(57)
+@pytest.mark.fault("unusable checkpoint")
 def test_checkpoint_of_another_model(checkpoint, digits, tmp_path):
     done = run_forked(SRC / "train.py", "--dataset", digits, *TINY, "--width", 8, "--result_dir",
                       tmp_path, "--resume", checkpoint)
     assert_one_line(done, 2, str(checkpoint), "damaged, or of another model")
 
 
-@pytest.mark.fault(58)
+@pytest.mark.fault("pickle in a checkpoint")
 def test_hostile_checkpoint(digits, tmp_path):
     torch.save({"parts": {"model": Hostile(str(tmp_path / "executed"))}}, tmp_path / "bad.pt")
     done = run_forked(SRC / "train.py", "--dataset", digits, *TINY, "--result_dir", tmp_path / "r",
@@ -312,7 +312,7 @@ def test_hostile_checkpoint(digits, tmp_path):
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.fault(29, 56)
+@pytest.mark.fault("full disk", "full disk while saving")
 def test_disk_full_while_saving(checkpoint, digits, tmp_path):
     options = ["--dataset", digits, *TINY, "--resume", "auto", "--result_dir"]
     before = checkpoint.read_bytes()

@@ -176,7 +176,8 @@ def assert_staircase(baseline, steps, left_out=()):
 
 
 # ------------------------------------------------------------------------------ tables
-@pytest.mark.fault(23, 47, 66, 69)
+@pytest.mark.fault("brackets in the path", "no GPU or no DALI", "another folder or a link",
+                   "old results")
 def test_all_rows_from_another_folder_through_a_link(stand_ins, tmp_path):
     results = stand_ins / "results"
     (results / "running").mkdir(parents=True)
@@ -331,7 +332,7 @@ def test_bfloat16_of_a_cpu(flags, expected, monkeypatch):
     assert runs.has_bfloat16() == expected
 
 
-@pytest.mark.fault(63, 65)
+@pytest.mark.fault("loss not finite", "one variant fails")
 def test_failing_variants_leave_rows_and_the_others_run(stand_ins, data):
     with_torchrun(stand_ins)
     change(stand_ins / "src" / "train_amp.py", "amp = 1.5", "amp = no_such_name")
@@ -350,7 +351,7 @@ def test_failing_variants_leave_rows_and_the_others_run(stand_ins, data):
     assert table.count("FAIL |") == 6
 
 
-@pytest.mark.fault(65)
+@pytest.mark.fault("one variant fails")
 def test_techniques_that_cannot_be_joined_are_a_failure(stand_ins, data):
     change(stand_ins / "src" / "train_DDP.py", "    amp = 1\n",
            "    # new #\n    # this excludes amp\n    amp = 2\n")
@@ -490,7 +491,7 @@ print("no line end", end="")"""
 
 
 # ------------------------------------------------------------------------------ signals
-@pytest.mark.fault(31, 67)
+@pytest.mark.fault("Ctrl-C", "Ctrl-C in running.sh")
 @pytest.mark.parametrize("number, whole_group", [(signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_ctrl_c_in_the_third_run(number, whole_group, stand_ins, data):
     """Ctrl-C reaches the whole group of a terminal, kill the driver alone."""
@@ -512,7 +513,7 @@ def test_ctrl_c_in_the_third_run(number, whole_group, stand_ins, data):
     assert "| single | " in out and "after 2 of 12 runs" in out and "Traceback" not in out + err
 
 
-@pytest.mark.fault(31)
+@pytest.mark.fault("Ctrl-C")
 def test_a_signal_before_the_first_run_ends_it_and_nohup_keeps_it():
     code = """import signal, runs
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -543,7 +544,7 @@ time.sleep(987)"""
     assert all(each.status() == psutil.STATUS_ZOMBIE for each in left)
 
 
-@pytest.mark.fault(62, 67)
+@pytest.mark.fault("two runs at once", "Ctrl-C in running.sh")
 def test_two_at_once_then_ctrl_c_for_one(stand_ins, data, tmp_path):
     """In folders of their own; each uses torchrun, so their ports must not clash."""
     with_torchrun(stand_ins, """
@@ -564,7 +565,7 @@ def test_two_at_once_then_ctrl_c_for_one(stand_ins, data, tmp_path):
 
 
 # ------------------------------------------------------------------------------ wrong use
-@pytest.mark.fault(64, 75)
+@pytest.mark.fault("wrong use of running.sh", "options of the driver behind --")
 @pytest.mark.parametrize("words", [
     ["0"], ["-1"], ["abc"], ["1.5"], ["1", "a", "b"],
     ["--epochs", "1"], ["1", "--without", "nothing"], ["1", "--with", "profile"], [""],
@@ -581,7 +582,7 @@ def test_wrong_use(words, capsys):
     assert len(err.splitlines()) == 1 and "./running.sh EPOCHS" in err
 
 
-@pytest.mark.fault(64, 75)
+@pytest.mark.fault("wrong use of running.sh", "options of the driver behind --")
 @pytest.mark.parametrize("words", [[], ["5; touch x"], ["a[$(touch x)]"]], ids=repr)
 def test_wrong_use_of_a_shell_writes_and_executes_nothing(words, project, tmp_path):
     before = sorted(project.rglob("*"))
@@ -592,7 +593,7 @@ def test_wrong_use_of_a_shell_writes_and_executes_nothing(words, project, tmp_pa
     assert after == before
 
 
-@pytest.mark.fault(19, 61)
+@pytest.mark.fault("no images in the source", "wrong options")
 @pytest.mark.parametrize("words, part", [
     (["1", "no/such/folder"], "--dataset"),
     (["1", "DIGITS", "--", "--no_such_option"], "--no_such_option"),

@@ -112,7 +112,7 @@ def test_a_model_that_takes_one_size_fails_with_progressive(digits, tmp_path):
     assert "mat1 and mat2 shapes cannot be multiplied" in done.stdout
 
 
-@pytest.mark.fault(76)
+@pytest.mark.fault("clean merge that is wrong")
 def test_a_difference_is_named_with_its_technique(digits, tmp_path):
     """Each process divides its own hits by its own count, which no merge can see."""
     mine = edited("train", tmp_path, (CORRECT, CORRECT + "        mine = 0\n"),
@@ -129,7 +129,7 @@ def test_a_difference_is_named_with_its_technique(digits, tmp_path):
     assert "`mine += len(labels)`: each process has only its share" in done.stderr
 
 
-@pytest.mark.fault(85)
+@pytest.mark.fault("fused or foreach of your own")
 def test_a_copy_that_goes_wrong_from_an_old_checkpoint(digits, tmp_path):
     """SGD(fused=True) steps wrong where a checkpoint has its momentum in another layout."""
     mine = edited("train", tmp_path, ("nesterov=True)", "nesterov=True, fused=True)"))
@@ -164,7 +164,7 @@ def test_the_copys_own_failure_is_told_as_its_own(digits, tmp_path):
     assert "your own copy fails, without amp:" in done.stdout and "no_such" in done.stdout
 
 
-@pytest.mark.fault(76)
+@pytest.mark.fault("clean merge that is wrong")
 def test_killed_at_random_moments_it_loses_nothing(digits, tmp_path, rng):
     mine = tmp_path / "mine.py"
     before, after = ((SRC / f"{name}.py").read_bytes() for name in ("train", "train_cudnn"))

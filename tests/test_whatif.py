@@ -45,7 +45,7 @@ def models(result):
 
 
 # ------------------------------------------------------------------- what is counted and timed
-@pytest.mark.fault(89)
+@pytest.mark.fault("unusual training under whatif")
 def test_work_between_steps_that_is_longer_than_a_window_counts(scripts):
     """Five steps of 2 ms and 0.1 s without a step are at most 45 steps/s, not 500."""
     result = scripts.once("rollout.py", only=["fused"])
@@ -54,7 +54,7 @@ def test_work_between_steps_that_is_longer_than_a_window_counts(scripts):
     assert result["watched"]["steps"] / result["watched"]["seconds"] < 90
 
 
-@pytest.mark.fault(89)
+@pytest.mark.fault("unusual training under whatif")
 def test_pictures_of_several_sizes_are_counted_as_samples(scripts):
     result = scripts.once("detection.py", only=["amp", "batch"], rounds=4)
     assert a_step(result) == pytest.approx([5] * len(windows_of(result)))
@@ -62,7 +62,7 @@ def test_pictures_of_several_sizes_are_counted_as_samples(scripts):
     assert result["facts"]["loaders"][0]["batch"] == 5 and windows_of(result, *AMP)
 
 
-@pytest.mark.fault(89)
+@pytest.mark.fault("unusual training under whatif")
 def test_the_start_of_workers_in_each_step_is_data_time(scripts):
     """A worker takes 0.1 s to start, a step 0.05 s."""
     result = scripts.once("new_iterator.py")
@@ -72,7 +72,7 @@ def test_the_start_of_workers_in_each_step_is_data_time(scripts):
     assert result["facts"]["training"] == [0] and rate_of(result) > 8 / 0.15  # no worker starts
 
 
-@pytest.mark.fault(89)
+@pytest.mark.fault("unusual training under whatif")
 def test_a_thread_that_reads_the_loader_is_no_data_time(scripts):
     """It waits 8 ms a batch, the steps of 30 ms for none."""
     result = scripts.once("prefetch_thread.py")
@@ -110,7 +110,7 @@ def test_changed_batches_popped_keys_accumulation_and_a_short_schedule(scripts):
 
 
 # ----------------------------------------------------------------------- models and optimizers
-@pytest.mark.fault(89)
+@pytest.mark.fault("unusual training under whatif")
 def test_a_part_that_is_called_once_is_no_model(scripts):
     result = scripts.once("measured_part.py", only=["channels_last"])
     assert models(result) == {"net": "trains"} and windows_of(result, "channels_last")
@@ -118,7 +118,7 @@ def test_a_part_that_is_called_once_is_no_model(scripts):
         assert "wide" not in advice.write(name, result["facts"])
 
 
-@pytest.mark.fault(89)
+@pytest.mark.fault("unusual training under whatif")
 def test_a_loader_that_is_used_once_does_not_train(scripts):
     result = scripts.once("full_batch.py", only=["fused"])
     assert result["facts"]["training"] == [] and windows_of(result)[0]["unit"] == "steps"
@@ -126,7 +126,7 @@ def test_a_loader_that_is_used_once_does_not_train(scripts):
         assert result["why_not"][name] == "the script trains without a torch DataLoader"
 
 
-@pytest.mark.fault(89)
+@pytest.mark.fault("unusual training under whatif")
 def test_a_package_that_lies_elsewhere_is_the_users(scripts, tmp_path, monkeypatch):
     package = tmp_path / "library" / "our_package"
     package.mkdir(parents=True)
@@ -139,7 +139,7 @@ def test_a_package_that_lies_elsewhere_is_the_users(scripts, tmp_path, monkeypat
         assert about["at"].startswith(f"{package}/__init__.py:") and about["text"].startswith(text)
 
 
-@pytest.mark.fault(89)
+@pytest.mark.fault("unusual training under whatif")
 def test_options_that_are_unpacked_and_self(scripts):
     facts = scripts.once("spread_options.py")["facts"]
     assert 'in for_loader (spread_options.py:7): "num_workers": 2' in advice.write(
@@ -150,7 +150,7 @@ def test_options_that_are_unpacked_and_self(scripts):
     assert 'torch.autocast("cpu", torch.bfloat16)(self.critic)(...)' in advice.write(*AMP, facts)
 
 
-@pytest.mark.fault(89)
+@pytest.mark.fault("unusual training under whatif")
 def test_networks_that_do_not_train_are_named_and_changed(scripts):
     """And a model that trains in eval mode is one. The teacher refuses autocast."""
     result = scripts.once("teacher.py", only=["amp", "channels_last"])
@@ -163,7 +163,7 @@ def test_networks_that_do_not_train_are_named_and_changed(scripts):
     assert "teacher (frozen)" in advice.write("channels_last", result["facts"])
 
 
-@pytest.mark.fault(89)
+@pytest.mark.fault("unusual training under whatif")
 def test_tensors_that_train_without_a_module(scripts):
     result = scripts.once("tensors.py", only=["amp", "fused"])
     assert not result["facts"]["models"] and result["facts"]["device"] == "cpu"
@@ -171,7 +171,7 @@ def test_tensors_that_train_without_a_module(scripts):
     assert windows_of(result, "fused") and "hidden losses" in result["facts"]["seen"]
 
 
-@pytest.mark.fault(89)
+@pytest.mark.fault("unusual training under whatif")
 def test_a_to_of_its_own_and_autocast_of_float32(scripts):
     result = scripts.once("own_to.py", only=["amp", "channels_last"])
     assert not result["failed"] and "amp" not in result["facts"]["seen"]
@@ -180,7 +180,7 @@ def test_a_to_of_its_own_and_autocast_of_float32(scripts):
     assert "or at own_to.py:" in advice.write(*AMP, result["facts"])
 
 
-@pytest.mark.fault(89)
+@pytest.mark.fault("unusual training under whatif")
 def test_several_optimizers_and_a_gradient_penalty(scripts):
     result = scripts.once("penalty.py", only=["amp", "fused"])
     assert models(result) == {"critic": "trains", "generator": "trains"}
@@ -207,7 +207,7 @@ def test_known_brakes_are_named(scripts):
     assert result["why_not"]["fused"] == "torch has no fused Adadelta"
 
 
-@pytest.mark.fault(89)
+@pytest.mark.fault("unusual training under whatif")
 def test_one_loss_that_is_not_finite_is_no_fault(scripts):
     """It is told, but the set does not count as one that changes the training."""
     runs = [scripts.once("one_nan.py", mode="fixed", seed=k, least_steps=60, seconds=0.1)
@@ -218,7 +218,7 @@ def test_one_loss_that_is_not_finite_is_no_fault(scripts):
 
 
 # ------------------------------------------------------------------------- processes that train
-@pytest.mark.fault(89)
+@pytest.mark.fault("unusual training under whatif")
 def test_each_process_that_trains_is_told(scripts):
     """The first one is measured; two are counted beside it. A step sleeps 20 ms."""
     one = scripts.session("population.py", only=["fused"])
@@ -263,7 +263,7 @@ def test_a_process_that_is_spawned(scripts):
 
 
 # -------------------------------------------------------------------------- scripts that end
-@pytest.mark.fault(77)
+@pytest.mark.fault("script that whatif cannot measure")
 def test_a_script_that_ends_early_is_started_again(scripts):
     one = scripts.session("short.py", only=["fused"])
     of_rounds(one, 4)
@@ -274,7 +274,7 @@ def test_a_script_that_ends_early_is_started_again(scripts):
     assert not (scripts.folder / "end.txt").exists()
 
 
-@pytest.mark.fault(77)
+@pytest.mark.fault("script that whatif cannot measure")
 def test_a_technique_that_fails_is_named_and_the_rest_goes_on(scripts):
     one = scripts.session("recurrent.py", only=["amp", "channels_last", "fused"])
     of_rounds(one, 2)
@@ -300,7 +300,7 @@ def test_a_loop_that_compares_the_number_of_a_batch_gets_whole_epochs(scripts):
 
 
 # -------------------------------------------------------------------------------------- files
-@pytest.mark.fault(77)
+@pytest.mark.fault("script that whatif cannot measure")
 def test_nothing_trained_on_repeated_batches_reaches_a_file(scripts):
     for name in ("files.py", "plain_loop.py"):
         scripts.copy(name)
@@ -362,7 +362,7 @@ def test_a_whole_session_and_its_record(scripts, capsys, monkeypatch):
         "plain_loop.py", "run", "started.txt"}
 
 
-@pytest.mark.fault(77)
+@pytest.mark.fault("script that whatif cannot measure")
 @pytest.mark.parametrize("fault, told", [("raises", "ValueError: my own fault (faulty.py:14)"),
                                          ("killed", "it was killed by signal 9")])
 def test_faults_of_the_script_are_told_in_one_line(fault, told, scripts, capsys, monkeypatch):
