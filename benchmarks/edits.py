@@ -818,7 +818,6 @@ def seed_worker(number):
         "augments by default",
         "data",
         [('default="none"', 'default="resized"')],
-        refused="progressive",
         either="DDP",
     ),
     Edit(

@@ -438,7 +438,7 @@ def test_a_baseline_is_not_judged_while_the_host_is_ahead_of_the_gpu(monkeypatch
     """Seen on an H200: its first ten steps seemed to take half of their time."""
     clock = [0.0]
     monkeypatch.setattr(runs.time, "monotonic", lambda: clock[0])
-    session = running.Session([], 4, 4, 3, 180, None, {})
+    session = running.Table([], 4, 4, 3, 180, None, {})
     progress = runs.Progress()
     with pytest.raises(runs.GiveUp, match=r"a run would take 1\d s of the 3 minutes"):
         for step in range(1, 98):

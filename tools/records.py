@@ -129,11 +129,11 @@ class Loading(Row):
 KINDS = {"running": Training, "loading": Loading}
 
 
-def read(path):
-    """Return what a file of results/ holds: the rows of a kind that is here, else the plain JSON."""
+def read(path, kind=None):
+    """Return the rows in a file, of the kind that is its name; of other kinds the plain JSON."""
     found = json.loads(Path(path).read_text())
-    kind = KINDS.get(Path(path).stem)
-    return [kind.read(each) for each in found] if kind else found
+    row = KINDS.get(kind or Path(path).stem)
+    return [row.read(each) for each in found] if row else found
 
 
 def write(rows, path):

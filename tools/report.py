@@ -341,7 +341,7 @@ def own_words(row, base):
     return " ".join(
         f"--{name}" if value is True else f"--{name} {value}"
         for name, value in row.options.items()
-        if name not in (base.options or row.options)
+        if name not in (row.options if base.options is None else base.options)
         and f"--{name}" in re.split(r"[\s=]", row.command)
     )
 
