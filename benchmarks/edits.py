@@ -67,7 +67,8 @@ SCHEDULER = """\
     )
 """
 CLOCK = "    warmup_seconds = 0\n"
-EPOCH = "        losses, data_wait = torch.zeros(steps, device=device), 0\n        model.train()\n"
+EPOCH = ("        losses, data_wait = torch.zeros(steps, device=device), 0\n"
+         "        model.train()\n")
 IMAGES = "            images = images.to(device, non_blocking=True)\n"
 FORWARD = """\
             output = net(images)
@@ -85,8 +86,8 @@ VAL_FORWARD = """\
                 output = model(normalize(images.to(device, non_blocking=True)))
                 labels = labels[:, None].to(device, non_blocking=True)
 """
-HITS = "                correct += hits.cumsum(1).sum(0)\n"
-TOP1 = "        top = (correct / len(val_set)).tolist()\n"
+HITS = "                correct += hits.sum(0)\n"
+TOP1 = "        top = (correct.cumsum(0) / len(val_set)).tolist()\n"
 PRINTED = """\
             f"top-5 {top[-1]:.2%}  {speed:,.0f} images/s  data wait {wait:.0%}"
         )
@@ -102,7 +103,6 @@ class Edit:
     other random numbers, say). With all others the copy trains as before. `start` are techniques
     that the copy already has.
     """
-
     name: str
     kind: str
     changes: list
@@ -115,11 +115,8 @@ class Edit:
 
     def right(self, technique):
         """Return the set of right outcomes."""
-        found = {
-            outcome
-            for outcome in ("refused", "said", "differs", "either")
-            if technique in getattr(self, outcome).replace("all", " ".join(ALL)).split()
-        }
+        found = {outcome for outcome in ("refused", "said", "differs", "either")
+                 if technique in getattr(self, outcome).replace("all", " ".join(ALL)).split()}
         return {"same", "said", "differs"} if "either" in found else found or {"same"}
 
 
@@ -133,15 +130,9 @@ def before(place, text):
 
 def rename(old, new):
     """Return a change that renames a variable in all lines of code."""
-
     def change(text):
-        return re.sub(
-            r"^(?! *(#|add\()).*?(?=  # |$)",
-            lambda line: re.sub(rf"(?<![\w.\"-]){old}\b(?!=)", new, line[0]),
-            text,
-            flags=re.M,
-        )
-
+        return re.sub(r"^(?! *(#|add\()).*?(?=  # |$)", lambda line: re.sub(
+            rf"(?<![\w.\"-]){old}\b(?!=)", new, line[0]), text, flags=re.M)
     return change
 
 
@@ -153,7 +144,6 @@ def each_epoch(text):
 def edited(edit):
     """Return the text of the edited copy. Raise AssertionError if an old text is not there once."""
     import compose
-
     text = compose.join(edit.start.split()) if edit.start else compose.script("train")
     for change in edit.changes:
         if callable(change):
@@ -181,81 +171,33 @@ class Mine(nn.Module):
 
 '''
 MODELS = [
-    Edit(
-        "own module",
-        "model",
-        [before(CONV11, OWN_MODEL), (MODEL, "        model = Mine(len(classes))\n")],
-    ),
-    Edit(
-        "batch norm to group norm", "model", [("nn.BatchNorm2d(wider)", "nn.GroupNorm(2, wider)")]
-    ),
-    Edit(
-        "a torchvision model with another head",
-        "model",
-        [
-            (
-                MODEL,
-                "        model = models.shufflenet_v2_x0_5()\n"
-                "        model.fc = nn.Linear(1024, len(classes))\n",
-            )
-        ],
-        options="--lr 0.0001",
-    ),
-    Edit(
-        "dropout before the head",
-        "model",
-        [("nn.Flatten(), nn.Linear", "nn.Flatten(), nn.Dropout(0.5), nn.Linear")],
-    ),
-    Edit(
-        "dropout on feature maps",
-        "model",
-        [("nn.ReLU(True),", "nn.ReLU(True),\n            nn.Dropout2d(0.1),")],
-    ),
-    Edit(
-        "first layers frozen",
-        "model",
-        [
-            before(
-                TO_DEVICE,
-                """\
+    Edit("own module", "model", [before(CONV11, OWN_MODEL),
+         (MODEL, "        model = Mine(len(classes))\n")]),
+    Edit("batch norm to group norm", "model", [
+         ("nn.BatchNorm2d(wider)", "nn.GroupNorm(2, wider)")]),
+    Edit("a torchvision model with another head", "model", [
+         (MODEL, "        model = models.shufflenet_v2_x0_5()\n"
+                 "        model.fc = nn.Linear(1024, len(classes))\n")], options="--lr 0.0001"),
+    Edit("dropout before the head", "model", [
+         ("nn.Flatten(), nn.Linear", "nn.Flatten(), nn.Dropout(0.5), nn.Linear")]),
+    Edit("dropout on feature maps", "model", [
+         ("nn.ReLU(True),", "nn.ReLU(True),\n            nn.Dropout2d(0.1),")]),
+    Edit("first layers frozen", "model", [before(TO_DEVICE, """\
     for parameter in model[:6].parameters():
         parameter.requires_grad = False
 
-""",
-            )
-        ],
-    ),
-    Edit(
-        "unfrozen in epoch 2",
-        "model",
-        [
-            before(
-                TO_DEVICE,
-                """\
+""")]),
+    Edit("unfrozen in epoch 2", "model", [before(TO_DEVICE, """\
     for parameter in model[:30].parameters():
         parameter.requires_grad = False
 
-""",
-            ),
-            before(
-                EPOCH,
-                """\
+"""), before(EPOCH, """\
         if epoch == 1:
             for parameter in model.parameters():
                 parameter.requires_grad = True
 
-""",
-            ),
-        ],
-        said="DDP",
-    ),
-    Edit(
-        "unfrozen in epoch 2, mended",
-        "model",
-        [
-            after(
-                PARTS,
-                """\
+""")], said="DDP"),
+    Edit("unfrozen in epoch 2, mended", "model", [after(PARTS, """\
 
     def freeze(*_):  # a weight without gradient is not updated
         if epoch < 1:
@@ -263,72 +205,31 @@ MODELS = [
                 parameter.grad = None
 
     optimizer.register_step_pre_hook(freeze)
-""",
-            )
-        ],
-        refused="amp",
-    ),
-    Edit(
-        "grey images",
-        "model",
-        [
-            (
-                "        [transforms.Resize(val_size), ",
-                "        [transforms.Grayscale(), transforms.Resize(val_size), ",
-            ),
-            (
-                TRANSFORM,
-                "    train_transform = transforms.Compose(\n"
-                "        [*crop, transforms.Grayscale(), transforms.PILToTensor()])\n",
-            ),
-            ("[[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]", "[[0.45], [0.22]]"),
-            ("    layers, channels = [], 3\n", "    layers, channels = [], 1\n"),
-        ],
-        said="DALI cache",
-    ),
-    Edit(
-        "images of 24 x 40 pixels",
-        "model",
-        [
-            (
-                "        [transforms.Resize(val_size), transforms.CenterCrop(val_size), ",
-                "        [transforms.Resize((24, 40)), ",
-            ),
-            (
-                "    crop = [transforms.Resize(size), transforms.CenterCrop(size)]\n",
-                "    crop = [transforms.Resize((24, 40))]\n",
-            ),
-        ],
-        said="DALI cache",
-    ),
-    Edit(
-        "scores in a dict",
-        "model",
-        [
-            before(
-                CONV11,
-                OWN_MODEL.replace(
-                    "return self.head(self.body(self.stem(images)).mean((2, 3)))",
-                    'return {"scores": self.head(self.body(self.stem(images)).mean((2, 3)))}',
-                ),
-            ),
-            (MODEL, "        model = Mine(len(classes))\n"),
-            ("            output = net(images)\n", '            output = net(images)["scores"]\n'),
-            (
-                "output = model(normalize(images.to(device, non_blocking=True)))",
-                'output = model(normalize(images.to(device, non_blocking=True)))["scores"]',
-            ),
-        ],
-        refused="amp",
-    ),
-    Edit(
-        "two layers share their weights",
-        "model",
-        [
-            (TO_DEVICE, "    model[30].weight = model[27].weight\n" + TO_DEVICE),
-            ("2 ** (i // 3)", "2 ** min(2, i // 3)"),
-        ],
-    ),
+""")], refused="amp"),
+    Edit("grey images", "model", [
+         ("        [transforms.Resize(val_size), ",
+          "        [transforms.Grayscale(), transforms.Resize(val_size), "),
+         (TRANSFORM, "    train_transform = transforms.Compose(\n"
+                     "        [*crop, transforms.Grayscale(), transforms.PILToTensor()])\n"),
+         ("[[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]", "[[0.45], [0.22]]"),
+         ("    layers, channels = [], 3\n", "    layers, channels = [], 1\n")],
+         said="DALI cache"),
+    Edit("images of 24 x 40 pixels", "model", [
+         ("        [transforms.Resize(val_size), transforms.CenterCrop(val_size), ",
+          "        [transforms.Resize((24, 40)), "),
+         ("    crop = [transforms.Resize(size), transforms.CenterCrop(size)]\n",
+          "    crop = [transforms.Resize((24, 40))]\n")], said="DALI cache"),
+    Edit("scores in a dict", "model", [before(CONV11, OWN_MODEL.replace(
+         "return self.head(self.body(self.stem(images)).mean((2, 3)))",
+         'return {"scores": self.head(self.body(self.stem(images)).mean((2, 3)))}')),
+         (MODEL, "        model = Mine(len(classes))\n"),
+         ("            output = net(images)\n", '            output = net(images)["scores"]\n'),
+         ("output = model(normalize(images.to(device, non_blocking=True)))",
+          'output = model(normalize(images.to(device, non_blocking=True)))["scores"]')],
+         refused="amp"),
+    Edit("two layers share their weights", "model", [
+         (TO_DEVICE, "    model[30].weight = model[27].weight\n" + TO_DEVICE),
+         ("2 ** (i // 3)", "2 ** min(2, i // 3)")]),
 ]
 
 CSV_SET = '''\
@@ -356,512 +257,197 @@ CSV_SETS = """\
     val_set = CsvSet(args.dataset / "val", val_transform)
 """
 DATA = [
-    Edit(
-        "own Dataset from a table",
-        "data",
-        [before(CONV11, CSV_SET), (SETS, CSV_SETS)],
-        said="DALI LMDB",
-        either="cache",
-    ),
-    Edit(
-        "own Dataset with samples",
-        "data",
-        [
-            before(
-                CONV11,
-                CSV_SET.replace(
-                    "        self.transform = transform\n",
-                    """\
+    Edit("own Dataset from a table", "data", [before(CONV11, CSV_SET), (SETS, CSV_SETS)],
+         said="DALI LMDB", either="cache"),
+    Edit("own Dataset with samples", "data", [before(CONV11, CSV_SET.replace(
+         "        self.transform = transform\n", """\
         self.transform, self.target_transform, self.root = transform, None, folder
         self.samples = [(path, int(label)) for path, label in self.rows]
         self.targets = [label for _, label in self.samples]
-""",
-                ),
-            ),
-            (SETS, CSV_SETS),
-        ],
-        said="LMDB",
-        either="DALI cache",
-    ),
-    Edit(
-        "own Dataset that dims its images",
-        "data",
-        [
-            before(
-                CONV11,
-                CSV_SET.replace(
-                    "        self.transform = transform\n",
-                    """\
+""")), (SETS, CSV_SETS)], said="LMDB", either="DALI cache"),
+    Edit("own Dataset that dims its images", "data", [before(CONV11, CSV_SET.replace(
+         "        self.transform = transform\n", """\
         self.transform, self.target_transform, self.root = transform, None, folder
         self.samples = [(path, int(label)) for path, label in self.rows]
         self.targets = [label for _, label in self.samples]
-""",
-                ).replace(
-                    'Image.open(path).convert("RGB")',
-                    'Image.open(path).convert("RGB").point(lambda value: value // 2)',
-                ),
-            ),
-            (SETS, CSV_SETS),
-        ],
-        said="DALI LMDB",
-        either="cache",
-    ),
-    Edit(
-        "dict samples",
-        "data",
-        [
-            before(
-                CONV11,
-                CSV_SET.replace(
-                    'return self.transform(Image.open(path).convert("RGB")), int(label)',
-                    'return {"image": self.transform(Image.open(path).convert("RGB")), "label": int(label)}',
-                ),
-            ),
-            (SETS, CSV_SETS),
-            ("(images, labels) in tqdm(", "batch in tqdm("),
-            (
-                "            labels = labels.to(device, non_blocking=True)\n" + IMAGES,
-                '            labels = batch["label"].to(device, non_blocking=True)\n'
-                '            images = batch["image"].to(device, non_blocking=True)\n',
-            ),
-            (
-                "            for images, labels in val_loader:\n",
-                "            for batch in val_loader:\n"
-                '                images, labels = batch["image"], batch["label"]\n',
-            ),
-        ],
-        refused="channels_last progressive",
-        said="cache DALI LMDB",
-    ),
-    Edit(
-        "dict samples, unpacked in the step",
-        "data",
-        [
-            before(
-                CONV11,
-                CSV_SET.replace(
-                    'return self.transform(Image.open(path).convert("RGB")), int(label)',
-                    'return {"image": self.transform(Image.open(path).convert("RGB")), "label": int(label)}',
-                ),
-            ),
-            (SETS, CSV_SETS),
-            ("(images, labels) in tqdm(", "batch in tqdm("),
-            (
-                "            data_wait += perf_counter() - tick\n",
-                "            data_wait += perf_counter() - tick\n"
-                '            images, labels = batch["image"], batch["label"]\n',
-            ),
-            (
-                "            for images, labels in val_loader:\n",
-                "            for batch in val_loader:\n"
-                '                images, labels = batch["image"], batch["label"]\n',
-            ),
-        ],
-        refused="progressive",
-        said="cache DALI LMDB",
-    ),
-    Edit(
-        "own loader=",
-        "data",
-        [
-            before(
-                CONV11,
-                '''\
+""").replace('Image.open(path).convert("RGB")',
+             'Image.open(path).convert("RGB").point(lambda value: value // 2)')),
+         (SETS, CSV_SETS)], said="DALI LMDB", either="cache"),
+    Edit("dict samples", "data", [before(CONV11, CSV_SET.replace(
+         'return self.transform(Image.open(path).convert("RGB")), int(label)',
+         'return {"image": self.transform(Image.open(path).convert("RGB")), "label": int(label)}')),
+         (SETS, CSV_SETS),
+         ("(images, labels) in tqdm(", "batch in tqdm("),
+         ("            labels = labels.to(device, non_blocking=True)\n" + IMAGES,
+          '            labels = batch["label"].to(device, non_blocking=True)\n'
+          '            images = batch["image"].to(device, non_blocking=True)\n'),
+         ("            for images, labels in val_loader:\n",
+          "            for batch in val_loader:\n"
+          '                images, labels = batch["image"], batch["label"]\n')],
+         refused="channels_last progressive", said="cache DALI LMDB"),
+    Edit("dict samples, unpacked in the step", "data", [before(CONV11, CSV_SET.replace(
+         'return self.transform(Image.open(path).convert("RGB")), int(label)',
+         'return {"image": self.transform(Image.open(path).convert("RGB")), "label": int(label)}')),
+         (SETS, CSV_SETS),
+         ("(images, labels) in tqdm(", "batch in tqdm("),
+         ("            data_wait += perf_counter() - tick\n",
+          "            data_wait += perf_counter() - tick\n"
+          '            images, labels = batch["image"], batch["label"]\n'),
+         ("            for images, labels in val_loader:\n",
+          "            for batch in val_loader:\n"
+          '                images, labels = batch["image"], batch["label"]\n')],
+         refused="progressive", said="cache DALI LMDB"),
+    Edit("own loader=", "data", [before(CONV11, '''\
 def invert(path):
     """Return the negative."""
     return ImageOps.invert(Image.open(path).convert("RGB"))
 
 
-''',
-            ),
-            (
-                SETS,
-                """\
+'''), (SETS, """\
     train_set = datasets.ImageFolder(args.dataset / "train", train_transform, loader=invert)
     val_set = datasets.ImageFolder(args.dataset / "val", val_transform, loader=invert)
-""",
-            ),
-        ],
-        said="DALI LMDB",
-    ),
-    Edit(
-        "load_image changed",
-        "data",
-        [
-            (
-                '        return ImageOps.exif_transpose(image).convert("RGB")\n',
-                '        return ImageOps.invert(ImageOps.exif_transpose(image).convert("RGB"))\n',
-            )
-        ],
-        said="DALI",
-    ),
-    Edit(
-        "plain ImageFolder",
-        "data",
-        [
-            (
-                SETS,
-                """\
+""")], said="DALI LMDB"),
+    Edit("load_image changed", "data", [
+         ('        return ImageOps.exif_transpose(image).convert("RGB")\n',
+          '        return ImageOps.invert(ImageOps.exif_transpose(image).convert("RGB"))\n')],
+         said="DALI"),
+    Edit("plain ImageFolder", "data", [(SETS, """\
     train_set = datasets.ImageFolder(args.dataset / "train", train_transform)
     val_set = datasets.ImageFolder(args.dataset / "val", val_transform)
-""",
-            )
-        ],
-    ),
-    Edit(
-        "__getitem__ on top of ImageFolder's",
-        "data",
-        [
-            before(
-                CONV11,
-                """\
+""")]),
+    Edit("__getitem__ on top of ImageFolder's", "data", [before(CONV11, '''\
 class Inverted(datasets.ImageFolder):
     def __getitem__(self, index):
         image, label = super().__getitem__(index)
         return 255 - image, label
 
 
-""",
-            ),
-            (
-                SETS,
-                """\
+'''), (SETS, """\
     train_set = Inverted(args.dataset / "train", train_transform)
     val_set = Inverted(args.dataset / "val", val_transform)
-""",
-            ),
-        ],
-        said="DALI",
-        either="LMDB cache",
-    ),
-    Edit(
-        "__getitem__ that reads itself",
-        "data",
-        [
-            before(
-                CONV11,
-                """\
+""")], said="DALI", either="LMDB cache"),
+    Edit("__getitem__ that reads itself", "data", [before(CONV11, '''\
 class Folder(datasets.ImageFolder):
     def __getitem__(self, index):
         path, label = self.samples[index]
         return self.transform(ImageOps.invert(load_image(path))), label
 
 
-""",
-            ),
-            (
-                SETS,
-                """\
+'''), (SETS, """\
     train_set = Folder(args.dataset / "train", train_transform)
     val_set = Folder(args.dataset / "val", val_transform)
-""",
-            ),
-        ],
-        said="DALI LMDB",
-        either="cache",
-    ),
-    Edit(
-        "target_transform",
-        "data",
-        [
-            (
-                SETS,
-                """\
+""")], said="DALI LMDB", either="cache"),
+    Edit("target_transform", "data", [(SETS, """\
     train_set = datasets.ImageFolder(args.dataset / "train", train_transform, lambda y: 9 - y)
     val_set = datasets.ImageFolder(args.dataset / "val", val_transform, lambda y: 9 - y)
-""",
-            )
-        ],
-    ),
-    Edit(
-        "labels as vectors",
-        "data",
-        [
-            (
-                SETS,
-                """\
+""")]),
+    Edit("labels as vectors", "data", [(SETS, """\
     def vector(label):
         return nn.functional.one_hot(torch.tensor(label), 10).float()
 
     train_set = datasets.ImageFolder(args.dataset / "train", train_transform, vector)
     val_set = datasets.ImageFolder(args.dataset / "val", val_transform, vector)
-""",
-            ),
-            ("labels[:, None].to(", "labels.argmax(1)[:, None].to("),
-        ],
-        differs="DALI cache",
-    ),
-    Edit(
-        "a number as target",
-        "data",
-        [
-            (
-                SETS,
-                """\
+"""), ("labels[:, None].to(", "labels.argmax(1)[:, None].to(")], differs="DALI cache"),
+    Edit("a number as target", "data", [(SETS, """\
     def number(label):
         return torch.tensor(label / 10)
 
     train_set = datasets.ImageFolder(args.dataset / "train", train_transform, number)
     val_set = datasets.ImageFolder(args.dataset / "val", val_transform, number)
-""",
-            ),
-            (MODEL, "        model = nn.Sequential(conv11(args.width, 1), nn.Flatten(0))\n"),
-            (LOSS, "    loss_function = nn.SmoothL1Loss()\n"),
-            (
-                "                hits = output.topk(len(correct)).indices == labels\n",
-                "                off = (output[:, None] - labels).abs() / 0.05\n"
-                "                hits = off.int() == torch.arange(5, device=device)\n",
-            ),
-        ],
-        differs="cache",
-    ),
-    Edit(
-        "half of the images",
-        "data",
-        [
-            (
-                "    if len(train_set) < args.batch_size:\n",
-                "    train_set = torch.utils.data.Subset(train_set, range(0, len(train_set), 2))\n"
-                "    if len(train_set) < args.batch_size:\n",
-            )
-        ],
-        said="DALI LMDB",
-    ),
-    Edit(
-        "validation split from train",
-        "data",
-        [
-            (
-                SETS,
-                """\
+"""), (MODEL, "        model = nn.Sequential(conv11(args.width, 1), nn.Flatten(0))\n"),
+         (LOSS, "    loss_function = nn.SmoothL1Loss()\n"),
+         ("                hits = output.topk(len(correct)).indices == labels\n",
+          "                off = (output[:, None] - labels).abs() / 0.05\n"
+          "                hits = off.int() == torch.arange(5, device=device)\n")],
+         differs="cache"),
+    Edit("half of the images", "data", [
+         ("    if len(train_set) < args.batch_size:\n",
+          "    train_set = torch.utils.data.Subset(train_set, range(0, len(train_set), 2))\n"
+          "    if len(train_set) < args.batch_size:\n")],
+         said="DALI LMDB"),
+    Edit("validation split from train", "data", [(SETS, """\
     train_set = open_folder(args.dataset, ["train", "training"], train_transform)
     names = train_set.classes
     train_set, val_set = torch.utils.data.random_split(
         train_set, [0.8, 0.2], torch.Generator().manual_seed(0))
-""",
-            ),
-            (CLASSES, "    classes = names\n"),
-        ],
-        said="DALI LMDB",
-    ),
-    Edit(
-        "all images as tensors",
-        "data",
-        [
-            after(
-                SETS,
-                """\
+"""), (CLASSES, "    classes = names\n")],
+         said="DALI LMDB"),
+    Edit("all images as tensors", "data", [after(SETS, """\
     classes_of = train_set.classes
     train_set, val_set = (torch.utils.data.TensorDataset(
         torch.stack([image for image, _ in each]), torch.tensor(each.targets))
         for each in (train_set, val_set))
     train_set.classes = val_set.classes = classes_of
-""",
-            )
-        ],
-        said="DALI LMDB",
-    ),
-    Edit(
-        "collate_fn that stacks",
-        "data",
-        [
-            before(
-                CONV11,
-                """\
+""")], said="DALI LMDB"),
+    Edit("collate_fn that stacks", "data", [before(CONV11, '''\
 def stack(samples):
     images, labels = zip(*samples)
     return torch.stack(images), torch.tensor(labels)
 
 
-""",
-            ),
-            after(LOADING, "        collate_fn=stack,\n"),
-        ],
-        either="DALI cache",
-    ),
-    Edit(
-        "collate_fn that inverts",
-        "data",
-        [
-            before(
-                CONV11,
-                """\
+'''), after(LOADING, "        collate_fn=stack,\n")],
+         either="DALI cache"),
+    Edit("collate_fn that inverts", "data", [before(CONV11, '''\
 def stack(samples):
     images, labels = zip(*samples)
     return 255 - torch.stack(images), torch.tensor(labels)
 
 
-""",
-            ),
-            after(LOADING, "        collate_fn=stack,\n"),
-        ],
-        said="DALI cache",
-    ),
-    Edit(
-        "worker_init_fn",
-        "data",
-        [
-            before(
-                CONV11,
-                """\
+'''), after(LOADING, "        collate_fn=stack,\n")],
+         said="DALI cache"),
+    Edit("worker_init_fn", "data", [before(CONV11, '''\
 def seed_worker(number):
     torch.manual_seed(torch.initial_seed() + number)
 
 
-""",
-            ),
-            after(LOADING, "        worker_init_fn=seed_worker,\n"),
-        ],
-        either="DALI cache",
-    ),
-    Edit(
-        "rare classes more often",
-        "data",
-        [
-            (
-                SAMPLER,
-                """\
+'''), after(LOADING, "        worker_init_fn=seed_worker,\n")],
+         either="DALI cache"),
+    Edit("rare classes more often", "data", [(SAMPLER, """\
     weights = [1.0 + (label == 3) for label in train_set.targets]
     sampler = torch.utils.data.WeightedRandomSampler(
         weights, len(weights), generator=torch.Generator())
-""",
-            )
-        ],
-        refused="DDP",
-    ),
-    Edit(
-        "shuffle=True in place of the sampler",
-        "data",
-        [("train_set, sampler=sampler, drop_last=True", "train_set, shuffle=True, drop_last=True")],
-        refused="DALI cache",
-        said="DDP",
-    ),
-    Edit(
-        "the last small batch too",
-        "data",
-        [("sampler=sampler, drop_last=True", "sampler=sampler, drop_last=False")],
-        refused="DALI cache",
-        either="compile",
-        options="--batch_size 60 --steps 6",
-    ),
-    Edit(
-        "larger batches in validation",
-        "data",
-        [
-            (
-                VAL_LOADER,
-                """\
+""")], refused="DDP"),
+    Edit("shuffle=True in place of the sampler", "data", [
+         ("train_set, sampler=sampler, drop_last=True", "train_set, shuffle=True, drop_last=True")],
+         refused="DALI cache", said="DDP"),
+    Edit("the last small batch too", "data", [
+         ("sampler=sampler, drop_last=True", "sampler=sampler, drop_last=False")],
+         refused="DALI cache", either="compile", options="--batch_size 60 --steps 6"),
+    Edit("larger batches in validation", "data", [(VAL_LOADER, """\
     val_loader = DataLoader(val_set, 200, sampler=val_sampler, num_workers=args.workers)
-""",
-            )
-        ],
-        refused="DALI cache",
-    ),
-    Edit(
-        "validation in plain order",
-        "data",
-        [
-            (
-                VAL_LOADER,
-                """\
+""")], refused="DALI cache"),
+    Edit("validation in plain order", "data", [(VAL_LOADER, """\
     val_loader = DataLoader(val_set, batch_size=50)
-""",
-            )
-        ],
-        refused="DALI cache",
-        said="DDP",
-    ),
-    Edit(
-        "own random transform",
-        "data",
-        [
-            (
-                TRANSFORM,
-                """\
+""")], refused="DALI cache", said="DDP"),
+    Edit("own random transform", "data", [(TRANSFORM, """\
     train_transform = transforms.Compose([
         *crop, transforms.RandomRotation(15), transforms.PILToTensor()])
-""",
-            )
-        ],
-        said="DALI cache",
-        either="DDP",
-    ),
-    Edit(
-        "own fixed transform",
-        "data",
-        [
-            (
-                TRANSFORM,
-                """\
+""")], said="DALI cache", either="DDP"),
+    Edit("own fixed transform", "data", [(TRANSFORM, """\
     train_transform = transforms.Compose([
         *crop, transforms.Lambda(ImageOps.invert), transforms.PILToTensor()])
-""",
-            )
-        ],
-        said="DALI",
-    ),
-    Edit(
-        "fixed transform before the crop",
-        "data",
-        [
-            (
-                TRANSFORM,
-                """\
+""")], said="DALI"),
+    Edit("fixed transform before the crop", "data", [(TRANSFORM, """\
     train_transform = transforms.Compose([
         transforms.CenterCrop(20), *crop, transforms.PILToTensor()])
-""",
-            )
-        ],
-        said="DALI",
-    ),
-    Edit(
-        "augments by default",
-        "data",
-        [('default="none"', 'default="resized"')],
-        either="DDP",
-    ),
-    Edit(
-        "floats from the transform",
-        "data",
-        [
-            (
-                "transforms.CenterCrop(val_size), transforms.PILToTensor()]\n",
-                "transforms.CenterCrop(val_size),\n         transforms.ToImage(), "
-                "transforms.ToDtype(torch.float32, scale=True)]\n",
-            ),
-            (
-                TRANSFORM,
-                """\
+""")], said="DALI"),
+    Edit("augments by default", "data", [('default="none"', 'default="resized"')],
+         either="DDP"),
+    Edit("floats from the transform", "data", [
+         ("transforms.CenterCrop(val_size), transforms.PILToTensor()]\n",
+          "transforms.CenterCrop(val_size),\n         transforms.ToImage(), "
+          "transforms.ToDtype(torch.float32, scale=True)]\n"),
+         (TRANSFORM, """\
     train_transform = transforms.Compose([
         *crop, transforms.ToImage(), transforms.ToDtype(torch.float32, scale=True)])
-""",
-            ),
-        ],
-        said="cache",
-        either="DALI",
-    ),
-    Edit(
-        "noise on the images of a step",
-        "data",
-        [
-            before(
-                "            output = net(images)\n",
-                """\
+""")], said="cache", either="DALI"),
+    Edit("noise on the images of a step", "data", [before("            output = net(images)\n", """\
             images = (images + torch.randint_like(images, 10)).clamp(max=255)
 
-""",
-            )
-        ],
-        refused="amp",
-        either="DDP channels_last",
-    ),
-    Edit(
-        "always augments",
-        "data",
-        [('    if args.augment == "resized":\n', "    if True:\n")],
-        differs="DALI cache",
-        either="DDP",
-    ),
+""")], refused="amp", either="DDP channels_last"),
+    Edit("always augments", "data", [
+         ('    if args.augment == "resized":\n', "    if True:\n")],
+         differs="DALI cache", either="DDP"),
 ]
 
 TEACHER = """\
@@ -869,721 +455,264 @@ TEACHER = """\
 
 """
 LOSSES = [
-    Edit(
-        "label smoothing",
-        "loss",
-        [(LOSS, "    loss_function = nn.CrossEntropyLoss(label_smoothing=0.1)\n")],
-    ),
-    Edit(
-        "focal loss",
-        "loss",
-        [
-            before(
-                CONV11,
-                """\
+    Edit("label smoothing", "loss", [
+         (LOSS, "    loss_function = nn.CrossEntropyLoss(label_smoothing=0.1)\n")]),
+    Edit("focal loss", "loss", [before(CONV11, '''\
 class FocalLoss(nn.Module):
     def forward(self, output, labels):
         entropy = nn.functional.cross_entropy(output, labels, reduction="none")
         return ((1 - (-entropy).exp()) ** 2 * entropy).mean()
 
 
-""",
-            ),
-            (LOSS, "    loss_function = FocalLoss()\n"),
-        ],
-    ),
-    Edit(
-        "weights of the classes",
-        "loss",
-        [
-            (
-                LOSS,
-                "    share = torch.bincount(torch.tensor(train_set.targets)).float().to(device)\n"
-                "    loss_function = nn.CrossEntropyLoss(1 / share / len(share))\n",
-            )
-        ],
-    ),
-    Edit(
-        "classes weighed unequally",
-        "loss",
-        [
-            (
-                LOSS,
-                "    share = torch.arange(1.0, len(classes) + 1, device=device)\n"
-                "    loss_function = nn.CrossEntropyLoss(share)\n",
-            )
-        ],
-        differs="DDP",
-    ),
-    Edit(
-        "sum in place of the mean",
-        "loss",
-        [(LOSS, '    loss_function = nn.CrossEntropyLoss(reduction="sum")\n')],
-        said="DDP",
-        options="--lr 0.0005",
-    ),
-    Edit(
-        "sum in place of the mean, mended",
-        "loss",
-        [
-            (
-                LOSS,
-                """\
+'''), (LOSS, "    loss_function = FocalLoss()\n")]),
+    Edit("weights of the classes", "loss", [
+         (LOSS, "    share = torch.bincount(torch.tensor(train_set.targets)).float().to(device)\n"
+                "    loss_function = nn.CrossEntropyLoss(1 / share / len(share))\n")]),
+    Edit("classes weighed unequally", "loss", [
+         (LOSS, "    share = torch.arange(1.0, len(classes) + 1, device=device)\n"
+                "    loss_function = nn.CrossEntropyLoss(share)\n")], differs="DDP"),
+    Edit("sum in place of the mean", "loss", [
+         (LOSS, '    loss_function = nn.CrossEntropyLoss(reduction="sum")\n')],
+         said="DDP", options="--lr 0.0005"),
+    Edit("sum in place of the mean, mended", "loss", [(LOSS, """\
     def loss_function(output, labels):
         return nn.functional.cross_entropy(output, labels) * args.batch_size
 
-""",
-            )
-        ],
-        options="--lr 0.0005",
-    ),
-    Edit(
-        "loss with a penalty beside it",
-        "loss",
-        [(FORWARD, FORWARD + "            loss = loss + 1e-4 * output.square().mean()\n")],
-        refused="amp",
-    ),
-    Edit(
-        "penalty on the model's weights",
-        "loss",
-        [
-            before(
-                BACKWARD,
-                """\
+""")], options="--lr 0.0005"),
+    Edit("loss with a penalty beside it", "loss", [
+         (FORWARD, FORWARD + "            loss = loss + 1e-4 * output.square().mean()\n")],
+         refused="amp"),
+    Edit("penalty on the model's weights", "loss", [before(BACKWARD, """\
             loss = loss + 1e-2 * sum(weight.square().sum() for weight in model.parameters())
 
-""",
-            )
-        ],
-    ),
-    Edit(
-        "second pass through model",
-        "loss",
-        [
-            (
-                LOSS,
-                """\
+""")]),
+    Edit("second pass through model", "loss", [
+         (LOSS, """\
     def loss_function(output, labels):
         flipped = model(normalize(images.flip(3)))
         return nn.functional.cross_entropy(output, labels) + (output - flipped).square().mean()
 
-""",
-            )
-        ],
-    ),
-    Edit(
-        "a teacher",
-        "loss",
-        [
-            before(TO_DEVICE, TEACHER),
-            (
-                LOSS,
-                """\
+""")]),
+    Edit("a teacher", "loss", [before(TO_DEVICE, TEACHER), (LOSS, """\
     def loss_function(output, labels):
         with torch.no_grad():
             taught = teacher(normalize(images)).softmax(1)
         return nn.functional.cross_entropy(output, labels) + nn.functional.cross_entropy(
             output, taught)
 
-""",
-            ),
-        ],
-    ),
-    Edit(
-        "mixup",
-        "loss",
-        [
-            (
-                FORWARD,
-                """\
+""")]),
+    Edit("mixup", "loss", [(FORWARD, """\
             share = float(torch.distributions.Beta(0.4, 0.4).sample())
             images = (share * images + (1 - share) * images.flip(0)).byte()
             output = net(images)
             loss = share * loss_function(output, labels) + (
                 1 - share) * loss_function(output, labels.flip(0))
-""",
-            )
-        ],
-        refused="amp",
-        either="DDP",
-    ),
-    Edit(
-        "CutMix of torchvision",
-        "loss",
-        [
-            before(
-                "            output = net(images)\n",
-                """\
+""")], refused="amp", either="DDP"),
+    Edit("CutMix of torchvision", "loss", [before("            output = net(images)\n", """\
             images, labels = cutmix(images, labels)
 
-""",
-            ),
-            before(CLOCK, "    cutmix = transforms.CutMix(num_classes=len(classes))\n"),
-        ],
-        refused="amp",
-        either="DDP",
-    ),
-    Edit(
-        "loss and forward in a function",
-        "loss",
-        [
-            before(
-                CONV11,
-                """\
+"""), before(CLOCK, "    cutmix = transforms.CutMix(num_classes=len(classes))\n")],
+         refused="amp", either="DDP"),
+    Edit("loss and forward in a function", "loss", [before(CONV11, '''\
 def compute_loss(net, loss_function, images, labels):
     return loss_function(net(images), labels)
 
 
-""",
-            ),
-            (FORWARD, "            loss = compute_loss(net, loss_function, images, labels)\n"),
-        ],
-        refused="amp",
-    ),
+'''), (FORWARD, "            loss = compute_loss(net, loss_function, images, labels)\n"),
+         ], refused="amp"),
 ]
 
 OPTIMIZERS = [
-    Edit(
-        "AdamW",
-        "optimizer",
-        [(OPTIMIZER, "    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr / 30)\n")],
-    ),
-    Edit(
-        "RMSprop",
-        "optimizer",
-        [
-            (
-                OPTIMIZER,
-                """\
+    Edit("AdamW", "optimizer", [
+         (OPTIMIZER, "    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr / 30)\n")]),
+    Edit("RMSprop", "optimizer", [(OPTIMIZER, """\
     optimizer = torch.optim.RMSprop(model.parameters(), lr=args.lr / 100, momentum=0.9)
-""",
-            )
-        ],
-    ),
-    Edit(
-        "dampening",
-        "optimizer",
-        [
-            (
-                OPTIMIZER,
-                """\
+""")]),
+    Edit("dampening", "optimizer", [(OPTIMIZER, """\
     optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, dampening=0.9)
-""",
-            )
-        ],
-        said="fused",
-    ),
-    Edit(
-        "no decay for biases and norms",
-        "optimizer",
-        [
-            (
-                OPTIMIZER,
-                """\
+""")], said="fused"),
+    Edit("no decay for biases and norms", "optimizer", [(OPTIMIZER, """\
     decay = [each for each in model.parameters() if each.dim() > 1]
     others = [each for each in model.parameters() if each.dim() < 2]
     optimizer = torch.optim.SGD([{"params": decay, "weight_decay": 5e-4}, {"params": others}],
                                 args.lr, 0.9, nesterov=True)
-""",
-            )
-        ],
-    ),
-    Edit(
-        "a lower rate for the first layers",
-        "optimizer",
-        [
-            (
-                OPTIMIZER,
-                """\
+""")]),
+    Edit("a lower rate for the first layers", "optimizer", [(OPTIMIZER, """\
     optimizer = torch.optim.SGD([{"params": model[:12].parameters(), "lr": args.lr / 10},
                                  {"params": model[12:].parameters()}], args.lr, 0.9)
-""",
-            )
-        ],
-    ),
-    Edit(
-        "only the head is trained",
-        "optimizer",
-        [
-            (
-                OPTIMIZER,
-                """\
+""")]),
+    Edit("only the head is trained", "optimizer", [(OPTIMIZER, """\
     for parameter in model[:-1].parameters():
         parameter.requires_grad = False
     optimizer = torch.optim.SGD(filter(lambda each: each.requires_grad, model.parameters()),
                                 args.lr, 0.9)
-""",
-            )
-        ],
-    ),
-    Edit(
-        "clipping the norm",
-        "optimizer",
-        [
-            (
-                "            optimizer.step()\n",
-                "            nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
-                "            optimizer.step()\n",
-            )
-        ],
-        refused="amp",
-    ),
-    Edit(
-        "clipping in a hook of the optimizer",
-        "optimizer",
-        [
-            after(
-                OPTIMIZER,
-                """\
+""")]),
+    Edit("clipping the norm", "optimizer", [
+         ("            optimizer.step()\n",
+          "            nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+          "            optimizer.step()\n")], refused="amp"),
+    Edit("clipping in a hook of the optimizer", "optimizer", [after(OPTIMIZER, """\
     optimizer.register_step_pre_hook(
         lambda *_: nn.utils.clip_grad_norm_(model.parameters(), 0.1) and None)
-""",
-            )
-        ],
-    ),
-    Edit(
-        "clipping in hooks of the weights",
-        "optimizer",
-        [
-            after(
-                OPTIMIZER,
-                """\
+""")]),
+    Edit("clipping in hooks of the weights", "optimizer", [after(OPTIMIZER, """\
     for parameter in model.parameters():
         parameter.register_hook(lambda gradient: gradient.clamp(-0.001, 0.001))
-""",
-            )
-        ],
-        said="amp",
-        differs="DDP",
-    ),
-    Edit(
-        "gradient accumulation",
-        "optimizer",
-        [
-            (
-                BACKWARD,
-                """\
+""")], said="amp", differs="DDP"),
+    Edit("gradient accumulation", "optimizer", [(BACKWARD, """\
             (loss / 2).backward()
             if step % 2:
                 optimizer.step()
                 optimizer.zero_grad()
-""",
-            )
-        ],
-        refused="amp",
-    ),
-    Edit(
-        "zero_grad every second step",
-        "optimizer",
-        [
-            (
-                "            optimizer.zero_grad()\n",
-                "            if step % 2 == 0:\n                optimizer.zero_grad()\n\n",
-            )
-        ],
-        refused="amp",
-    ),
-    Edit(
-        "a second optimizer",
-        "optimizer",
-        [
-            (
-                OPTIMIZER,
-                """\
+""")], refused="amp"),
+    Edit("zero_grad every second step", "optimizer", [
+         ("            optimizer.zero_grad()\n",
+          "            if step % 2 == 0:\n                optimizer.zero_grad()\n\n")],
+         refused="amp"),
+    Edit("a second optimizer", "optimizer", [(OPTIMIZER, """\
     optimizer = torch.optim.SGD(model[:-1].parameters(), args.lr, 0.9)
     head_optimizer = torch.optim.SGD(model[-1].parameters(), args.lr / 10, 0.9)
-""",
-            ),
-            (PARTS, PARTS.replace("}", ',\n             "head_optimizer": head_optimizer}')),
-            after(
-                COUNTED,
-                "            head_optimizer.step()\n            head_optimizer.zero_grad()\n",
-            ),
-        ],
-        said="amp",
-        either="fused",
-    ),
-    Edit(
-        "norm of the gradients printed",
-        "optimizer",
-        [
-            after(
-                COUNTED,
-                """\
+"""), (PARTS, PARTS.replace("}", ',\n             "head_optimizer": head_optimizer}')),
+         after(COUNTED, "            head_optimizer.step()\n"
+               "            head_optimizer.zero_grad()\n")], said="amp", either="fused"),
+    Edit("norm of the gradients printed", "optimizer", [after(COUNTED, """\
             norms.append(sum(each.grad.square().sum() for each in model.parameters()) ** 0.5)
-""",
-            ),
-            before(EPOCH, "        norms = []\n"),
-            each_epoch("""\
+"""), before(EPOCH, "        norms = []\n"), each_epoch("""\
         print(f"norm of the gradients {sum(norms).item() / len(norms):.4f}")
-"""),
-        ],
-        either="amp",
-    ),
-    Edit(
-        "average of the weights",
-        "optimizer",
-        [
-            before(
-                PARTS,
-                """\
+""")], either="amp"),
+    Edit("average of the weights", "optimizer", [before(PARTS, """\
     average = torch.optim.swa_utils.AveragedModel(
         model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
 
-""",
-            ),
-            (PARTS, PARTS.replace("}", ', "average": average}')),
-            after(COUNTED, "            average.update_parameters(model)\n"),
-            ("        model.eval()\n        correct", "        average.eval()\n        correct"),
-            (
-                "                output = model(normalize(",
-                "                output = average(normalize(",
-            ),
-        ],
-        said="DDP",
-    ),
-    Edit(
-        "average of the weights, mended",
-        "optimizer",
-        [
-            before(
-                PARTS,
-                """\
+"""), (PARTS, PARTS.replace("}", ', "average": average}')),
+         after(COUNTED, "            average.update_parameters(model)\n"),
+         ("        model.eval()\n        correct", "        average.eval()\n        correct"),
+         ("                output = model(normalize(",
+          "                output = average(normalize(")], said="DDP"),
+    Edit("average of the weights, mended", "optimizer", [before(PARTS, """\
     average = torch.optim.swa_utils.AveragedModel(
         model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
 
-""",
-            ),
-            (PARTS, PARTS.replace("}", ', "average": average}')),
-            after(COUNTED, "            average.update_parameters(model)\n"),
-            (
-                "        model.eval()\n        correct",
-                """\
+"""), (PARTS, PARTS.replace("}", ', "average": average}')),
+         after(COUNTED, "            average.update_parameters(model)\n"),
+         ("        model.eval()\n        correct", """\
         average.eval()
         for buffer in average.buffers() if world_size > 1 else ():
             torch.distributed.broadcast(buffer, 0)
-        correct""",
-            ),
-            (
-                "                output = model(normalize(",
-                "                output = average(normalize(",
-            ),
-        ],
-    ),
-    Edit(
-        "amp first, clipping later",
-        "optimizer",
-        [
-            (
-                "            scaler.step(optimizer)\n",
-                "            nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
-                "            scaler.step(optimizer)\n",
-            )
-        ],
-        start="amp",
-        said="all",
-    ),
-    Edit(
-        "amp first, clipping later, mended",
-        "optimizer",
-        [
-            (
-                "            scaler.step(optimizer)\n",
-                "            scaler.unscale_(optimizer)\n"
-                "            nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
-                "            scaler.step(optimizer)\n",
-            )
-        ],
-        start="amp",
-    ),
-    Edit(
-        "amp first, a second optimizer later",
-        "optimizer",
-        [
-            (
-                OPTIMIZER,
-                """\
+        correct"""),
+         ("                output = model(normalize(",
+          "                output = average(normalize(")]),
+    Edit("amp first, clipping later", "optimizer", [
+         ("            scaler.step(optimizer)\n",
+          "            nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+          "            scaler.step(optimizer)\n")], start="amp", said="all"),
+    Edit("amp first, clipping later, mended", "optimizer", [
+         ("            scaler.step(optimizer)\n",
+          "            scaler.unscale_(optimizer)\n"
+          "            nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+          "            scaler.step(optimizer)\n")], start="amp"),
+    Edit("amp first, a second optimizer later", "optimizer", [(OPTIMIZER, """\
     optimizer = torch.optim.SGD(model[:-1].parameters(), args.lr, 0.9)
     head_optimizer = torch.optim.SGD(model[-1].parameters(), args.lr / 10, 0.9)
-""",
-            ),
-            (PARTS, PARTS.replace("}", ',\n             "head_optimizer": head_optimizer}')),
-            (
-                "            scaler.step(optimizer)\n",
-                "            scaler.step(optimizer)\n"
-                "            scaler.step(head_optimizer)\n            head_optimizer.zero_grad()\n",
-            ),
-        ],
-        start="amp",
-        either="fused",
-    ),
-    Edit(
-        "amp first, a hook of the optimizer later",
-        "optimizer",
-        [
-            after(
-                OPTIMIZER,
-                """\
+"""), (PARTS, PARTS.replace("}", ',\n             "head_optimizer": head_optimizer}')),
+         ("            scaler.step(optimizer)\n", "            scaler.step(optimizer)\n"
+          "            scaler.step(head_optimizer)\n            head_optimizer.zero_grad()\n")],
+         start="amp", either="fused"),
+    Edit("amp first, a hook of the optimizer later", "optimizer", [after(OPTIMIZER, """\
     optimizer.register_step_pre_hook(
         lambda *_: nn.utils.clip_grad_norm_(model.parameters(), 0.1) and None)
-""",
-            )
-        ],
-        start="amp",
-        said="fused",
-    ),
-    Edit(
-        "amp first, norm of the gradients later",
-        "optimizer",
-        [
-            after(
-                COUNTED,
-                """\
+""")], start="amp", said="fused"),
+    Edit("amp first, norm of the gradients later", "optimizer", [after(COUNTED, """\
             norms.append(sum(each.grad.square().sum() for each in model.parameters()) ** 0.5)
-""",
-            ),
-            before(EPOCH, "        norms = []\n"),
-            each_epoch("""\
+"""), before(EPOCH, "        norms = []\n"), each_epoch("""\
         print(f"norm of the gradients {sum(norms).item() / len(norms):.4f}")
-"""),
-        ],
-        start="amp",
-        said="fused",
-        either=" ".join(set(ALL) - {"fused"}),
-    ),
+""")], start="amp", said="fused",
+         either=" ".join(set(ALL) - {"fused"})),
 ]
 
 VAL_LOSS = [
     after(VALIDATION, "        val_loss = 0.0\n"),
-    after(
-        VAL_FORWARD,
-        "                val_loss += loss_function(output, labels[:, 0]).item() * len(labels)\n",
-    ),
+    after(VAL_FORWARD, "                val_loss += loss_function(output, labels[:, 0]).item() * "
+          "len(labels)\n"),
     each_epoch("""\
         val_loss /= len(val_set)
         print(f"validation loss {val_loss:.4f}")
-"""),
-]
+""")]
 VAL_LOSS_MENDED = [
     after(VALIDATION, "        val_loss = torch.zeros((), device=device)\n"),
-    after(
-        VAL_FORWARD,
-        "                val_loss += loss_function(output, labels[:, 0]) * len(labels)\n",
-    ),
+    after(VAL_FORWARD, "                val_loss += loss_function(output, labels[:, 0]) * "
+          "len(labels)\n"),
     each_epoch("""\
         if world_size > 1:
             torch.distributed.all_reduce(val_loss)
         val_loss = val_loss.item() / len(val_set)
         print(f"validation loss {val_loss:.4f}")
-"""),
-]
+""")]
 PLATEAU = [
-    (
-        SCHEDULER,
-        "    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(\n"
-        "        optimizer, factor=0.1, patience=0, threshold=1.0)\n",
-    ),
-    (SCHEDULER_STEP, ""),
-]
+    (SCHEDULER, "    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(\n"
+                "        optimizer, factor=0.1, patience=0, threshold=1.0)\n"),
+    (SCHEDULER_STEP, "")]
 SCHEDULES = [
-    Edit(
-        "cosine, each epoch",
-        "schedule",
-        [
-            (
-                SCHEDULER,
-                "    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)\n",
-            ),
-            (SCHEDULER_STEP, ""),
-            each_epoch("        scheduler.step()\n"),
-        ],
-    ),
-    Edit(
-        "one cycle, each step",
-        "schedule",
-        [
-            (
-                SCHEDULER,
-                """\
+    Edit("cosine, each epoch", "schedule", [
+         (SCHEDULER, "    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)\n"),
+         (SCHEDULER_STEP, ""), each_epoch("        scheduler.step()\n")]),
+    Edit("one cycle, each step", "schedule", [(SCHEDULER, """\
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.epochs * steps)
-""",
-            )
-        ],
-    ),
-    Edit(
-        "warm restarts",
-        "schedule",
-        [
-            (
-                SCHEDULER,
-                """\
+""")]),
+    Edit("warm restarts", "schedule", [(SCHEDULER, """\
     scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 3)
-""",
-            )
-        ],
-    ),
-    Edit(
-        "rate set by hand",
-        "schedule",
-        [
-            (
-                SCHEDULER_STEP,
-                """\
+""")]),
+    Edit("rate set by hand", "schedule", [(SCHEDULER_STEP, """\
             for group in optimizer.param_groups:
                 group["lr"] = args.lr * 0.9 ** (epoch * steps + step)
-""",
-            ),
-            (SCHEDULER, ""),
-        ],
-    ),
-    Edit(
-        "scheduler under the optimizer",
-        "schedule",
-        [
-            after(
-                OPTIMIZER,
-                """\
+"""), (SCHEDULER, "")]),
+    Edit("scheduler under the optimizer", "schedule", [after(OPTIMIZER, """\
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
-""",
-            ),
-            (SCHEDULER, ""),
-            (PARTS, PARTS.replace("}", ', "scheduler": scheduler}')),
-        ],
-    ),
-    Edit(
-        "rate by the training loss",
-        "schedule",
-        [*PLATEAU, each_epoch("        scheduler.step(loss)\n")],
-    ),
-    Edit(
-        "rate by the validation loss",
-        "schedule",
-        [
-            *PLATEAU,
-            *VAL_LOSS[:2],
-            each_epoch("""\
+"""), (SCHEDULER, ""), (PARTS, PARTS.replace("}", ', "scheduler": scheduler}'))]),
+    Edit("rate by the training loss", "schedule", [*PLATEAU, each_epoch(
+         "        scheduler.step(loss)\n")]),
+    Edit("rate by the validation loss", "schedule", [*PLATEAU, *VAL_LOSS[:2], each_epoch("""\
         val_loss /= len(val_set)
         scheduler.step(val_loss)
         print(f"validation loss {val_loss:.4f}")
-"""),
-        ],
-        said="DDP",
-    ),
-    Edit(
-        "rate by the validation loss, mended",
-        "schedule",
-        [
-            *PLATEAU,
-            *VAL_LOSS_MENDED[:2],
-            each_epoch(
-                VAL_LOSS_MENDED[2][1].removeprefix(TOP1) + "        scheduler.step(val_loss)\n"
-            ),
-        ],
-    ),
-    Edit(
-        "early stopping by top-1",
-        "schedule",
-        [
-            after(
-                PRINTED,
-                """\
+""")], said="DDP"),
+    Edit("rate by the validation loss, mended", "schedule", [*PLATEAU, *VAL_LOSS_MENDED[:2],
+         each_epoch(VAL_LOSS_MENDED[2][1].removeprefix(TOP1) + "        scheduler.step(val_loss)\n")
+         ]),
+    Edit("early stopping by top-1", "schedule", [after(PRINTED, """\
         if top[0] < max(each["val_top1"] for each in epochs) - 0.5:
             break
-""",
-            )
-        ],
-    ),
-    Edit(
-        "early stopping by the validation loss",
-        "schedule",
-        [
-            *VAL_LOSS,
-            after(
-                PRINTED,
-                """\
+""")]),
+    Edit("early stopping by the validation loss", "schedule", [*VAL_LOSS, after(PRINTED, """\
         if val_loss > 5:
             break
-""",
-            ),
-        ],
-        said="DDP",
-    ),
-    Edit(
-        "no schedule",
-        "schedule",
-        [
-            (SCHEDULER_STEP, ""),
-            (SCHEDULER, ""),
-            ("    done, total = len(epochs) * steps, args.epochs * steps\n", ""),
-        ],
-    ),
+""")], said="DDP"),
+    Edit("no schedule", "schedule", [(SCHEDULER_STEP, ""), (SCHEDULER, ""),
+         ("    done, total = len(epochs) * steps, args.epochs * steps\n", "")]),
 ]
 
 LOOPS = [
-    Edit(
-        "validation with net",
-        "loop",
-        [
-            (
-                "                output = model(normalize(images.to(device, non_blocking=True)))\n",
-                "                output = net(images.to(device, non_blocking=True))\n",
-            )
-        ],
-    ),
-    Edit(
-        "a step with model in place of net",
-        "loop",
-        [("            output = net(images)\n", "            output = model(normalize(images))\n")],
-        refused="amp",
-        said="DDP DP compile",
-    ),
-    Edit(
-        "two passes a step",
-        "loop",
-        [
-            (
-                FORWARD,
-                """\
+    Edit("validation with net", "loop", [
+         ("                output = model(normalize(images.to(device, non_blocking=True)))\n",
+          "                output = net(images.to(device, non_blocking=True))\n")]),
+    Edit("a step with model in place of net", "loop", [
+         ("            output = net(images)\n", "            output = model(normalize(images))\n")],
+         refused="amp", said="DDP DP compile"),
+    Edit("two passes a step", "loop", [(FORWARD, """\
             output = net(images)
             loss = loss_function(output, labels) + loss_function(net(images.flip(3)), labels)
-""",
-            )
-        ],
-        refused="amp",
-    ),
-    Edit(
-        "own autocast",
-        "loop",
-        [
-            (
-                FORWARD,
-                """\
+""")], refused="amp"),
+    Edit("own autocast", "loop", [(FORWARD, """\
             with torch.autocast(device.type, torch.bfloat16):
                 output = net(images)
                 loss = loss_function(output, labels)
-""",
-            )
-        ],
-        refused="amp",
-    ),
-    Edit(
-        "flipped images in validation",
-        "loop",
-        [
-            (
-                "                output = model(normalize(images.to(device, non_blocking=True)))\n",
-                "                output = model(normalize(images.to(device, non_blocking=True)))\n"
-                "                output += model(normalize(images.flip(3).to(device)))\n",
-            )
-        ],
-    ),
-    Edit(
-        "a test of the best weights at the end",
-        "loop",
-        [
-            before(
-                "    # the record\n",
-                """\
+""")], refused="amp"),
+    Edit("flipped images in validation", "loop", [
+         ("                output = model(normalize(images.to(device, non_blocking=True)))\n",
+          "                output = model(normalize(images.to(device, non_blocking=True)))\n"
+          "                output += model(normalize(images.flip(3).to(device)))\n")]),
+    Edit("a test of the best weights at the end", "loop", [before(
+         "    # the record\n", """\
     # all images once more, in each process
     right = 0
     with torch.inference_mode():
@@ -1591,64 +720,22 @@ LOOPS = [
             right += (model(normalize(images.to(device))).argmax(1).cpu() == labels).sum().item()
     print(f"test: {right} of {len(val_set)}")
 
-""",
-            )
-        ],
-        either="DDP",
-    ),
-    Edit(
-        "train_one_epoch()",
-        "loop",
-        [lambda text: split_loop(text)],
-        refused="amp channels_last profile progressive DDP",
-    ),
-    Edit(
-        "deterministic algorithms",
-        "loop",
-        [
-            after(
-                SEED,
-                """\
+""")], either="DDP"),
+    Edit("train_one_epoch()", "loop", [lambda text: split_loop(text)],
+         refused="DDP amp channels_last profile progressive"),
+    Edit("deterministic algorithms", "loop", [after(SEED, """\
     torch.use_deterministic_algorithms(True)
-""",
-            )
-        ],
-    ),
-    Edit(
-        "cudnn.benchmark off",
-        "loop",
-        [
-            before(
-                LOSS,
-                """\
+""")]),
+    Edit("cudnn.benchmark off", "loop", [before(LOSS, """\
     torch.backends.cudnn.benchmark = False
-""",
-            )
-        ],
-        said="cudnn",
-    ),
-    Edit(
-        "other seeds too",
-        "loop",
-        [
-            after(
-                SEED,
-                """\
+""")], said="cudnn"),
+    Edit("other seeds too", "loop", [after(SEED, """\
     random.seed(args.seed)
     numpy.random.seed(args.seed)
-""",
-            ),
-            ("import os\n", "import os\nimport random\n"),
-            (
-                "import torch\nfrom PIL",
-                """\
+"""), ("import os\n", "import os\nimport random\n"), ("import torch\nfrom PIL", """\
 import numpy
 import torch
-from PIL""",
-            ),
-        ],
-        refused="DALI LMDB",
-    ),
+from PIL""")], refused="DALI LMDB"),
     Edit("no seed", "loop", [(SEED, "    torch.seed()\n")], either="all"),
 ]
 
@@ -1658,16 +745,12 @@ def split_loop(text):
     start = text.index("        for step, (images, labels) in tqdm(")
     end = text.index("        # reading the loss waits")
     body = re.sub("^    ", "", text[start:end], flags=re.M)
-    function = (
-        "def train_one_epoch(net, train_loader, loss_function, optimizer, scheduler, "
-        "device, rank,\n                    epoch, steps, losses, tick):\n"
-        f"    data_wait = 0\n{body}    return data_wait\n\n\n"
-    )
-    call = (
-        "        data_wait = train_one_epoch(net, train_loader, loss_function, optimizer, "
-        "scheduler,\n                                    device, rank, epoch, steps, losses, "
-        "tick)\n"
-    )
+    function = ("def train_one_epoch(net, train_loader, loss_function, optimizer, scheduler, "
+                "device, rank,\n                    epoch, steps, losses, tick):\n"
+                f"    data_wait = 0\n{body}    return data_wait\n\n\n")
+    call = ("        data_wait = train_one_epoch(net, train_loader, loss_function, optimizer, "
+            "scheduler,\n                                    device, rank, epoch, steps, losses, "
+            "tick)\n")
     text = text[:start] + call + text[end:]
     return text.replace("def main():\n", function + "def main():\n")
 
@@ -1675,149 +758,70 @@ def split_loop(text):
 METRICS = [
     Edit("validation loss", "metrics", VAL_LOSS, said="DDP"),
     Edit("validation loss, mended", "metrics", VAL_LOSS_MENDED),
-    Edit(
-        "total += len(labels)",
-        "metrics",
-        [
-            after(VALIDATION, "        total = 0\n"),
-            after(HITS, "                total += len(labels)\n"),
-            (TOP1, "        top = (correct / total).tolist()\n"),
-        ],
-        said="DDP",
-    ),
-    Edit(
-        "F1 from a confusion matrix",
-        "metrics",
-        [
-            after(
-                VALIDATION,
-                "        confusion = torch.zeros(len(classes), len(classes), device=device)\n",
-            ),
-            after(
-                HITS,
-                "                confusion.index_put_((labels[:, 0], output.argmax(1)), "
-                "torch.ones(len(labels), device=device), True)\n",
-            ),
-            each_epoch("""\
+    Edit("total += len(labels)", "metrics", [
+         after(VALIDATION, "        total = 0\n"),
+         after(HITS, "                total += len(labels)\n"),
+         (TOP1, "        top = (correct.cumsum(0) / total).tolist()\n")], said="DDP"),
+    Edit("F1 from a confusion matrix", "metrics", [
+         after(VALIDATION, "        confusion = torch.zeros(len(classes), len(classes), device=device)\n"),
+         after(HITS, "                confusion.index_put_((labels[:, 0], output.argmax(1)), "
+               "torch.ones(len(labels), device=device), True)\n"),
+         each_epoch("""\
         f1 = 2 * confusion.diag() / (confusion.sum(0) + confusion.sum(1)).clamp(min=1)
         print(f"macro F1 {f1.mean().item():.4f}")
-"""),
-        ],
-        differs="DDP",
-    ),
-    Edit(
-        "F1 from a confusion matrix, mended",
-        "metrics",
-        [
-            after(
-                VALIDATION,
-                "        confusion = torch.zeros(len(classes), len(classes), device=device)\n",
-            ),
-            after(
-                HITS,
-                "                confusion.index_put_((labels[:, 0], output.argmax(1)), "
-                "torch.ones(len(labels), device=device), True)\n",
-            ),
-            each_epoch("""\
+""")], differs="DDP"),
+    Edit("F1 from a confusion matrix, mended", "metrics", [
+         after(VALIDATION, "        confusion = torch.zeros(len(classes), len(classes), device=device)\n"),
+         after(HITS, "                confusion.index_put_((labels[:, 0], output.argmax(1)), "
+               "torch.ones(len(labels), device=device), True)\n"),
+         each_epoch("""\
         if world_size > 1:
             torch.distributed.all_reduce(confusion)
         f1 = 2 * confusion.diag() / (confusion.sum(0) + confusion.sum(1)).clamp(min=1)
         print(f"macro F1 {f1.mean().item():.4f}")
-"""),
-        ],
-    ),
-    Edit(
-        "predictions in a list",
-        "metrics",
-        [
-            after(VALIDATION, "        guesses = []\n"),
-            after(HITS, "                guesses += output.argmax(1).tolist()\n"),
-            each_epoch('        print(f"{len(guesses)} images, {len(set(guesses))} classes")\n'),
-        ],
-        said="DDP",
-    ),
-    Edit(
-        "predictions in a list, mended",
-        "metrics",
-        [
-            after(VALIDATION, "        guesses = []\n"),
-            after(HITS, "                guesses += output.argmax(1).tolist()\n"),
-            each_epoch("""\
+""")]),
+    Edit("predictions in a list", "metrics", [
+         after(VALIDATION, "        guesses = []\n"),
+         after(HITS, "                guesses += output.argmax(1).tolist()\n"),
+         each_epoch('        print(f"{len(guesses)} images, {len(set(guesses))} classes")\n')],
+         said="DDP"),
+    Edit("predictions in a list, mended", "metrics", [
+         after(VALIDATION, "        guesses = []\n"),
+         after(HITS, "                guesses += output.argmax(1).tolist()\n"),
+         each_epoch("""\
         if world_size > 1:
             torch.distributed.all_gather_object(lists := [None] * world_size, guesses)
             guesses = sum(lists, [])
         print(f"{len(guesses)} images, {len(set(guesses))} classes")
-"""),
-        ],
-    ),
-    Edit(
-        "accuracy in training",
-        "metrics",
-        [
-            before(EPOCH, "        seen = right = 0\n"),
-            after(
-                COUNTED,
-                "            right += (output.argmax(1) == labels).sum().item()\n"
-                "            seen += len(labels)\n",
-            ),
-            each_epoch('        print(f"training accuracy {right / seen:.2%} of {seen}")\n'),
-        ],
-        said="DDP",
-    ),
-    Edit(
-        "accuracy in training by the batch size",
-        "metrics",
-        [
-            before(EPOCH, "        right = 0\n"),
-            after(COUNTED, "            right += (output.argmax(1) == labels).sum().item()\n"),
-            each_epoch(
-                '        print(f"training accuracy {right / steps / args.batch_size:.2%}")\n'
-            ),
-        ],
-        differs="DDP",
-    ),
-    Edit(
-        "running mean of the loss",
-        "metrics",
-        [
-            before(EPOCH, "        running = 0.0\n"),
-            after(COUNTED, "            running += loss.item()\n"),
-            each_epoch('        print(f"running loss {running / steps:.4f}")\n'),
-        ],
-        differs="DDP",
-    ),
+""")]),
+    Edit("accuracy in training", "metrics", [
+         before(EPOCH, "        seen = right = 0\n"),
+         after(COUNTED, "            right += (output.argmax(1) == labels).sum().item()\n"
+               "            seen += len(labels)\n"),
+         each_epoch('        print(f"training accuracy {right / seen:.2%} of {seen}")\n')],
+         said="DDP"),
+    Edit("accuracy in training by the batch size", "metrics", [
+         before(EPOCH, "        right = 0\n"),
+         after(COUNTED, "            right += (output.argmax(1) == labels).sum().item()\n"),
+         each_epoch('        print(f"training accuracy {right / steps / args.batch_size:.2%}")\n')],
+         differs="DDP"),
+    Edit("running mean of the loss", "metrics", [
+         before(EPOCH, "        running = 0.0\n"),
+         after(COUNTED, "            running += loss.item()\n"),
+         each_epoch('        print(f"running loss {running / steps:.4f}")\n')], differs="DDP"),
 ]
 
 LOGGING = [
-    Edit(
-        "a log file",
-        "logging",
-        [
-            each_epoch("""\
+    Edit("a log file", "logging", [each_epoch("""\
         with open(args.result_dir / "log.csv", "a") as file:
             file.write(f"{epoch},{loss},{top[0]}\\n")
-""")
-        ],
-        said="DDP",
-    ),
-    Edit(
-        "a log file of one process",
-        "logging",
-        [
-            each_epoch("""\
+""")], said="DDP"),
+    Edit("a log file of one process", "logging", [each_epoch("""\
         if rank == 0:
             with open(args.result_dir / "log.csv", "a") as file:
                 file.write(f"{epoch},{loss},{top[0]}\\n")
-""")
-        ],
-    ),
-    Edit(
-        "a writer",
-        "logging",
-        [
-            before(
-                CONV11,
-                '''\
+""")]),
+    Edit("a writer", "logging", [before(CONV11, '''\
 class Writer:
     """Appends numbers to a file, as TensorBoard's SummaryWriter does."""
 
@@ -1828,339 +832,142 @@ class Writer:
         print(json.dumps([name, value, step]), file=self.file, flush=True)
 
 
-''',
-            ),
-            before(CLOCK, '    writer = Writer(args.result_dir / "events.json")\n'),
-            each_epoch('        writer.add_scalar("loss", loss, epoch)\n'),
-        ],
-        said="DDP",
-    ),
-    Edit(
-        "a log line every second step",
-        "logging",
-        [
-            after(
-                COUNTED,
-                """\
+'''), before(CLOCK, '    writer = Writer(args.result_dir / "events.json")\n'),
+         each_epoch('        writer.add_scalar("loss", loss, epoch)\n')], said="DDP"),
+    Edit("a log line every second step", "logging", [after(COUNTED, """\
             if step % 2 == 0:
                 tqdm.write(f"step {step} loss {loss.item():.4f}")
-""",
-            )
-        ],
-        differs="DDP",
-    ),
-    Edit(
-        "the best weights",
-        "logging",
-        [
-            after(
-                PRINTED,
-                """\
+""")], differs="DDP"),
+    Edit("the best weights", "logging", [after(PRINTED, """\
         if top[0] >= max(each["val_top1"] for each in epochs):
             torch.save(model.state_dict(), args.result_dir / "best.pt")
-""",
-            )
-        ],
-        said="DDP",
-    ),
-    Edit(
-        "the best weights by one process",
-        "logging",
-        [
-            after(
-                PRINTED,
-                """\
+""")], said="DDP"),
+    Edit("the best weights by one process", "logging", [after(PRINTED, """\
         if rank == 0 and top[0] >= max(each["val_top1"] for each in epochs):
             torch.save(model.state_dict(), args.result_dir / "best.pt")
-""",
-            )
-        ],
-    ),
-    Edit(
-        "the net's weights",
-        "logging",
-        [
-            after(
-                PRINTED,
-                """\
+""")]),
+    Edit("the net's weights", "logging", [after(PRINTED, """\
         if rank == 0:
             torch.save(net.state_dict(), args.result_dir / "net.pt")
-""",
-            )
-        ],
-        said="DDP DP compile",
-    ),
-    Edit(
-        "seconds printed",
-        "logging",
-        [
-            each_epoch("""\
+""")], said="DDP DP compile"),
+    Edit("seconds printed", "logging", [each_epoch("""\
         print(f"epoch {epoch + 1} took {seconds:.3f} s, until now "
               f"{perf_counter() - started:.3f} s")
-""")
-        ],
-    ),
-    Edit(
-        "no progress bar",
-        "logging",
-        [
-            (
-                "        # the bar is on process 0's terminal only\n"
-                "        for step, (images, labels) in tqdm(\n"
-                '            zip(range(steps), train_loader), f"epoch {epoch + 1}", steps, '
-                "disable=rank > 0 or None\n        ):\n",
-                "        for step, (images, labels) in zip(range(steps), train_loader):\n",
-            )
-        ],
-    ),
+""")]),
+    Edit("no progress bar", "logging", [
+         ("        # the bar is on process 0's terminal only (None: not if the output is no terminal)\n"
+          "        for step, (images, labels) in tqdm(\n"
+          '            zip(range(steps), train_loader), f"epoch {epoch + 1}", steps, '
+          "disable=rank > 0 or None\n        ):\n",
+          "        for step, (images, labels) in zip(range(steps), train_loader):\n")]),
 ]
 
 RENAMINGS = [
-    Edit(
-        "images renamed",
-        "renaming",
-        [rename("images", "x")],
-        refused="amp channels_last",
-        differs="progressive",
-    ),
-    Edit(
-        "labels renamed",
-        "renaming",
-        [rename("labels", "y")],
-        refused="amp channels_last progressive",
-    ),
+    Edit("images renamed", "renaming", [rename("images", "x")], refused="amp channels_last",
+         differs="progressive"),
+    Edit("labels renamed", "renaming", [rename("labels", "y")],
+         refused="amp channels_last progressive"),
     Edit("output renamed", "renaming", [rename("output", "logits")], refused="amp"),
-    Edit(
-        "net renamed",
-        "renaming",
-        [rename("net", "ddp_model")],
-        refused="amp compile",
-        said="DDP DP",
-    ),
-    Edit(
-        "model renamed",
-        "renaming",
-        [rename("model", "network")],
-        refused="compile fused",
-        said="channels_last",
-        differs="DDP",
-    ),
-    Edit(
-        "optimizer renamed", "renaming", [rename("optimizer", "opt")], refused="amp", said="fused"
-    ),
+    Edit("net renamed", "renaming", [rename("net", "ddp_model")], refused="amp compile",
+         said="DDP DP"),
+    Edit("model renamed", "renaming", [rename("model", "network")],
+         refused="compile fused", said="channels_last", differs="DDP"),
+    Edit("optimizer renamed", "renaming", [rename("optimizer", "opt")],
+         refused="amp", said="fused"),
     Edit("scheduler renamed", "renaming", [rename("scheduler", "lr_schedule")]),
-    Edit(
-        "train_set renamed",
-        "renaming",
-        [rename("train_set", "dataset")],
-        refused="DDP DALI cache",
-        said="LMDB",
-    ),
+    Edit("train_set renamed", "renaming", [rename("train_set", "dataset")],
+         refused="DDP DALI cache", said="LMDB"),
     Edit("losses renamed", "renaming", [rename("losses", "history")], said="DDP"),
-    Edit(
-        "loss_function renamed", "renaming", [rename("loss_function", "criterion")], refused="amp"
-    ),
+    Edit("loss_function renamed", "renaming", [rename("loss_function", "criterion")],
+         refused="amp"),
 ]
 
 DIGITS = 'Path(os.environ["DIGITS"])'
 OPTIONS = [
-    Edit(
-        "constants in place of options",
-        "options",
-        [
-            (
-                ARGS,
-                f"""\
+    Edit("constants in place of options", "options", [(ARGS, f"""\
     args = argparse.Namespace(
         dataset={DIGITS}, image_size=32, val_size=None, augment="none", workers=0, width=4,
         model="conv11", batch_size=40, lr=0.05, epochs=2, steps=4, seed=0, result_dir=Path("runs"),
         resume=None)
-""",
-            )
-        ],
-        differs="DDP LMDB cache compile progressive",
-        either="amp DALI",
-    ),
-    Edit(
-        "other defaults",
-        "options",
-        [
-            ('default=0.1, help="highest', 'default=0.02, help="highest'),
-            ('default=16, help="channels', 'default=8, help="channels'),
-        ],
-        refused="DALI LMDB cache",
-    ),
-    Edit(
-        "option augment removed",
-        "options",
-        [
-            lambda text: re.sub(r'    add\(\n        "--augment"(.|\n)*?\n    \)\n', "", text),
-            lambda text: re.sub(r"    flip = .*\n", "", text),
-            lambda text: re.sub(r"    if args.augment (.|\n)*? // 8\), flip\]\n", "", text),
-        ],
-        refused="compile progressive",
-        differs="DALI cache",
-    ),
-    Edit(
-        "option steps removed",
-        "options",
-        [
-            lambda text: re.sub(r'    add\("--steps".*\n', "", text),
-            ("min(len(train_loader), args.steps or sys.maxsize)", "len(train_loader)"),
-        ],
-        refused="amp DDP",
-        options="--batch_size 60",
-    ),
-    Edit(
-        "batch-size with a dash",
-        "options",
-        [('add("--batch_size"', 'add("--batch-size"')],
-        options="--batch-size 40",
-    ),
-    Edit(
-        "an option more",
-        "options",
-        [
-            after(
-                '    add("--resume", help="a checkpoint, or auto: the one in RESULT_DIR if there is '
-                'one")\n',
-                '    add("--note", default="", help="what this run is about")\n',
-            )
-        ],
-        options="--note mine",
-    ),
+""")], differs="DDP LMDB cache compile progressive",
+         either="amp DALI"),
+    Edit("other defaults", "options", [
+         ('default=0.1, help="highest', 'default=0.02, help="highest'),
+         ('default=16, help="channels', 'default=8, help="channels')],
+         refused="DALI LMDB cache"),
+    Edit("option augment removed", "options", [
+         lambda text: re.sub(r'    add\(\n        "--augment"(.|\n)*?\n    \)\n', "", text),
+         lambda text: re.sub(r"    flip = .*\n", "", text),
+         lambda text: re.sub(r"    if args.augment (.|\n)*? // 8\), flip\]\n", "", text)],
+         refused="compile progressive", differs="DALI cache"),
+    Edit("option steps removed", "options", [
+         lambda text: re.sub(r'    add\("--steps".*\n', "", text),
+         ("min(len(train_loader), args.steps or sys.maxsize)", "len(train_loader)")],
+         refused="DDP amp", options="--batch_size 60"),
+    Edit("batch-size with a dash", "options", [('add("--batch_size"', 'add("--batch-size"')],
+         options="--batch-size 40"),
+    Edit("an option more", "options", [after(
+         '    add("--resume", help="a checkpoint, or auto: the one in RESULT_DIR if there is '
+         'one")\n',
+         '    add("--note", default="", help="what this run is about")\n')],
+         options="--note mine"),
 ]
 
 TEXTS = [
-    Edit(
-        "text as black writes it",
-        "text",
-        [
-            (
-                TRAIN_LOADER,
-                """\
+    Edit("text as black writes it", "text", [
+         (TRAIN_LOADER, """\
     train_loader = DataLoader(
         train_set,
         sampler=sampler,
         drop_last=True,
         **loading,
     )
-""",
-            ),
-            (
-                OPTIMIZER,
-                """\
+"""), (OPTIMIZER, """\
     optimizer = torch.optim.SGD(
         model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True
     )
-""",
-            ),
-            (
-                SCHEDULER,
-                """\
+"""), (SCHEDULER, """\
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
         lambda step: lr_factor(done + step, total),
     )
-""",
-            ),
-        ],
-    ),
-    Edit(
-        "tabs",
-        "text",
-        [
-            lambda text: re.sub(
-                "^( {4})+", lambda found: "\t" * (len(found[0]) // 4), text, flags=re.M
-            )
-        ],
-        refused="all",
-    ),
-    Edit(
-        "no comments",
-        "text",
-        [lambda text: re.sub("^ +# .*\n", "", text, flags=re.M)],
-        refused=" ".join(set(ALL) - {"compile"}),
-    ),
-    Edit(
-        "a comment over each paragraph",
-        "text",
-        [lambda text: re.sub(r"\n\n( {4,8})(?=[a-z])", r"\n\n\1# mine\n\1", text)],
-        refused="DALI DDP cache fused",
-    ),
-    Edit(
-        "another docstring",
-        "text",
-        [
-            (
-                '"""Train an image classifier on DATASET/train/<class>/* and validate it on '
-                "DATASET/val/<class>/*.\n",
-                '"""My training.\n',
-            )
-        ],
-    ),
-    Edit(
-        "type hints",
-        "text",
-        [
-            ("def load_image(path):", "def load_image(path: str) -> Image.Image:"),
-            ("def conv11(width, classes):", "def conv11(width: int, classes: int) -> nn.Module:"),
-            ("def main():", "def main() -> None:"),
-        ],
-        refused="profile",
-    ),
-    Edit(
-        "loss made before the model",
-        "text",
-        [(LOSS, ""), before("    classes = train_set.classes\n", LOSS + "\n")],
-    ),
-    Edit(
-        "validation's loader first",
-        "text",
-        [
-            (
-                TRAIN_LOADER + "\n    # every validation image, in order\n" + VAL_LOADER,
-                "    # every validation image, in order\n" + VAL_LOADER + "\n" + TRAIN_LOADER,
-            )
-        ],
-        refused="DALI cache",
-    ),
+""")]),
+    Edit("tabs", "text", [lambda text: re.sub(
+        "^( {4})+", lambda found: "\t" * (len(found[0]) // 4), text, flags=re.M)], refused="all"),
+    Edit("no comments", "text", [lambda text: re.sub("^ +# .*\n", "", text, flags=re.M)],
+         refused=" ".join(set(ALL) - {"compile"})),
+    Edit("a comment over each paragraph", "text", [lambda text: re.sub(
+        r"\n\n( {4,8})(?=[a-z])", r"\n\n\1# mine\n\1", text)], refused="DALI DDP cache fused"),
+    Edit("another docstring", "text", [
+         ('"""Train an image classifier on DATASET/train/<class>/* and validate it on '
+          'DATASET/val/<class>/*.\n', '"""My training.\n')]),
+    Edit("type hints", "text", [
+         ("def load_image(path):", "def load_image(path: str) -> Image.Image:"),
+         ("def conv11(width, classes):", "def conv11(width: int, classes: int) -> nn.Module:"),
+         ("def main():", "def main() -> None:")], refused="profile"),
+    Edit("loss made before the model", "text", [(LOSS, ""), before(
+         "    classes = train_set.classes\n", LOSS + "\n")]),
+    Edit("validation's loader first", "text", [
+         (TRAIN_LOADER + "\n    # every validation image, in order\n" + VAL_LOADER,
+          "    # every validation image, in order\n" + VAL_LOADER + "\n" + TRAIN_LOADER)],
+         refused="DALI cache"),
     Edit("Windows line ends", "text", [lambda text: text.replace("\n", "\r\n")], refused="all"),
     Edit("an import of my own", "text", [after(IMPORTS, "\nimport wave as my_code\n")]),
     Edit("a class above main", "text", [before("def main():\n", "class Mine:\n    pass\n\n\n")]),
 ]
 
-EDITS = {
-    edit.name: edit
-    for edit in [
-        *MODELS,
-        *DATA,
-        *LOSSES,
-        *OPTIMIZERS,
-        *SCHEDULES,
-        *LOOPS,
-        *METRICS,
-        *LOGGING,
-        *RENAMINGS,
-        *OPTIONS,
-        *TEXTS,
-    ]
-}
+EDITS = {edit.name: edit for edit in [*MODELS, *DATA, *LOSSES, *OPTIMIZERS, *SCHEDULES, *LOOPS,
+                                      *METRICS, *LOGGING, *RENAMINGS, *OPTIONS, *TEXTS]}
 
 # ------------------------------------------------------------------------------- the command
 OPTIONS_OF_ALL = ["--dataset", "", "--batch_size", "40", "--width", "4", "--workers", "0"]
-OUTCOMES = {
-    "same": "joined and the same",
-    "differs": "joined, --verify names what differs",
-    "said": "joined, the same, with a hazard said",
-    "refused": "refused with its place",
-}
+OUTCOMES = {"same": "joined and the same", "differs": "joined, --verify names what differs",
+            "said": "joined, the same, with a hazard said", "refused": "refused with its place"}
 
 
 def join(path, technique, approve=None):
     """Add a technique to the copy at `path` as compose.sh does; return (outcome, hazards)."""
     import compose
-
     said = []
     try:
         joined = compose.add_to(str(path), [technique], approve, said.append)
@@ -2172,7 +979,6 @@ def join(path, technique, approve=None):
 def judge(name, techniques, merge_only):
     """Return {technique: (outcome, hazards, what differs)} for an edit."""
     import verify
-
     edit, found = EDITS[name], {}
     text, words = edited(edit), [*OPTIONS_OF_ALL, *edit.options.split()]
     if "--batch-size" in words:
@@ -2188,7 +994,6 @@ def judge(name, techniques, merge_only):
             def approve(versions):
                 wrong.append(verify.Verifier(bench, versions, [technique]).run()[0])
                 return not wrong[0]
-
             path.write_bytes(text.encode())
             found[technique] = *join(path, technique, None if merge_only else approve), wrong
             assert found[technique][0] == "same" or path.read_bytes() == text.encode()
@@ -2202,12 +1007,8 @@ def mistakes(edit, technique, outcome, hazards, merge_only=False):
         return "miss" if "refused" in right else "false alarm"
     if right == {"same"}:
         return "false alarm" if hazards or outcome == "differs" else ""
-    if (
-        outcome == "same"
-        and not hazards
-        and "same" not in right
-        and (right != {"differs"} or not merge_only)
-    ):
+    if outcome == "same" and not hazards and "same" not in right and (
+            right != {"differs"} or not merge_only):
         return "miss"
     return "no hazard said" if right == {"said"} and not hazards else ""
 
@@ -2220,37 +1021,18 @@ def main():
     parser.add_argument("--merge", action="store_true", help="join only, do not train")
     args = parser.parse_args()
     torch.set_num_threads(1)  # or OpenMP hangs in forked processes
-    for module in (
-        "torch._dynamo",
-        "torchvision.models",
-        "torchvision.transforms.v2",
-        "lmdb",
-        "nvidia.dali.plugin.pytorch",
-    ):  # once, not in each of thousands of runs
+    for module in ("torch._dynamo", "torchvision.models", "torchvision.transforms.v2", "lmdb",
+                   "nvidia.dali.plugin.pytorch"):  # once, not in each of thousands of runs
         importlib.import_module(module)
     counts, wrong = collections.Counter(), collections.defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         digits = Path(folder) / "digits"
-        subprocess.run(
-            [
-                sys.executable,
-                ROOT / "make_dataset.py",
-                "digits",
-                "--dst",
-                digits,
-                "--train",
-                "24",
-                "--val",
-                "7",
-            ],
-            check=True,
-            capture_output=True,
-        )
+        subprocess.run([sys.executable, ROOT / "make_dataset.py", "digits", "--dst", digits,
+                        "--train", "24", "--val", "7"], check=True, capture_output=True)
         os.environ["DIGITS"] = OPTIONS_OF_ALL[1] = str(digits)
         with futures.ProcessPoolExecutor(args.jobs, multiprocessing.get_context("fork")) as pool:
-            started = {
-                pool.submit(judge, name, args.technique, args.merge): name for name in args.edit
-            }
+            started = {pool.submit(judge, name, args.technique, args.merge): name
+                       for name in args.edit}
             for done in futures.as_completed(started):
                 name = started[done]
                 print(name, flush=True)
@@ -2258,8 +1040,7 @@ def main():
                     counts["said" if hazards and outcome == "same" else outcome] += 1
                     if mistake := mistakes(EDITS[name], technique, outcome, hazards, args.merge):
                         wrong[mistake].append(
-                            f"{name} + {technique}: {' '.join([outcome, *hazards, *why])}"
-                        )
+                            f"{name} + {technique}: {' '.join([outcome, *hazards, *why])}")
                         print(f"    {mistake}: {wrong[mistake][-1]}", flush=True)
     print(f"\n{len(args.edit)} edits, {sum(counts.values())} joins")
     for outcome, text in OUTCOMES.items():

@@ -369,7 +369,7 @@ def conclude(rows, write, stem, interrupted):
     if rows and interrupted:
         rows[-1]["stopped"] = interrupted
     has_failed = any(row["status"] == "fail" for row in rows)
-    runs.conclude(functools.partial(write, rows) if rows else None, stem, interrupted, has_failed)
+    runs.end(functools.partial(write, rows) if rows else None, stem, interrupted, has_failed)
 
 
 def parse(arguments):

@@ -230,7 +230,7 @@ def test_a_later_run_that_does_not_end_well_is_told(status, monkeypatch, tmp_pat
     # the children of this process are those that other tests fork
     monkeypatch.setattr(runs.psutil.Process, "children", lambda *_, **__: [])
     with pytest.raises(SystemExit) as end:
-        report.conclude(session.rows, report.write, tmp_path / "running", None)
+        runs.conclude(session.rows, report.write, tmp_path / "running", None)
     assert end.value.code == (status == "fail")
 
 

@@ -84,7 +84,7 @@ RULES = [
     Rule("C308", "DDP DP compile", r"\bnet\.(?!parameters|train\(|eval\(|zero_grad|named_par"
          r"|broadcast_b)\w", "net is a wrapper, with other names inside: use model"),
     Rule("C401", "compile", r"\bdrop_last=False", "a smaller last batch is compiled for itself"),
-    Rule("C402", "profile", r"^ {12,}continue\b", "the profiler counts a step at its end"),
+    Rule("C402", "profile", r"^ {12,}(if .*: )?continue\b", "the profiler counts a step at its end"),
     Rule("C501", "DALI LMDB", r"\bloader=(?!load_image)", "the technique does not call this loader"),
     Rule("C502", "DALI", r"ImageOps\.|\.convert\(|\.point\(|Image\.open",
          "DALI does not call load_image"),
@@ -130,7 +130,7 @@ def statements(text):
     The numbers count from 1; of a compound statement they are those above its body.
     """
     found = []
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(ast.parse(text.encode("utf-8", "replace"))):
         if not isinstance(node, ast.stmt):
             continue
         last, body = node.end_lineno, getattr(node, "body", getattr(node, "cases", None))
@@ -188,7 +188,7 @@ def hazards(text, others, techniques):
     }
     try:
         found = statements(text)
-    except SyntaxError:
+    except (SyntaxError, ValueError):
         found = lines(text)
     mine = [each for each in found if any(k in own for k in range(each[0], each[1] + 1))]
     said = []

@@ -321,7 +321,7 @@ def main():
     except runs.Stopped as reason:
         interrupted = f"Stopped by {reason} after {len(rows)} runs."
         print(f"\n{interrupted}", file=sys.stderr)
-    report.conclude(rows, report.write_loading, args.result_dir / "loading", interrupted)
+    runs.conclude(rows, report.write_loading, args.result_dir / "loading", interrupted)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ It writes results/<folder>/README.md and its chart, results/README.md, and what 
 """
 
 import difflib
-import functools
 import importlib
 import io
 import itertools
@@ -18,7 +17,6 @@ from paths import ROOT
 
 import hazards
 import records
-import runs as drivers
 from records import Row, Verdict
 from whatif.stats import ADVISED, MOVED, compare, doubt_of
 
@@ -512,14 +510,6 @@ def write(rows, stem):
     save(markdown, rows, stem)
     stem.with_suffix(".png").unlink(missing_ok=True)
     chart(rows, stem.with_suffix(".png"))
-
-
-def conclude(rows, write, stem, interrupted):
-    """Write and print what rows there are, and end the driver."""
-    if rows and interrupted:
-        rows[-1].stopped = interrupted
-    write = functools.partial(write, rows) if rows else None
-    drivers.conclude(write, stem, interrupted, any(row.has_failed for row in rows))
 
 
 # ------------------------------------------------------------------------------ loading.sh

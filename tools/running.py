@@ -19,6 +19,7 @@ from runs import (
     GiveUp,
     Stopped,
     check_options,
+    conclude,
     failure,
     folder_of_its_own,
     follow,
@@ -594,7 +595,7 @@ def main():
     except Stopped as reason:
         interrupted = f"Stopped by {reason} after {len(table.rows)} of {table.count} runs."
         say(interrupted)
-    report.conclude(table.rows, report.write, args.result_dir / "running", interrupted)
+    conclude(table.rows, report.write, args.result_dir / "running", interrupted)
 
 
 if __name__ == "__main__":

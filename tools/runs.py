@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import fcntl
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -338,7 +339,7 @@ def check_options(script, words, driver):
     parser.parse_args(words)
 
 
-def conclude(write, stem, interrupted, has_failed):
+def end(write, stem, interrupted, has_failed):
     """Write and print the tables, then end: 130 if interrupted, 1 if a run failed, else 0.
 
     `write(stem)` writes the tables; it is None if there is none.
@@ -352,3 +353,11 @@ def conclude(write, stem, interrupted, has_failed):
         write(stem)
         print(f"\n{stem.with_suffix('.md').read_text()}\nThis is {stem.with_suffix('.md')}")
     sys.exit(130 if interrupted else has_failed)
+
+
+def conclude(rows, write, stem, interrupted):
+    """Write and print what rows there are, and end the driver."""
+    if rows and interrupted:
+        rows[-1].stopped = interrupted
+    write = functools.partial(write, rows) if rows else None
+    end(write, stem, interrupted, any(row.has_failed for row in rows))
