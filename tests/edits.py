@@ -86,8 +86,8 @@ VAL_FORWARD = """\
                 output = model(normalize(images.to(device, non_blocking=True)))
                 labels = labels[:, None].to(device, non_blocking=True)
 """
-HITS = "                correct += hits.cumsum(1).sum(0)\n"
-TOP1 = "        top = (correct / len(val_set)).tolist()\n"
+HITS = "                correct += hits.sum(0)\n"
+TOP1 = "        top = (correct.cumsum(0) / len(val_set)).tolist()\n"
 PRINTED = """\
             f"top-5 {top[-1]:.2%}  {speed:,.0f} images/s  data wait {wait:.0%}"
         )
