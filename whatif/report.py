@@ -14,7 +14,7 @@ import time
 
 from . import advice
 
-VERSION = 1  # of the record
+VERSION = 2  # of the record
 WAITS = 0.2  # from this data time on, loading is what holds a script back
 WIDTH = 100
 NAME = 24  # columns of a set's name, at least
@@ -85,6 +85,7 @@ class Result:
     losses: list = empty(list)
     notes: list = empty(list)
     seconds: dict = empty(dict)
+    writing: object = None  # writing.Writing, with --write
     by_turns: bool = True  # or a process a trial; then a note says why
     stopped: bool = False  # by Ctrl-C
 
@@ -330,10 +331,12 @@ def brake_lines(result):
 # ------------------------------------------------------------------------------------- the report
 def advice_lines(result):
     """Return the lines to write for the best set."""
-    if not result.best:
+    done = result.writing.written() if result.writing else ()
+    names = [name for name in result.best if name not in done]
+    if not names:
         return []
     lines = ["", "What to write"]
-    for name in result.best:
+    for name in names:
         lines += [f"  {name}", f"        {advice.write(name, result.facts, result.extra)}"]
     return lines
 
@@ -374,6 +377,8 @@ def lines_of(result, with_table=True):
     if text := sum_line(result):
         lines += ["", text]
     lines += ["", *reason_lines("Not tried", result.not_tried)] if result.not_tried else []
+    if result.writing:
+        lines += result.writing.lines()
     if result.stopped:
         lines = ["", "Stopped: this table is not finished.", *lines]
     if result.seconds:
@@ -415,7 +420,9 @@ def record(result):
     facts = result.facts
     machine = {key: facts.get(key) for key in (
         "device", "gpu", "cores", "processes", "torch", "python")}
-    return clean(dict(
+    written = result.writing.record() if result.writing else dict.fromkeys(
+        ("patch", "proof", "reasons"))
+    return clean(written | dict(
         version=VERSION, date=time.strftime("%Y-%m-%d"),
         command=shlex.join(["python", *sys.argv]), script=result.script,
         arguments=result.arguments, machine=machine, unit=result.unit, baseline=result.baseline,

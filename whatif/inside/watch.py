@@ -38,6 +38,8 @@ class Run(Hooks):
         self.made = {"optimizers": [], "schedulers": [], "scalers": []}  # weak references
         self.about, self.parsers = facts.Facts(self.places), parsers.Parsers()
         self.optimizer_facts, self.autocasts = [], []
+        self.numbers = weakref.WeakKeyDictionary()  # {optimizer: its number in optimizer_facts}
+        self.sites = dict(backwards=[], steps=[], clips=[])  # the user's lines of them
         self.lead, self.others = None, collections.Counter()
         self.losses, self.last_loss, self.is_silent = [], None, False
         self.scaler, self.scalers, self.stepping, self.skipped = None, {}, False, False
@@ -110,6 +112,7 @@ class Run(Hooks):
             self.late = True
         if self.is_over or self.stepping:
             return
+        self.note_site("steps", optimizer)
         self.others[id(optimizer)] += 1
         if not self.lead or not self.lead() or self.others[id(optimizer)] > MANY:
             self.lead = weakref.ref(optimizer)  # the script goes on with this
@@ -169,7 +172,8 @@ class Run(Hooks):
             python=sys.version.split()[0], models=self.models.facts(),
             optimizers=self.optimizer_facts, loaders=[*self.loaders.about.values()],
             training=self.loaders.training(), processes=self.ranks()[1],
-            cores=self.spec["cores"], autocasts=self.autocasts, cycle=self.cycle,
+            cores=self.spec["cores"], autocasts=self.autocasts, cycle=self.cycle, sites=self.sites,
+            files=self.places.files(),
             options=parsers.options_of(self.parsers, sys._getframe(1)))
         if on_gpu:
             about = torch.cuda.get_device_properties(self.device)
