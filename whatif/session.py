@@ -87,7 +87,8 @@ class Session:
     # ---- by turns
     def take_turns(self):
         """Measure all sets by turns. Return an error that leaves nothing to report, or ""."""
-        share = min((WRITE_SHARE if self.args.write else COMPUTE_SHARE) * 60 * self.args.minutes, COMPUTE_MOST)
+        part = WRITE_SHARE if self.args.write else COMPUTE_SHARE
+        share = min(60 * part * self.args.minutes, COMPUTE_MOST)
         deadline = time.time() + share
         loader = min(LOADER_SHARE * 60 * self.args.minutes, LOADER_MOST)
         self.clock = time.time()

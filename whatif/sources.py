@@ -271,7 +271,7 @@ class Source:
         text = ", ".join(items)
         line = self.lines[row].rstrip("\r\n")
         hangs = breaks and has_comma and first is not None
-        fits = len(line) + len(text) + 3 <= max(WIDTH, *(len(each) for each in self.before))
+        fits = len(line) + len(text) + 3 <= self.limit()
         if first is None or is_first or (fits and not hangs):
             return (place, place), ("" if is_first else " " if has_comma else ", ") + text
         top, left = self.start(first)
@@ -279,6 +279,31 @@ class Source:
         if self.lines[top][:left].strip():  # the first item stands behind the bracket
             space += " " * (left - len(space))
         return (place, place), f"{'' if has_comma else ','}{self.end}{space}{text}" + "," * hangs
+
+    def quote(self):
+        """Return the quote that most texts of the file have."""
+        text = "".join(self.before)
+        return "'" if text.count("'") > text.count('"') else '"'
+
+    def limit(self):
+        return max(WIDTH, *map(len, self.before))
+
+    def renew(self, call, node, text):
+        """Return the edit that gives an unpacked argument a new text, on a line of its own if long.
+
+        The two stars stand in front of the node.
+        """
+        (row, column), stop = self.start(node), self.stop(node)
+        line = self.lines[row].rstrip("\r\n")
+        head = line[:column]
+        if head.endswith("**") and len(line) + len(text) - (stop[1] - column) > self.limit() and (
+                stop[0] == row and head[:-2].strip()):
+            place = row, len(head[:-2].rstrip())
+            top, left = self.start(call.func)
+            end = self.stop(call.func)[1] + 1
+            space = self.lines[top][:len(indent_of(self.lines[top]))]
+            return (place, stop), f"{self.end}{space}{' ' * (end - len(space))}**{text}"
+        return node, text
 
     def give(self, call, new, positional=()):
         """Return the edits that give a call keyword arguments, {name: text}.
@@ -298,8 +323,9 @@ class Source:
                 edits.append((call.args[place], new.pop(name)))
         spreads = [each.value for each in call.keywords if each.arg is None]
         if new and spreads:
-            items = ", ".join(f'"{name}": {value}' for name, value in new.items())
-            edits.append((spreads[-1], f"{{**{self.text(spreads[-1])}, {items}}}"))
+            quote = self.quote()
+            items = ", ".join(f"{quote}{name}{quote}: {value}" for name, value in new.items())
+            edits.append(self.renew(call, spreads[-1], f"{{**{self.text(spreads[-1])}, {items}}}"))
         elif new:
             first = min([*call.args, *(each.value for each in call.keywords)],
                         key=self.start, default=None)

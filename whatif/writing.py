@@ -1,4 +1,4 @@
-"""--write: the flow from a measured set to a proved patch, its part of the report and the record."""
+"""--write: from a measured set to a proved patch, its part of the report and of the record."""
 
 import os
 import shlex

@@ -1,5 +1,6 @@
 """The hooks: what torch's own functions call in a process that is watched."""
 
+import contextlib
 import functools
 import os
 import time

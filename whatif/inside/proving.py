@@ -178,7 +178,7 @@ class Proving:
             for group in optimizer.param_groups:
                 for weight in group["params"]:
                     weights.setdefault(id(weight), (number, len(weights)))
-        objects = [each for each in gc.get_objects() if isinstance(each, (
+        objects = [each for each in gc.get_objects() if issubclass(type(each), (  # no proxies
             torch.nn.Module, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler))]
         modules = [each for each in objects if isinstance(each, torch.nn.Module) and any(
             id(weight) in weights for weight in each.parameters())]

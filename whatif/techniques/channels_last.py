@@ -60,7 +60,7 @@ def edit(name, facts, extra, sources):
         spots = anchors.spots_of(model)
         lines = [line.partition("  #")[0] for line in to_layout(model, "{name}")]
         anchors.change_model(model, facts, sources, lines,
-                             "tensor cores work on channels last; other layouts are converted")
+                             "convolutions are faster in this layout, which images get as well")
         for spot in spots:
             images_of(spot, sources)
 
