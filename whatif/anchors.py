@@ -7,10 +7,6 @@ from . import advice
 from .sources import FUNCTIONS, LOOPS, Refused
 
 WRAPPERS = "DistributedDataParallel", "DataParallel", "DDP"
-FLOAT32_LOSSES = {  # losses that autocast computes in float32 on a GPU
-    "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "kl_div",
-    "binary_cross_entropy_with_logits", "CrossEntropyLoss", "NLLLoss", "MSELoss", "L1Loss",
-    "SmoothL1Loss", "KLDivLoss", "BCEWithLogitsLoss"}
 
 
 def is_import(node):
@@ -202,19 +198,3 @@ def is_in_autocast(source, node):
     return any(isinstance(each, (ast.With, ast.AsyncWith)) and any(
         "autocast" in ast.unparse(item.context_expr) for item in each.items)
         for each in source.ancestors(node))
-
-
-def loss_around(source, sources, call):
-    """Return whether a call is an argument of a loss that autocast computes in float32."""
-    outer = source.parents.get(call)
-    if not isinstance(outer, ast.Call) or call not in outer.args:
-        return False
-    name = ast.unparse(outer.func)
-    if name.rpartition(".")[2] in FLOAT32_LOSSES:
-        return True
-    made = [node.value for each in sources.files.values() for node in ast.walk(each.tree)
-            if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets)]
-    kinds = {re.match(r"(?:\w+\.)*(\w+)\(", ast.unparse(each)) for each in made}
-    return bool(made) and all(kind and kind[1] in FLOAT32_LOSSES for kind in kinds)
-
-

@@ -3,10 +3,13 @@
 import ast
 
 from . import anchors, checkpoints
-from .sources import FUNCTIONS, LOOPS, Refused
+from .sources import FUNCTIONS, LOOPS, Refused, heads
 
 PRODUCTS = "convolutions and matrix products run in half precision"
 OUTPUT = "what follows computes in float32, as before"
+SHAPES = {"squeeze", "unsqueeze", "view", "reshape", "flatten", "permute", "transpose"}
+NOT_ALWAYS = (ast.Lambda, ast.IfExp, ast.BoolOp, ast.comprehension, ast.ListComp, ast.SetComp,
+              ast.DictComp, ast.GeneratorExp)  # what is in them may be computed never, or often
 SCALED = "small gradients would become zero in float16, so the loss is scaled"
 
 
@@ -43,29 +46,73 @@ def around_calls(model, spot, device, half, sources):
     if target is not None and source.is_alone(statement):
         after = cast_of(source, target, model, spot)
         source.wrap(statement, f"with {context}:", after, PRODUCTS, *[OUTPUT] * bool(after))
-    elif device == "cuda" and source.is_alone(statement) and isinstance(
-            statement, ast.Assign) and all(
-            anchors.loss_around(source, sources, each) for each in calls):
-        source.wrap(statement, f"with {context}:", (), PRODUCTS, "the loss computes in float32")
-    elif model["is_tensor"]:
+    elif not model["is_tensor"]:
+        raise Refused(f"{source.shown}:{line} uses several outputs of {spot['name']} at once")
+    elif can_come_before(source, statement, calls):
+        extract(source, line, calls, context)
+    else:
         edits = []
         for call in calls:
-            edits.append(((source.start(call.func), source.stop(call.func)),
-                          f"{context}({source.text(call.func)})"))
+            edits.append((call.func, f"{context}({source.text(call.func)})"))
             edits.append(((source.stop(call), source.stop(call)), ".float()"))
         source.apply(edits)
         source.mark(source.statement_at(line), PRODUCTS)
-    else:
-        raise Refused(f"{source.shown}:{line} uses several outputs of {spot['name']} at once")
     return True
 
 
 def target_of(source, statement, calls):
-    """Return the target of a statement `target = model(...)`, or None."""
+    """Return the target of a statement `target = model(...)`, or None.
+
+    The output may get another shape in it.
+    """
     match statement:
         case ast.Assign([ast.Name() | ast.Attribute() | ast.Tuple() as target], value):
+            while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and (
+                    value.func.attr in SHAPES and value not in calls):
+                value = value.func.value
             return target if [value] == calls else None
     return None
+
+
+def can_come_before(source, statement, calls):
+    """Return whether calls can be made in a statement above, in the same order of all calls."""
+    if not source.is_alone(statement) or not isinstance(statement, (
+            ast.Assign, ast.AugAssign, ast.Return, ast.Expr)):
+        return False
+    free = {each for call in calls for each in ast.walk(call)}
+    for call in calls:
+        around = source.ancestors(call)
+        around = around[:around.index(statement)]
+        if any(isinstance(each, NOT_ALWAYS) for each in around):
+            return False
+        for other in heads(statement):
+            is_earlier = isinstance(other, (ast.Call, ast.NamedExpr, ast.Await, ast.Yield)) and (
+                source.start(other) < source.start(call))
+            if is_earlier and other not in around and other not in free:
+                return False
+    return not any(inner in calls for call in calls for inner in ast.walk(call)
+                   if inner is not call)
+
+
+def extract(source, line, calls, context):
+    """Make calls in statements of their own, under autocast, above the one that uses them."""
+    used = {each.id for each in ast.walk(source.tree) if isinstance(each, ast.Name)}
+    names = (name for name in ("output", "outputs", *(f"output_{n}" for n in range(2, 99)))
+             if name not in used)
+    edits, texts = [], []
+    for call in sorted(calls, key=source.start):
+        name = next(names)
+        texts.append(f"    {name} = {source.text(call)}")
+        edits.append((call, f"{name}.float()"))
+    source.apply(edits)
+    statement = source.statement_at(line)
+    index = statement.lineno - 1
+    indent = source.lines[index][:source.start(statement)[1]]
+    lines = [f"with {context}:", *texts]
+    text = source.end.join(indent + source.unit_for(each) for each in lines)
+    parts = text.split(source.end)
+    source.insert(index, *parts)
+    source.block(index, statement.end_lineno + len(parts), PRODUCTS, OUTPUT)
 
 
 def cast_of(source, target, model, spot):

@@ -223,6 +223,9 @@ class Source:
             raise Refused(f"{self.where(statement)} shares its line with another statement")
         indent = indent_of(self.lines[first_line(statement) - 1])
         index = statement.end_lineno
+        if self.header(first_line(statement) - 1) != first_line(statement) - 1 and not (
+                index < len(self.lines) and self.origins[index] is None):
+            self.insert(index, "")  # the statement's own block ends here
         if index < len(self.lines) and not self.lines[index].strip() and (
                 self.origins[index] is None):  # below another block
             index += 1
@@ -268,9 +271,8 @@ class Source:
         """Return the edit that adds items to a call or display whose first item is `first`."""
         place, is_first, has_comma, breaks = self.tail(node)
         row, column = place
-        text = ", ".join(items)
+        text, hangs = ", ".join(items), breaks and has_comma and first is not None
         line = self.lines[row].rstrip("\r\n")
-        hangs = breaks and has_comma and first is not None
         fits = len(line) + len(text) + 3 <= self.limit()
         if first is None or is_first or (fits and not hangs):
             return (place, place), ("" if is_first else " " if has_comma else ", ") + text
@@ -278,7 +280,9 @@ class Source:
         space = indent_of(self.lines[top])
         if self.lines[top][:left].strip():  # the first item stands behind the bracket
             space += " " * (left - len(space))
-        return (place, place), f"{'' if has_comma else ','}{self.end}{space}{text}" + "," * hangs
+        if hangs:
+            return (place, place), "".join(f"{self.end}{space}{each}," for each in items)
+        return (place, place), f"{'' if has_comma else ','}{self.end}{space}{text}"
 
     def quote(self):
         """Return the quote that most texts of the file have."""
@@ -299,10 +303,11 @@ class Source:
         if head.endswith("**") and len(line) + len(text) - (stop[1] - column) > self.limit() and (
                 stop[0] == row and head[:-2].strip()):
             place = row, len(head[:-2].rstrip())
-            top, left = self.start(call.func)
-            end = self.stop(call.func)[1] + 1
-            space = self.lines[top][:len(indent_of(self.lines[top]))]
-            return (place, stop), f"{self.end}{space}{' ' * (end - len(space))}**{text}"
+            (top, end), space = self.stop(call.func), indent_of(self.lines[row])
+            if top == row or self.lines[top][end:].strip() != "(":  # aligned to the bracket
+                space = indent_of(self.lines[top])
+                space += " " * (end + 1 - len(space))
+            return (place, stop), f"{self.end}{space}**{text}"
         return node, text
 
     def give(self, call, new, positional=()):
