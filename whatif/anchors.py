@@ -54,14 +54,11 @@ def put_at_top(source, line, *reasons):
     if not source.is_alone(last):
         raise Refused(f"{source.where(last)} shares its line with another statement")
     index = last.end_lineno
-    while source.header(index) == index and index < len(source.lines) and (
-            source.origins[index] is None):
+    while index < len(source.lines) and source.origins[index] is None:
         index += 1  # below another block
-    if index < len(source.lines) and source.lines[index].strip():
-        source.insert(index, line)
-    else:
-        source.insert(index, "", line)
-        index += 1
+    above = [""] if source.lines[index - 1].strip() else []
+    source.insert(index, *above, line)
+    index += len(above)
     source.block(index, index + 1, *reasons)
 
 
@@ -128,9 +125,10 @@ def hoisted(source, statement, name):
 
 
 def place_for(model, facts, sources):
-    """Return (the source, the statement above which a model is changed, its name there).
+    """Return where a model is changed: (source, statement, its name there, another statement).
 
-    That is before DistributedDataParallel gets it, else above the optimizer.
+    It is changed above the statement, or below the other one if that is not None. That is before
+    DistributedDataParallel gets the model, above the optimizer, or below the line that makes it.
     """
     name, at = model["name"], model.get("before") or model.get("above")
     if not facts["optimizers"]:
@@ -139,6 +137,8 @@ def place_for(model, facts, sources):
         name = model.get("bare") or ""
     elif model.get("is_wrapped"):
         raise Refused("the line that wraps the model is not known")
+    if not at and (found := below_making(model, name, sources)):
+        return found
     if not at or not name or not re.fullmatch(r"[\w.\[\]'\"]+", name):
         raise Refused(f"it is not known where {model['kind']} gets its last change")
     source, line = sources.find(at["at"])
@@ -150,6 +150,18 @@ def place_for(model, facts, sources):
     block = block_of(source, statement)
     later = [each for each in block[block.index(statement):] if rebinds(each, name)]
     return source, statement, name, later[-1] if later else None
+
+
+def below_making(model, name, sources):
+    """Return the place below the only statement that makes a model which no optimizer has."""
+    at = (model.get("made") or {}).get("at") or model["at"]
+    source, line = sources.find(at)
+    scope = source.scope_of(source.statement_at(line))
+    made = [node for node in ast.walk(scope) if isinstance(node, ast.Assign)
+            and name in map(ast.unparse, node.targets)]
+    if len(made) != 1 or any(isinstance(each, LOOPS) for each in source.ancestors(made[0])):
+        return None
+    return source, made[0], name, made[0]
 
 
 def rebinds(node, name):
@@ -182,7 +194,13 @@ def spots_of(model):
         raise Refused(f"{model['library']} calls the model")
     if model.get("driver") and model["driver"] != "accelerate":
         raise Refused(f"{model['driver']} runs the loop")
-    return model.get("spots") or [dict(at=model["at"], name=model["local"], images=[])]
+    merged = {}
+    for spot in model.get("spots") or [dict(at=model["at"], name=model["local"])]:
+        if not spot:
+            raise Refused(f"a line that calls {model['name']} is not known")
+        one = merged.setdefault((spot["at"], spot["name"]), spot | dict(images=[]))
+        one["images"] += [each for each in spot.get("images", ()) if each not in one["images"]]
+    return [*merged.values()]
 
 
 def models_once(facts):

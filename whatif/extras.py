@@ -18,7 +18,7 @@ def edit(name, facts, extra, sources):
     """Write one of them, wherever it applies; raise Refused if it does nowhere."""
     todo = {}
     for model in advice.models_of(facts):
-        for spot in filter(None, spots_of(model)):
+        for spot in spots_of(model):
             source, line = sources.find(spot["at"])
             loops = [each for each in source.ancestors(source.statement_at(line))
                      if isinstance(each, (ast.For, ast.AsyncFor))]

@@ -105,8 +105,8 @@ class Source:
         return next(each for each in self.ancestors(node)
                     if isinstance(each, (*FUNCTIONS, ast.Module)))
 
-    def statement_at(self, line):
-        """Return the innermost statement at a line of the file as it was."""
+    def statements_at(self, line):
+        """Return the statements at a line of the file as it was, innermost first."""
         if line not in self.origins:
             raise Refused(f"{self.shown}:{line} is no line of its own")
         now = self.origins.index(line) + 1
@@ -114,16 +114,21 @@ class Source:
                  and first_line(node) <= now <= node.end_lineno]
         if not found:
             raise Refused(f"{self.shown}:{line} has no statement")
-        return max(found, key=lambda node: (first_line(node), -node.end_lineno))
+        return sorted(found, key=lambda node: (-first_line(node), node.end_lineno,
+                                               node.col_offset))
+
+    def statement_at(self, line):
+        """Return the innermost statement at a line of the file as it was."""
+        return self.statements_at(line)[0]
 
     def calls(self, line, name):
-        """Return the calls of `name` in the statement at a line of the file as it was."""
-        statement = self.statement_at(line)
-        found = [node for node in heads(statement) if isinstance(node, ast.Call)
-                 and ast.unparse(node.func) == name]
-        if not found:
-            raise Refused(f"{self.shown}:{line} does not call {name} by this name")
-        return found
+        """Return the calls of `name` in a statement at a line of the file as it was."""
+        for statement in self.statements_at(line):
+            found = [node for node in heads(statement) if isinstance(node, ast.Call)
+                     and ast.unparse(node.func) == name]
+            if found:
+                return found
+        raise Refused(f"{self.shown}:{line} does not call {name} by this name")
 
     def is_alone(self, statement):
         """Return whether a statement shares its lines with no other one."""

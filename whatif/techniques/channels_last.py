@@ -67,7 +67,7 @@ def edit(name, facts, extra, sources):
 
 def images_of(spot, sources):
     """Give the images of a call the layout, where the call names them one by one."""
-    if not spot or not spot.get("images"):
+    if not spot["images"]:
         return
     source, line = sources.find(spot["at"])
     layout, edits = f"{anchors.torch_name(source)}.channels_last", []
