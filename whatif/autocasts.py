@@ -23,7 +23,9 @@ def write(name, facts, sources):
         for spot in anchors.spots_of(model):
             done += around_calls(model, spot, device, half, sources)
     if not done:
-        raise Refused("already there")
+        text = "".join(line for source in sources.files.values() for line in source.lines)
+        raise Refused("already there" if f'autocast("{device}", torch.{half})' in text else
+                      "an autocast of the script's own stands around the call")
     if half == "float16":
         scale(facts, sources)
 

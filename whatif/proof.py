@@ -51,7 +51,8 @@ class Proof:
         states = os.path.join(self.folder, "states")
         others = [each for each in ([MAIN, MORE] if side == PLAIN else [PLAIN])
                   if os.path.exists(f"{states}/{each}.pt")]
-        spec = session.spec("proof", seed=k, seconds=seconds, hold="start", warm_seconds=WARM,
+        spec = session.spec("proof", seed=k, seconds=seconds, hold="start",
+                            warm_seconds=min(WARM, session.args.seconds),
                             warm=self.warm if is_timed else 1,
                             steps=self.steps if is_timed else 3, starter=self.starter,
                             files=self.files.get(side, {}), save_to=f"{states}/{side}.pt",
@@ -101,8 +102,8 @@ class Proof:
     def measure(self):
         """Run rounds until the result is clear; return whether all ran."""
         count = len(self.runs)
-        seconds = max(LEAST_SECONDS, min(self.session.args.seconds,
-                                         self.session.left() / (count * LEAST_PAIRS + 1) - 10))
+        each = self.session.left() / (count * LEAST_PAIRS + 1) - 10
+        seconds = min(self.session.args.seconds, max(LEAST_SECONDS, each))
         k = 0
         while k < MOST_PAIRS and (k == 0 or self.fits(count)):
             for side in self.sides(k):

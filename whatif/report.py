@@ -371,19 +371,20 @@ def lines_of(result, with_table=True):
     if result.forecast:
         lines += ["", "Forecast with loading", *map(forecast_line, result.forecast)]
     lines += confirmation_lines(result.confirmation)
-    lines += loss_lines(result.losses)
+    if not (result.writing and result.writing.verdict()):
+        lines += loss_lines(result.losses)
     lines += brake_lines(result)
     lines += advice_lines(result)
     if text := sum_line(result):
         lines += ["", text]
     lines += ["", *reason_lines("Not tried", result.not_tried)] if result.not_tried else []
-    if result.writing:
-        lines += result.writing.lines()
     if result.stopped:
         lines = ["", "Stopped: this table is not finished.", *lines]
     if result.seconds:
         told = ", ".join(f"{what} {duration(took)}" for what, took in result.seconds.items())
         lines += ["", f"Time: {told}"]
+    if result.writing:
+        lines += result.writing.lines()
     return lines
 
 

@@ -92,8 +92,9 @@ class Session:
         deadline = time.time() + share
         loader = min(LOADER_SHARE * 60 * self.args.minutes, LOADER_MOST)
         self.clock = time.time()
-        spare = 0.4 * 60 * self.args.minutes if self.args.write else SPARE
-        last = max(deadline, time.time() + self.left() - loader - spare)  # nothing to confirm
+        last = max(deadline, time.time() + self.left() - loader - SPARE)  # nothing to confirm
+        if self.args.write:  # workers may gain, which is known only after the turns
+            last = deadline
         while True:
             limit = last - time.time() + loader + SLACK
             failed, epochs = len(self.failed), self.epochs
@@ -242,6 +243,7 @@ def result_of(session, confirmed, stopped=False, written=None):
     best = best if confirmed is None or confirmed.is_advised() else ()
     if written and written.verdict():
         best, losses = written.best(best), [written.verdict()["losses"]]
+    confirmation = confirmed.line() if confirmed and not (written and written.verdict()) else None
     return report.Result(
         script=args.name, arguments=session.command[2:] if args.kind == "script" else [],
         unit=units[0] if units else "steps", facts=facts, baseline=session.baseline(),
@@ -249,8 +251,7 @@ def result_of(session, confirmed, stopped=False, written=None):
         failed={tuple(names): why for names, why in session.failed}, excluded=only,
         not_tried=session.not_tried(), loader=found.get("loading"),
         forecast=confirmed.forecast_lines() if confirmed else [],
-        confirmation=confirmed.line() if confirmed else None,
-        losses=losses,
+        confirmation=confirmation, losses=losses,
         notes=[*dict.fromkeys([*session.notes, *session.beside,
                                *filter(None, [found.get("no_turns")])])],
         seconds=session.seconds, by_turns="no_turns" not in found, stopped=stopped)

@@ -80,10 +80,12 @@ class Writing:
                       f"{', '.join(one.changed)}", "",
                       one.diff.decode(errors="replace").rstrip("\n"), ""]
         name = report.name_of([*found["techniques"], *found["extras"]])
-        lines += ["" * (not one.diff), report.paragraph(
-            f"{name}: {proof.times_of(found)} in whole runs of the script and of its changed copy, "
+        speedup = found["speedup"], found["low"], found["high"]
+        lines += [*[""] * (not one.diff), report.paragraph(
+            f"{name}: {report.times(*speedup)} (n={found['n']}) in whole runs of the script and of its changed copy, "
             "with nothing but a clock; each loaded the other's states."),
-            report.paragraph(report.loss_line(found["losses"]))]
+            report.paragraph(report.loss_line(found["losses"])
+                             + ". This finds a broken training, not a slightly worse one.")]
         if one.diff:
             lines.append(f"  Apply it: {self.apply()}")
         if one.options:
