@@ -14,7 +14,7 @@ import time
 
 from . import advice
 
-VERSION = 2  # of the record
+VERSION = 1  # of the record
 WAITS = 0.2  # from this data time on, loading is what holds a script back
 WIDTH = 100
 NAME = 24  # columns of a set's name, at least
