@@ -65,8 +65,9 @@ class Seen:
             self.facts["training"].append(number)
         for what, names in dict(backwards=["backward"], steps=["step"],
                                 clips=["clip_grad_norm_", "clip_grad_value_"]).items():
-            self.facts["sites"][what] = [self.site(node) for name in names
-                                         for node in self.calls(name)]
+            self.facts["sites"][what] = [
+                self.site(node) for name in names for node in self.calls(name)
+                if what != "steps" or ast.unparse(node.func).rpartition(".")[0] in optimizers]
 
     def calls(self, name):
         """Return the calls whose name ends so, in the order of lines."""
@@ -754,3 +755,22 @@ def test_no_line_of_the_original_changes_its_number(tmp_path):
     source.put_after(source.statement_at(7), ["third()"], "two")
     assert [line for line, origin in zip(source.lines, source.origins) if origin] == source.before
     assert subprocess.run(["python3", "-c", "".join(source.lines[:0])]).returncode == 0
+
+
+# ------------------------------------------------------------------ the own calls of a library
+@pytest.mark.parametrize("library, technique, old, new", [
+    ("lightning", "amp bfloat16", "Trainer(max_epochs=3)",
+     "Trainer(max_epochs=3, precision='bf16-mixed')"),
+    ("accelerate", "amp float16", "Accelerator()", "Accelerator(mixed_precision='fp16')"),
+    ("transformers", "workers", "TrainingArguments(bf16=True)",
+     "TrainingArguments(bf16=True, dataloader_num_workers=2, dataloader_persistent_workers=True)")])
+def test_a_library_that_runs_the_loop_gets_an_argument(write, library, technique, old, new):
+    source = LOOP.replace("loader = ", f"it = lib.{old}\ntexts = ['a', 'b', 'c']\nloader = ")
+    text = only(write(source, [technique], driver=library), technique)
+    assert f"# new #\n# {library} does this by itself\nit = lib.{new}\n" in text
+
+
+def test_two_calls_of_a_library_are_not_changed(write):
+    source = LOOP.replace("loader = ", "a = Trainer()\nb = Trainer()\nloader = ")
+    made = write(source, ["amp bfloat16"], driver="lightning")
+    assert made.is_empty() and "lightning runs the loop" in made.reasons["amp bfloat16"]

@@ -70,13 +70,14 @@ def whatif(tmp_path, monkeypatch, capsys):
     (folder / "train.py").write_text(LOOP)
     monkeypatch.chdir(folder)
 
-    def call(script, *words):
+    def call(script, *words, text=LOOP):
+        (folder / "train.py").write_text(text)
         monkeypatch.setattr(session.run, "run_once", script)
         args = options.parse(["--write", "fast.patch", "--json", "found.json", *words,
                               "train.py"])
         one = session.Session(args, args.command, folder, tmp_path)
         status = session.measure_all(one)
-        assert (folder / "train.py").read_text() == LOOP
+        assert (folder / "train.py").read_text() == text
         record = json.loads((folder / "found.json").read_text())
         return SimpleNamespace(status=status, record=record, text=capsys.readouterr().out,
                                patch=folder / "fast.patch", session=one)
@@ -127,6 +128,57 @@ def test_a_patch_that_is_not_proved_is_not_handed_out(whatif, wrong, gain, kind)
     assert found.status == 4 and not found.patch.exists()
     assert found.record["proof"]["kind"] == kind and found.record["patch"]["diff"] is None
     assert "Not proved" in found.text and "No patch is handed out" in found.text
+
+
+class OnGpu(Script):
+    """A GPU, on which the extra lines make the copy faster or slower."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def __call__(self, command, spec, *rest):
+        found = super().__call__(command, spec, *rest)
+        if spec["mode"] == "turns":
+            return found | dict(facts=found["facts"] | dict(Seen(COPIES, device="cuda").facts,
+                                                            seen=[], lines=[], busy=None))
+        text = "".join(open(path).read() for path in spec["files"].values())
+        if "non_blocking=True" in text:
+            found["windows"][0]["seconds"] /= self.factor
+        return found
+
+
+COPIES = LOOP.replace("    output =", "    images = images.to(device)\n    output =")
+
+
+@pytest.mark.parametrize("factor, is_written", [(1.1, True), (0.9, False)])
+def test_extra_lines_are_written_if_the_proof_is_not_slower_with_them(
+        whatif, tmp_path, factor, is_written):
+    found = whatif(OnGpu(factor), text=COPIES)
+    assert found.status == 0
+    assert ("images.to(device, non_blocking=True)" in found.patch.read_text()) == is_written
+    assert found.record["proof"]["extras"] == ["non_blocking"] * is_written
+
+
+class WithOption(Script):
+    """A script whose option for mixed precision does nothing."""
+
+    def __call__(self, command, spec, *rest):
+        found = super().__call__(command, spec, *rest)
+        if spec["mode"] == "turns":
+            option = dict(flags=["--amp"], dest="amp", help="", default=False, type=None,
+                          choices=None, action="StoreTrue", nargs=0, value=False, front=False,
+                          style="argparse")
+            return found | dict(facts=found["facts"] | dict(options=[option]))
+        if "--amp" in command:
+            found["windows"][0]["seconds"] *= 1.5
+        return found
+
+
+def test_lines_take_the_place_of_an_option_that_gains_nothing(whatif):
+    found = whatif(WithOption())
+    assert found.status == 0 and found.record["patch"]["options"] == {}
+    assert "with torch.autocast" in found.patch.read_text()
 
 
 def test_losses_that_cannot_be_compared_prove_nothing(whatif):
@@ -269,7 +321,7 @@ def prove_once(folder, names, script="waits_for_data.py"):
 def test_a_copy_runs_and_exchanges_its_states_with_the_original(tmp_path, monkeypatch):
     """All that a CPU can do: no line fails, and each side loads what the other has saved."""
     monkeypatch.chdir(tmp_path)
-    found, made = prove_once(tmp_path, ["amp bfloat16", "channels_last", "fused", "workers"])
+    found, made = prove_once(tmp_path, ["amp float16", "channels_last", "fused", "workers"])
     assert not made.reasons
     before = sorted(os.listdir(tmp_path))
     for side in proof.MAIN, proof.PLAIN:

@@ -244,8 +244,8 @@ def make(facts, sites, sources):
     is_here = made is source and made.scope_of(statement) is sites_scope(sites) and not any(
         isinstance(each, LOOPS) for each in made.ancestors(statement)) and isinstance(
         made.parents[statement], (*FUNCTIONS, ast.Module))
-    scope = sites_scope(sites) if is_here else source.tree
-    checkpoints.keep_scaler(facts, source, sources, scope if is_here else None)
+    is_here = is_here and checkpoints.is_kept_in(facts, source, sites_scope(sites))
+    checkpoints.keep_scaler(facts, source, sources)
     if is_here:
         statement = made.statement_at(number)
         made.put_after(statement, [line], SCALED)

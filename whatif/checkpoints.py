@@ -27,19 +27,24 @@ def loads(facts, sources):
                for source in sources.files.values())
 
 
-def keep_scaler(facts, source, sources, scope):
+def is_kept_in(facts, source, scope):
+    """Return whether all lines of a file that save or load the optimizer are in a function."""
+    names = names_of(facts)
+    return all(source.scope_of(each) is scope for method in ("state_dict", "load_state_dict")
+               for each in calls_of(source, names, method))
+
+
+def keep_scaler(facts, source, sources):
     """Save and load the scaler's state beside the optimizer's.
 
-    `scope` is the function that has the scaler, or None if it is one of the file. Refused says
-    why it cannot be kept, if the script keeps its optimizer.
+    Refused says why it cannot be kept, if the script keeps its optimizer.
     """
     names = names_of(facts)
     for other in sources.files.values():
-        saved = calls_of(other, names, "state_dict")
-        if saved and (other is not source or scope and any(
-                other.scope_of(each) is not scope for each in saved)):
-            raise Refused(f"{other.where(saved[0])} saves the optimizer where the scaler is not "
-                          "known")
+        for method in "state_dict", "load_state_dict":
+            if other is not source and (found := calls_of(other, names, method)):
+                raise Refused(f"{other.where(found[0])} keeps the optimizer where the scaler is "
+                              "not known")
     for _ in calls_of(source, names, "state_dict")[:1]:
         save(source, calls_of(source, names, "state_dict"))
     loaded = calls_of(source, names, "load_state_dict")

@@ -8,7 +8,7 @@ import dataclasses
 import os
 import shlex
 
-from . import advice, extras, scriptoptions
+from . import advice, extras, librarycalls, scriptoptions
 from .sources import Refused, Sources, diff
 
 # edits of one file may follow each other in any order; marks read best in this one
@@ -61,14 +61,18 @@ def look_at(facts, sources):
             continue
 
 
-def make(facts, names, extra, cwd, with_extras=()):
-    """Return the Patch for a set of techniques. `cwd` is the folder that facts name files from."""
+def make(facts, names, extra, cwd, with_extras=(), with_options=True):
+    """Return the Patch for a set of techniques. `cwd` is the folder that facts name files from.
+
+    Without options it writes lines also where the script has an option.
+    """
     sources, patch = Sources(cwd), Patch()
     look_at(facts, sources)
     written = []
     for name in sorted(names, key=lambda each: ORDER.index(each.split()[0])
                        if each.split()[0] in ORDER else -1):
-        if words := advice.options_of(name, facts, extra):
+        words = advice.options_of(name, facts, extra)
+        if words and with_options:
             if words[0].startswith("-") or scriptoptions.takes_words(facts.get("options", ())):
                 patch.options[name] = words
             else:
@@ -93,7 +97,8 @@ def attempt(sources, module, name, facts, extra):
     try:
         if not hasattr(module, "edit"):
             raise Refused("no lines are known for it")
-        module.edit(name, facts, extra, sources)
+        if not librarycalls.edit(name, facts, extra, sources):
+            module.edit(name, facts, extra, sources)
         for source in sources.changed():
             compile(b"" + source.encoded(), source.path, "exec", dont_inherit=True)
         return ""

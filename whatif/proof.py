@@ -184,14 +184,15 @@ class Prover:
     def __init__(self, session, names, extra, show):
         self.session, self.extra, self.show = session, extra, show
         self.facts, self.names, self.reasons = session.facts(), tuple(names), {}
-        self.proof, self.verdict = None, None
+        self.proof, self.verdict, self.with_options = None, None, True
         self.extras = extras.NAMES if self.facts.get("device") == "cuda" else ()
         self.patch = self.make(self.names)
 
     def make(self, names, with_extras=()):
         """Return the Patch for a set."""
         session = self.session
-        found = patch.make(self.facts, names, self.extra, session.cwd, with_extras)
+        found = patch.make(self.facts, names, self.extra, session.cwd, with_extras,
+                           self.with_options)
         if session.args.copy and found.root not in ("", os.path.realpath(session.cwd)):
             return patch.Patch(reasons=dict.fromkeys(
                 names, f"--copy: it would change files outside of {session.source}"))
@@ -233,6 +234,10 @@ class Prover:
     def shrink(self):
         """Leave out the technique that breaks the patch; return whether another can be tried."""
         names, kind, why = self.patch.techniques(), self.verdict["kind"], self.verdict["why"]
+        if kind == SAME and self.patch.options and self.patch.words():
+            self.with_options = False  # an option may do nothing here
+            self.patch = self.make(names)
+            return not self.patch.is_empty()
         if kind not in (FAILS, CHANGES) or self.proof.is_own or len(names) < 2:
             return False
         for name in (each for each in (*confirm.LOOSEST, *names) if each in names):

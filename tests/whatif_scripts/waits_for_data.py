@@ -1,4 +1,4 @@
-"""Steps that wait for a slow loader, a sum of losses, a scheduler, and a checkpoint in each epoch."""
+"""Steps that wait for a slow loader, a sum of losses, a scheduler, a checkpoint in each epoch."""
 
 import os
 import time

@@ -166,7 +166,7 @@ class Proving:
                 continue
             try:
                 with keeps_fused(things[name]):
-                    things[name].load_state_dict(state)
+                    things[name].load_state_dict(renamed(state, things[name]))
             except Exception as error:
                 told.append(f"{name} does not load: {str(error).splitlines()[0][:150]}")
         return told + compared(content, other["checkpoint"], things)
@@ -206,6 +206,18 @@ class Proving:
             except (OSError, RuntimeError, pickle.UnpicklingError, EOFError):
                 return None  # it was moved, or is no file of torch
         return None
+
+
+def renamed(state, thing):
+    """Return a state with the names of a thing, where only torch.compile has changed them.
+
+    An option of the script's own may compile a part of a model.
+    """
+    if not isinstance(thing, torch.nn.Module):
+        return state
+    names = {name.replace("_orig_mod.", ""): name for name in thing.state_dict()}
+    return {names.get(name.replace("_orig_mod.", ""), name): value
+            for name, value in state.items()}
 
 
 class keeps_fused:
