@@ -470,6 +470,15 @@ def test_fused_stays_on_after_a_checkpoint(write):
     assert "\n@optimizer.register_load_state_dict_post_hook\ndef stay_fused(optimizer):\n" in text
 
 
+def test_fused_sgd_is_not_written_where_weights_train_later(tmp_path):
+    source = LOOP.replace("lr=0.1)", "lr=0.1, momentum=0.9)")
+    (tmp_path / "train.py").write_text(source)
+    facts = Seen(source).facts
+    facts["optimizers"][0]["has_idle"] = True
+    made = patch.make(facts, ["fused"], {}, tmp_path)
+    assert made.is_empty() and "first gradient later" in made.reasons["fused"]
+
+
 def test_fused_with_float16_makes_momentum(write):
     source = LOOP.replace("lr=0.1)", "lr=0.1, momentum=0.9)")
     text = float16(write(source, ["amp float16", "fused"], device="cuda"))

@@ -38,7 +38,7 @@ class Script:
             raise KeyboardInterrupt
         text = "".join(open(path).read() for path in spec["files"].values())
         found = self.wrong(text) if text else None
-        base = dict(windows=[], error="", traceback="", states=None, compared=[])
+        base = dict(windows=[], error="", traceback="", states=None, compared=[], log="why")
         if isinstance(found, str):
             return base | dict(error=found)
         if isinstance(found, list):
@@ -179,6 +179,19 @@ def test_lines_take_the_place_of_an_option_that_gains_nothing(whatif):
     found = whatif(WithOption())
     assert found.status == 0 and found.record["patch"]["options"] == {}
     assert "with torch.autocast" in found.patch.read_text()
+
+
+@pytest.mark.parametrize("more, told", [
+    (dict(ended=True, code=1, total=70), "it ended with status 1 after 70 steps: why"),
+    (dict(ended=True, code=0, total=70), "it goes on where the other side ends by itself")])
+def test_a_copy_that_ends_otherwise_is_not_proved(whatif, more, told):
+    """A script may tell an error by sys.exit, which no traceback shows."""
+    class Ends(Script):
+        def __call__(self, command, spec, *rest):
+            found = super().__call__(command, spec, *rest)
+            return found | more if spec.get("files") else found
+    found = whatif(Ends())
+    assert found.status == 4 and told in found.record["proof"]["why"]
 
 
 def test_losses_that_cannot_be_compared_prove_nothing(whatif):

@@ -72,7 +72,17 @@ class Proof:
             return None
         found = result["windows"][0] | dict(
             losses=confirm.numbers(result.get("losses", [])), memory=result.get("memory"),
-            is_timed=is_timed, first=result["first"])
+            is_timed=is_timed, first=result["first"], ended=bool(result.get("ended")),
+            total=result.get("total", 0))
+        if result.get("ended") and result.get("code"):
+            self.fail(side, f"it ended with status {result['code']} after {result['total']} steps"
+                      + "".join(f": {line}" for line in result["log"].splitlines()[-1:]))
+            return None
+        others = [each["total"] for one in self.runs if (one == PLAIN) != (side == PLAIN)
+                  for each in self.runs[one] if each["is_timed"] == is_timed and each["ended"]]
+        if others and not result.get("ended") and is_timed:
+            self.fail(side, "it goes on where the other side ends by itself")
+            return None
         if bad := result.get("states"):
             self.fail(side, "; ".join(bad))
             return None

@@ -18,6 +18,7 @@ from whatif.inside.clock import Clock
 from whatif.inside.hooks import Hooks
 from whatif.inside.models import Models
 from whatif.inside.places import Places
+from whatif.techniques import amp
 
 MANY = 10  # steps of an optimizer without one of the leading one, after which it leads
 
@@ -167,6 +168,9 @@ class Run(Hooks):
         self.see("cudnn", torch.backends.cudnn.benchmark and not self.names)
         with contextlib.suppress(RuntimeError):  # of scripts that mix the old setting and the new
             self.see("tf32", torch.get_float32_matmul_precision() != "highest" and not self.names)
+        for optimizer, number in self.numbers.items():
+            self.optimizer_facts[number]["has_idle"] = any(
+                each not in optimizer.state for each in amp.weights_of(optimizer))
         found = dict(
             seen=self.seen, device=self.device, torch=torch.__version__,
             python=sys.version.split()[0], models=self.models.facts(),

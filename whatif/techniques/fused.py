@@ -69,6 +69,9 @@ def edit(name, facts, extra, sources):
             raise Refused(f"{one['library']} makes the optimizer")
         if one["fused"]:
             continue
+        if one["kind"] == "SGD" and one.get("momentum") and one.get("has_idle"):
+            raise Refused("weights that get their first gradient later fail in a fused SGD with "
+                          "momentum")
         if not given:
             raise Refused(f"{one['at']} makes its optimizer in a way of its own")
         source, line = sources.find(one["at"])
