@@ -32,8 +32,7 @@ for images, labels in loader:
 '''
 AUTOCAST = '''\
     # new #
-    # convolutions and matrix products run in half precision
-    # what follows computes in float32, as before
+    # convolutions and matrix products run in half precision; the output is float32 again
     with torch.autocast("cpu", torch.bfloat16):
         output = model(images)
     output = output.float()
@@ -191,8 +190,7 @@ def test_autocast_around_calls_in_other_statements(write, line, new, about):
         "    loss = loss_function(output, labels)\n", "    loss = 1\n")
     found = blocks_of(only(write(source, ["amp bfloat16"], **about), "amp bfloat16"))
     assert found == ["\n".join([
-        "# convolutions and matrix products run in half precision",
-        "# what follows computes in float32, as before",
+        "# convolutions and matrix products run in half precision; the output is float32 again",
         'with torch.autocast("cpu", torch.bfloat16):', *new])]
 
 

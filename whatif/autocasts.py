@@ -6,7 +6,7 @@ from . import anchors, checkpoints
 from .sources import FUNCTIONS, LOOPS, Refused, heads
 
 PRODUCTS = "convolutions and matrix products run in half precision"
-OUTPUT = "what follows computes in float32, as before"
+FLOAT32 = f"{PRODUCTS}; the output is float32 again"
 SHAPES = {"squeeze", "unsqueeze", "view", "reshape", "flatten", "permute", "transpose"}
 NOT_ALWAYS = (ast.Lambda, ast.IfExp, ast.BoolOp, ast.comprehension, ast.ListComp, ast.SetComp,
               ast.DictComp, ast.GeneratorExp)  # what is in them may be computed never, or often
@@ -45,9 +45,9 @@ def around_calls(model, spot, device, half, sources):
     target = target_of(source, statement, calls)
     if target is not None and source.is_alone(statement):
         after = cast_of(source, target, model, spot)
-        source.wrap(statement, f"with {context}:", after, PRODUCTS, *[OUTPUT] * bool(after))
+        source.wrap(statement, f"with {context}:", after, FLOAT32 if after else PRODUCTS)
     elif not model["is_tensor"]:
-        raise Refused(f"{source.shown}:{line} uses several outputs of {spot['name']} at once")
+        raise Refused(f"{source.shown}:{line}: the output of {spot['name']} is no tensor")
     elif can_come_before(source, statement, calls):
         extract(source, line, calls, context)
     else:
@@ -56,7 +56,7 @@ def around_calls(model, spot, device, half, sources):
             edits.append((call.func, f"{context}({source.text(call.func)})"))
             edits.append(((source.stop(call), source.stop(call)), ".float()"))
         source.apply(edits)
-        source.mark(source.statement_at(line), PRODUCTS)
+        source.mark(source.statement_at(line), FLOAT32)
     return True
 
 
@@ -112,7 +112,7 @@ def extract(source, line, calls, context):
     text = source.end.join(indent + source.unit_for(each) for each in lines)
     parts = text.split(source.end)
     source.insert(index, *parts)
-    source.block(index, statement.end_lineno + len(parts), PRODUCTS, OUTPUT)
+    source.block(index, statement.end_lineno + len(parts), FLOAT32)
 
 
 def cast_of(source, target, model, spot):
