@@ -3,13 +3,13 @@
 import ast
 import os
 import re
-import subprocess
+import sys
 import textwrap
 
 import pytest
-from helpers import run
+from helpers import ROOT, run
 
-from whatif import extras, patch, sources
+from whatif import extras, overlay, patch, sources
 from whatif.sources import MARK
 
 pytestmark = pytest.mark.fault(90)
@@ -761,7 +761,6 @@ def test_no_line_of_the_original_changes_its_number(tmp_path):
     source.put_before(source.statement_at(7), ["first()", "second()"], "one")
     source.put_after(source.statement_at(7), ["third()"], "two")
     assert [line for line, origin in zip(source.lines, source.origins) if origin] == source.before
-    assert subprocess.run(["python3", "-c", "".join(source.lines[:0])]).returncode == 0
 
 
 # ------------------------------------------------------------------ the own calls of a library
@@ -781,3 +780,73 @@ def test_two_calls_of_a_library_are_not_changed(write):
     source = LOOP.replace("loader = ", "a = Trainer()\nb = Trainer()\nloader = ")
     made = write(source, ["amp bfloat16"], driver="lightning")
     assert made.is_empty() and "lightning runs the loop" in made.reasons["amp bfloat16"]
+
+
+def test_a_patch_of_several_files(write, tmp_path):
+    write(LOOP, ["amp bfloat16"])
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "make.py").write_text(
+        "import torch\n\n\ndef make(model):\n    return torch.optim.SGD(model.parameters())\n")
+    facts = Seen(LOOP).facts
+    facts["optimizers"][0] |= dict(at="lib/make.py:5", name="")
+    facts["optimizers"][0]["arguments"] |= dict(function="torch.optim.SGD")
+    made = patch.make(facts, ["amp bfloat16", "fused"], {}, tmp_path)
+    assert made.changed == ["lib/make.py", "train.py"] and not made.reasons
+    (tmp_path / "fast.patch").write_bytes(made.diff)
+    assert run("git", "apply", "fast.patch", cwd=tmp_path).returncode == 0
+    assert "    return torch.optim.SGD(model.parameters(), fused=True)\n" in (
+        tmp_path / "lib" / "make.py").read_text()
+
+
+# ------------------------------------------------------------- copies laid over the originals
+SCRIPT = '''\
+"""A script."""
+import inspect, multiprocessing, os, sys
+import helper
+value = "original"
+def tell(queue):
+    queue.put([value, helper.value])
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    child = context.Process(target=tell, args=(queue,))
+    child.start()
+    print([value, helper.value, *queue.get()], inspect.getsource(helper.f).strip())
+    print(__file__, sys.argv[1:], os.path.basename(sys.path[0]), __doc__, os.path.exists("new.py"))
+'''
+HELPER = 'value = "original"\n\n\ndef f():\n    return "original"\n'
+HOOK = '''\
+import sys
+sys.path.insert(0, {root!r})
+from whatif import overlay
+sys.path.pop(0)
+overlay.lay({files!r}, {starter!r})
+'''
+
+
+@pytest.mark.parametrize("words", [["train.py", "a", "b"], ["-m", "train", "a", "b"],
+                                   ["-u", "link.py", "a", "b"]], ids=["script", "module", "link"])
+def test_copies_are_laid_over_a_script_and_its_modules(words, tmp_path):
+    """The script, a module, a link to the script, and a process that it spawns get the copies."""
+    folder, hook = tmp_path / "work", tmp_path / "hook"
+    for each in folder, hook:
+        each.mkdir()
+    files = {}
+    for name, text in ("train.py", SCRIPT), ("helper.py", HELPER):
+        (folder / name).write_text(text)
+        (hook / f"0-{name}").write_text(text.replace('"original"', '"changed"'))
+        files[str(folder / name)] = str(hook / f"0-{name}")
+    (folder / "link.py").symlink_to("train.py")
+    (hook / "start.py").write_text(overlay.STARTER)
+    (hook / "sitecustomize.py").write_text(HOOK.format(
+        root=str(ROOT), files=files, starter=str(hook / "start.py")))
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    done = run(sys.executable, "-B", *words, cwd=folder, env={"PYTHONPATH": str(hook)})
+    assert done.returncode == 0, done.stderr
+    first, source, last = done.stdout.splitlines()
+    assert first.startswith("['changed', 'changed', 'changed', 'changed'] def f():")
+    assert source == '    return "changed"'
+    name = words[1] if words[0] == "-u" else words[0]
+    name = str(folder / "train.py") if name == "-m" else name
+    assert last == f"{name} ['a', 'b'] work A script. False"
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
