@@ -94,7 +94,7 @@ class Session:
         self.clock = time.time()
         last = max(deadline, time.time() + self.left() - loader - SPARE)  # nothing to confirm
         if self.args.write:  # workers may gain, which is known only after the turns
-            last = deadline
+            last = max(deadline, time.time() + self.left() / 2)
         while True:
             limit = last - time.time() + loader + SLACK
             failed, epochs = len(self.failed), self.epochs

@@ -67,9 +67,9 @@ class Writing:
         if told:
             lines += ["", "Not in the patch", *report.grouped(told)]
         if found is None or self.stopped:
-            if self.prover.names:
-                lines += ["", f"No patch: {'stopped' if self.stopped else 'nothing was written'}"]
-            return lines + self.older()
+            why = ("stopped" if self.stopped else "nothing of it could be written"
+                   if self.prover.names else "nothing is faster for certain")
+            return [*lines, "", f"No patch: {why}", *self.older()]
         if not found["proved"]:
             name = report.name_of(found["techniques"])
             return [*lines, "", "Not proved", report.paragraph(
