@@ -246,6 +246,22 @@ def test_ctrl_c_while_proving_writes_no_patch(whatif):
     assert found.record["patch"]["file"] is None and found.record["stopped"]
 
 
+def test_the_patch_of_a_copied_folder_is_for_the_folder(whatif, tmp_path, monkeypatch):
+    made = session.Session
+
+    class Copied(made):
+        def __init__(self, args, command, cwd, folder):
+            copy = tmp_path / "copy"
+            copy.mkdir()
+            (copy / "train.py").write_text(LOOP)
+            super().__init__(args, command, copy, folder)
+            self.source = str(cwd)
+    monkeypatch.setattr(session, "Session", Copied)
+    found = whatif(Script(), "--copy")
+    assert found.status == 0 and "Apply it: git apply fast.patch " in found.text
+    assert run("git", "apply", "--check", "fast.patch", cwd=found.patch.parent).returncode == 0
+
+
 def test_the_page_names_all_keys_of_the_record(whatif):
     found = whatif(Script()).record
     rows = dict(re.findall(r"^\| (\w+) \| (.*) \|$", PAGE, re.M))

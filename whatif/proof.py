@@ -206,6 +206,8 @@ class Prover:
         if session.args.copy and found.root not in ("", os.path.realpath(session.cwd)):
             return patch.Patch(reasons=dict.fromkeys(
                 names, f"--copy: it would change files outside of {session.source}"))
+        if session.args.copy and found.root:
+            found.root = os.path.realpath(session.source)  # where it is applied
         return found
 
     def expected(self, names):
