@@ -56,6 +56,7 @@ class Session:
         self.trials = []  # rows of sets that ran in processes of their own
         self.seconds, self.epochs = {}, False  # whether repeated epochs end as they do
         self.source = self.cwd  # with --copy the folder that was copied
+        self.writes = getattr(args, "write", None)
         self.only = [each for each in args.only if each != "plain"]
 
     def left(self):
@@ -87,13 +88,13 @@ class Session:
     # ---- by turns
     def take_turns(self):
         """Measure all sets by turns. Return an error that leaves nothing to report, or ""."""
-        part = WRITE_SHARE if self.args.write else COMPUTE_SHARE
+        part = WRITE_SHARE if self.writes else COMPUTE_SHARE
         share = min(60 * part * self.args.minutes, COMPUTE_MOST)
         deadline = time.time() + share
         loader = min(LOADER_SHARE * 60 * self.args.minutes, LOADER_MOST)
         self.clock = time.time()
         last = max(deadline, time.time() + self.left() - loader - SPARE)  # nothing to confirm
-        if self.args.write:  # workers may gain, which is known only after the turns
+        if self.writes:  # workers may gain, which is known only after the turns
             last = max(deadline, time.time() + self.left() / 2)
         while True:
             limit = last - time.time() + loader + SLACK
@@ -269,7 +270,7 @@ def measure_all(session):
             trials.Trials(session, progress).measure()
         say("\n".join(report.table(result_of(session, None))))
         confirmed = confirm.Confirmation(session, show=progress)
-        if session.args.write:
+        if session.writes:
             written = writing.Writing(session, confirmed.names, extra_of(session), progress)
             written.prove()
             status = written.status()
