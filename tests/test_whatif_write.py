@@ -773,7 +773,7 @@ def test_no_line_of_the_original_changes_its_number(tmp_path):
 def test_a_library_that_runs_the_loop_gets_an_argument(write, library, technique, old, new):
     source = LOOP.replace("loader = ", f"it = lib.{old}\ntexts = ['a', 'b', 'c']\nloader = ")
     text = only(write(source, [technique], driver=library), technique)
-    assert f"# new #\n# {library} does this by itself\nit = lib.{new}\n" in text
+    assert f"# new #\n# {library} has this built in\nit = lib.{new}\n" in text
 
 
 def test_two_calls_of_a_library_are_not_changed(write):

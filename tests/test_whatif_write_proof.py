@@ -130,6 +130,20 @@ def test_a_patch_that_is_not_proved_is_not_handed_out(whatif, wrong, gain, kind)
     assert "Not proved" in found.text and "No patch is handed out" in found.text
 
 
+def test_of_two_that_fail_together_the_one_that_gains_less_is_left_out(whatif):
+    """Lightning refuses to clip gradients of a fused optimizer under mixed precision."""
+    class Both(Script):
+        def __call__(self, command, spec, *rest):
+            found = super().__call__(command, spec, *rest)
+            for each in found["windows"] if spec["mode"] == "turns" else ():
+                each["rate"] *= 0.9 if each["names"] == ("fused",) else 1
+            return found
+    found = whatif(Both(lambda text: "RuntimeError: both" if "autocast" in text
+                        and "fused=True" in text else None))
+    assert found.status == 3 and found.record["proof"]["techniques"] == ["amp bfloat16"]
+    assert {*found.record["reasons"]} == {"fused"}
+
+
 class OnGpu(Script):
     """A GPU, on which the extra lines make the copy faster or slower."""
 

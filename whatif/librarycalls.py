@@ -51,6 +51,6 @@ def edit(name, facts, extra, sources):
             line = source.origins[source.statement_of(call).lineno - 1]
             source.apply(source.give(call, new))
             if line:
-                source.mark(source.statement_at(line), f"{library} does this by itself")
+                source.mark(source.statement_at(line), f"{library} has this built in")
             return True
     return False
