@@ -461,11 +461,18 @@ def test_fused_in_the_call_of_the_optimizer(write, old, new):
     assert f"# one kernel updates all weights\noptimizer = torch.optim.{new}\n" in text
 
 
-def test_fused_stays_on_after_a_checkpoint(write):
-    source = LOOP.replace("loader = ", "optimizer.load_state_dict(torch.load('x'))\nloader = ")
+@pytest.mark.parametrize("name", ["optimizer", "parts[name]"])
+def test_fused_stays_on_after_a_checkpoint(write, name):
+    """In the layout of the weights: a fused step of another one is silently wrong."""
+    source = LOOP.replace("loader = ", f"{name}.load_state_dict(torch.load('x'))\nloader = ")
     text = only(write(source, ["fused"]), "fused")
     assert "\n\n# new #\n# a checkpoint from before" in text
     assert "\n@optimizer.register_load_state_dict_post_hook\ndef stay_fused(optimizer):\n" in text
+
+
+def test_a_checkpoint_of_a_model_alone_needs_no_more(write):
+    source = LOOP.replace("loader = ", "model.load_state_dict(torch.load('x'))\nloader = ")
+    assert "stay_fused" not in only(write(source, ["fused"]), "fused")
 
 
 def test_fused_sgd_is_not_written_where_weights_train_later(tmp_path):

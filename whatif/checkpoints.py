@@ -22,9 +22,13 @@ def names_of(facts):
 
 
 def loads(facts, sources):
-    """Return whether a file that is known loads the state of an optimizer."""
-    return any(calls_of(source, names_of(facts), "load_state_dict")
-               for source in sources.files.values())
+    """Return whether a file that is known loads the state of what is no model: an optimizer's."""
+    models = {each.get(key) for each in facts["models"] for key in ("name", "local", "bare")}
+    models |= {f"{name}.module" for name in models} | {"model", "net"}
+    return any(isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+               and node.func.attr == "load_state_dict"
+               and ast.unparse(node.func.value) not in models
+               for source in sources.files.values() for node in ast.walk(source.tree))
 
 
 def is_kept_in(facts, source, scope):
