@@ -1,6 +1,7 @@
 """whatif --write: the lines of each technique in many small scripts, and the patch of them."""
 
 import ast
+import copy
 import os
 import re
 import sys
@@ -857,3 +858,38 @@ def test_copies_are_laid_over_a_script_and_its_modules(words, tmp_path):
     name = str(folder / "train.py") if name == "-m" else name
     assert last == f"{name} ['a', 'b'] work A script. False"
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.fault(85)
+@pytest.mark.parametrize("kind, more", [("SGD", dict(momentum=0.9)), ("AdamW", {})])
+def test_a_fused_step_after_an_old_checkpoint_is_right(kind, more):
+    """The lines that are written, with a contiguous, unfused checkpoint and channels_last."""
+    import torch
+
+    from whatif.techniques import FOUND
+
+    def make(is_new):
+        torch.manual_seed(0)
+        model = torch.nn.Conv2d(3, 8, 3)
+        if is_new:
+            model.to(memory_format=torch.channels_last)
+        optimizer = getattr(torch.optim, kind)(model.parameters(), 0.1, fused=is_new, **more)
+        if is_new:
+            exec(FOUND["fused"].KEEP.format(name="optimizer", torch="torch"),
+                 dict(torch=torch, optimizer=optimizer))
+        return model, optimizer
+
+    def train(model, optimizer, seed):
+        for k in range(5):
+            images = torch.randn(4, 3, 9, 9, generator=torch.Generator().manual_seed(seed + k))
+            optimizer.zero_grad()
+            model(images).square().mean().backward()
+            optimizer.step()
+    old, new = make(False), make(True)
+    train(*old, 0)
+    for one, other in zip(new, old, strict=True):
+        one.load_state_dict(copy.deepcopy(other.state_dict()))
+    assert new[1].param_groups[0]["fused"]
+    for each in old, new:
+        train(*each, 9)
+    assert torch.allclose(old[0].weight, new[0].weight, atol=1e-5)
