@@ -15,6 +15,7 @@ from whatif.stats import LEAST_PAIRS, LEAST_PLAIN
 WARM = 3.0  # seconds before the window, at least
 LEAST_SECONDS = 3.0  # of a window
 MOST_PAIRS = 12
+IDLE = 20  # losses that are the same in all runs if mixed precision has no effect
 FAILS, CHANGES, SAME = "fails", "changes", "same"  # what is wrong with a patch
 PLAIN, MAIN, MORE = "plain", "patch", "extras"  # the sides of a proof
 
@@ -143,6 +144,12 @@ class Proof:
         found = self.estimate(side)
         return found is not None and found.low is not None and (found.low > 1 or found.high < 1)
 
+    def is_idle(self, side):
+        """Return whether mixed precision does nothing: losses of equal seeds are the same."""
+        pairs = [*zip(self.runs[PLAIN], self.runs[side])]
+        return any(name.startswith("amp") for name in self.patches[side].techniques()) and all(
+            plain["losses"][:IDLE] == mine["losses"][:IDLE] != [] for plain, mine in pairs)
+
     def losses(self, side):
         """Return what the report says of the losses of a side."""
         plain, mine = self.runs[PLAIN], self.runs[side]
@@ -169,10 +176,12 @@ class Proof:
             kind, why = CHANGES, f"the training changes: {losses['why']}"
         elif not why and (found is None or found.n < LEAST_PAIRS):
             kind, why = "time", "there was no time for three pairs of runs (--minutes)"
-        elif not why and not self.is_clear(side):
-            kind, why = SAME, f"it is not faster for certain: {times_of(found)}"
-        elif not why and found.high < 1:
+        elif not why and self.is_idle(side):
+            kind, why = SAME, "mixed precision has no effect: all losses are those of the script"
+        elif not why and found.low is not None and found.high < 1:
             kind, why = SAME, f"it is slower: {times_of(found)}"
+        elif not why and not stats.gains(found):
+            kind, why = SAME, f"it is not faster for certain: {times_of(found)}"
         elif not why and losses["changes"] is None:
             kind, why = "time", f"its losses cannot be compared: {losses['why']}"
         memory = [each["memory"] for each in self.runs[side] if each["memory"]]
