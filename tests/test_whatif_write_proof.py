@@ -346,10 +346,11 @@ def test_records_that_cannot_be_compared(tmp_path, text, told, capsys):
 
 
 def test_compare_from_the_command_line(tmp_path):
-    old = write_record(tmp_path / "old.json", [100 + n for n in range(6)])
-    new = write_record(tmp_path / "new.json", [50 + n for n in range(6)])
+    old = write_record(tmp_path / "old.json", [100 + n for n in range(6)], loader=dict(rate=20))
+    new = write_record(tmp_path / "new.json", [50 + n for n in range(6)], loader=dict(rate=10))
     done = run(sys.executable, ROOT / "whatif", "--compare", old, new)
     assert done.returncode == 5 and "slower beyond the interval" in done.stdout
+    assert "the loader by itself: 20 batches/s before, 10 now" in done.stdout
     assert run(sys.executable, ROOT / "whatif", "--compare", old).returncode == 2
 
 

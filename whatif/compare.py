@@ -85,4 +85,8 @@ def main(args):
     print("slower beyond the interval" if is_slower else
           "slower, but not by more than allowed" if found.high < 1 else
           "faster" if found.low > 1 else "not slower for certain")
+    rates = [(each.get("loader") or {}).get("rate") for each in (old, new)]
+    if all(rates):
+        print(f"the loader by itself: {rates[0]:.4g} batches/s before, {rates[1]:.4g} now (one "
+              "measurement each, so no verdict)")
     return SLOWER if is_slower else 0
