@@ -124,6 +124,8 @@ class Proof:
                 if self.steps is None:
                     self.warm, self.steps = found["first"], found["steps"]
             k += 1
+            if self.is_idle(MAIN):
+                return True
             if k >= LEAST_PAIRS and self.is_clear(MAIN):
                 break
         while len(self.runs[PLAIN]) < LEAST_PLAIN and self.fits(1):
@@ -147,7 +149,7 @@ class Proof:
     def is_idle(self, side):
         """Return whether mixed precision does nothing: losses of equal seeds are the same."""
         pairs = [*zip(self.runs[PLAIN], self.runs[side])]
-        return any(name.startswith("amp") for name in self.patches[side].techniques()) and all(
+        return bool(pairs) and any(name.startswith("amp") for name in self.patches[side].techniques()) and all(
             plain["losses"][:IDLE] == mine["losses"][:IDLE] != [] for plain, mine in pairs)
 
     def losses(self, side):
@@ -174,10 +176,10 @@ class Proof:
         kind, why = self.kind, self.why
         if not why and losses["changes"]:
             kind, why = CHANGES, f"the training changes: {losses['why']}"
-        elif not why and (found is None or found.n < LEAST_PAIRS):
-            kind, why = "time", "there was no time for three pairs of runs (--minutes)"
         elif not why and self.is_idle(side):
             kind, why = SAME, "mixed precision has no effect: all losses are those of the script"
+        elif not why and (found is None or found.n < LEAST_PAIRS):
+            kind, why = "time", "there was no time for three pairs of runs (--minutes)"
         elif not why and found.low is not None and found.high < 1:
             kind, why = SAME, f"it is slower: {times_of(found)}"
         elif not why and not stats.gains(found):
