@@ -149,7 +149,8 @@ class Proof:
     def is_idle(self, side):
         """Return whether mixed precision does nothing: losses of equal seeds are the same."""
         pairs = [*zip(self.runs[PLAIN], self.runs[side])]
-        return bool(pairs) and any(name.startswith("amp") for name in self.patches[side].techniques()) and all(
+        has_amp = any(name.startswith("amp") for name in self.patches[side].techniques())
+        return bool(pairs) and has_amp and all(
             plain["losses"][:IDLE] == mine["losses"][:IDLE] != [] for plain, mine in pairs)
 
     def losses(self, side):
