@@ -81,9 +81,10 @@ const DATA = {
 "    \"\"\"Return the image at `path` in RGB, turned by its EXIF. Raises OSError with the path.\"\"\"",
 "    try:",
 "        image = Image.open(path)",
+"        # modes I, I;16 and F",
 "        assert image.mode[0] not in \"IF\", \"more than 8 bits: resize_imagenet.py makes them 8\"",
 "        assert 0.01 < image.width / image.height < 100, \"over 100 times as long as wide\"",
-"        image.info[\"XML:com.adobe.xmp\"] = \" \"  # by EXIF only, as DALI: Pillow finds no XMP",
+"        image.info[\"XML:com.adobe.xmp\"] = \" \"  # by EXIF only, as DALI: Pillow reads no XMP then",
 "        return ImageOps.exif_transpose(image).convert(\"RGB\")",
 "    except Exception as error:",
 "        raise OSError(f\"cannot read {path}: {error}\") from None",
@@ -133,6 +134,7 @@ const DATA = {
 "",
 "def lr_factor(step, total):",
 "    \"\"\"Return what multiplies --lr in a step: it rises for a fifth of all steps, then falls to 0.\"\"\"",
+"    # at most 1: the rise is (step + 1) / (0.2 * total), the fall (total - step) / (0.8 * total)",
 "    return min((step + 1) / 0.2, (total - step) / 0.8, total) / total",
 "",
 "",
@@ -149,7 +151,7 @@ const DATA = {
 "    rank = 0",
 "    world_size = 1",
 "",
-"    # every epoch has a seed of its own: no other epoch and no other --seed has it",
+"    # epoch e takes seed + e: the next --seed begins ten thousand epochs later",
 "    seed = args.seed * 10_000",
 "",
 "    # every process starts from the same weights",
@@ -242,12 +244,14 @@ const DATA = {
 "            checkpoint = torch.load(args.resume, map_location=\"cpu\")",
 "            states = checkpoint[\"parts\"]",
 "            states[\"optimizer\"][\"param_groups\"] = optimizer.state_dict()[\"param_groups\"]",
+"            # a state that is missing or empty, as that of a scaler that was off, stays new",
 "            for name in filter(states.get, parts):",
 "                parts[name].load_state_dict(states[name])",
 "            epochs = checkpoint[\"epochs\"]",
 "        except Exception as error:",
 "            fail(f\"--resume {args.resume}: damaged, or of another model: {error!r:.150}\")",
 "        if checkpoint.get(\"classes\", classes) != classes:",
+"            # number and name of those that differ",
 "            fail(",
 "                f\"--resume {args.resume}: the classes have other names or another order: \"",
 "                f\"{sorted({*enumerate(classes)} ^ {*enumerate(checkpoint['classes'])})}\"",
@@ -262,10 +266,10 @@ const DATA = {
 "        optimizer, lambda step: lr_factor(done + step, total)",
 "    )",
 "",
-"    # from the start of the script to the end of its first epoch's steps",
+"    # from the start of main to the end of the steps of its first epoch",
 "    warmup_seconds = 0",
 "    for epoch in range(len(epochs), args.epochs):",
-"        # each epoch and process has its own seed, and the same one after a resume",
+"        # each epoch and process has its own seed",
 "        torch.manual_seed((seed + epoch) * world_size + rank)",
 "",
 "        # the order of the images",
@@ -274,7 +278,7 @@ const DATA = {
 "        losses, data_wait = torch.zeros(steps, device=device), 0",
 "        model.train()",
 "        start = tick = perf_counter()",
-"        # the bar is on process 0's terminal only",
+"        # the bar is on process 0's terminal only (None: not if the output is no terminal)",
 "        for step, (images, labels) in tqdm(",
 "            zip(range(steps), train_loader), f\"epoch {epoch + 1}\", steps, disable=rank > 0 or None",
 "        ):",
@@ -307,9 +311,9 @@ const DATA = {
 "                output = model(normalize(images.to(device, non_blocking=True)))",
 "                labels = labels[:, None].to(device, non_blocking=True)",
 "                hits = output.topk(len(correct)).indices == labels",
-"                correct += hits.cumsum(1).sum(0)",
+"                correct += hits.sum(0)",
 "",
-"        # weights of a run that has diverged do not replace the checkpoint",
+"        # a run that has diverged ends here, before it saves this epoch",
 "        if not losses.isfinite().all():",
 "            sys.exit(",
 "                f\"{script}: error: the loss is no longer finite in epoch {epoch + 1}, step \"",
@@ -317,7 +321,7 @@ const DATA = {
 "            )",
 "",
 "        # the epoch's line and checkpoint",
-"        top = (correct / len(val_set)).tolist()",
+"        top = (correct.cumsum(0) / len(val_set)).tolist()",
 "        speed, wait = steps * args.batch_size / seconds, data_wait / seconds",
 "        epochs.append(",
 "            {",
@@ -354,7 +358,7 @@ const DATA = {
 "if __name__ == \"__main__\":",
 "    try:",
 "        main()",
-"    except OSError as error:  # an unreadable image, a full disk",
+"    except OSError as error:  # an unreadable image; the last line, since a worker adds its own",
 "        sys.exit(f\"{Path(__file__).name}: error: {str(error).splitlines()[-1]}\")",
 ""
 ],
@@ -364,7 +368,7 @@ const DATA = {
 "title": "decoding on the GPU or in C++ threads",
 "guide": "techniques.md#train_dalipy-decoding-on-the-gpu-or-in-c-threads",
 "launcher": "python ",
-"added": 106,
+"added": 107,
 "hunks": [
 [
 4,
@@ -398,8 +402,8 @@ const DATA = {
 ]
 ],
 [
-95,
-95,
+96,
+96,
 [
 "",
 "",
@@ -454,7 +458,7 @@ const DATA = {
 "            num_threads=max(1, self.num_workers),",
 "            device_id=torch.cuda.current_device() if on_gpu else None,",
 "        )",
-"        self.pipeline = self.build(self.paths, batch_size=self.batch_size)",
+"        self.pipeline = None",
 "",
 "    # new #",
 "    # DALI calls this some batches ahead of training",
@@ -470,6 +474,7 @@ const DATA = {
 "        self.to_read = iter(())",
 "        while self.reading:",
 "            self.read()",
+"        self.pipeline = self.pipeline or self.build(self.paths, batch_size=self.batch_size)",
 "        self.pipeline.reset()",
 "        self.to_read = iter(self.batch_sampler)",
 "        for _ in range(len(self)):",
@@ -498,8 +503,8 @@ const DATA = {
 ]
 ],
 [
-197,
-198,
+199,
+200,
 [
 "    # new #",
 "    # DALI reads the same images in the same order",
@@ -510,8 +515,8 @@ const DATA = {
 ]
 ],
 [
-200,
-201,
+202,
+203,
 [
 "    # new #",
 "    # DALI reads the images of validation, too",
@@ -525,7 +530,7 @@ const DATA = {
 "title": "DistributedDataParallel",
 "guide": "techniques.md#train_ddppy-distributeddataparallel",
 "launcher": "torchrun --standalone --nproc_per_node=gpu ",
-"added": 48,
+"added": 50,
 "hunks": [
 [
 69,
@@ -539,13 +544,13 @@ const DATA = {
 ]
 ],
 [
-143,
 145,
+147,
 [
 "    # new #",
 "    # torchrun starts one process for each GPU and numbers them",
 "    if \"RANK\" not in os.environ:",
-"        fail(f\"start it with torchrun --standalone --nproc_per_node=gpu {script}.py (no GPU: =2)\")",
+"        fail(f\"run torchrun --standalone --nproc_per_node=gpu {script}.py (2 in place of gpu: CPU)\")",
 "    if on_gpu:",
 "        torch.cuda.set_device(int(os.environ[\"LOCAL_RANK\"]))",
 "    dist = torch.distributed",
@@ -558,8 +563,8 @@ const DATA = {
 ]
 ],
 [
-186,
-187,
+188,
+189,
 [
 "    # new #",
 "    # each process takes every world_size-th image of that order",
@@ -567,8 +572,8 @@ const DATA = {
 ]
 ],
 [
-228,
-228,
+230,
+230,
 [
 "    # new #",
 "    # DDP averages the gradients of all processes while the backward pass runs",
@@ -576,27 +581,28 @@ const DATA = {
 "        if not on_gpu:",
 "            fail(\"--sync_bn needs GPUs\")",
 "        net = nn.SyncBatchNorm.convert_sync_batchnorm(net)",
-"    net = nn.parallel.DistributedDataParallel(net)",
-"    net.broadcast_buffers = False  # batch norm statistics are sent once an epoch, below",
+"    # batch norm statistics are sent once an epoch, below",
+"    net = nn.parallel.DistributedDataParallel(net, broadcast_buffers=False)",
 ""
 ]
 ],
 [
-253,
-253,
+257,
+257,
 [
 "    # new #",
 "    # several machines need the same checkpoint, or the processes would train apart",
-"    epochs_done = torch.tensor(len(epochs), device=device)",
-"    dist.broadcast(epochs_done, 0)",
-"    if epochs_done != len(epochs):",
-"        fail(f\"--resume: process 0 has done {epochs_done} epochs: copy its {saved} to this machine\")",
+"    resumed = torch.tensor(sum((each[\"loss\"] for each in epochs), 0.0), device=device)",
+"    theirs = resumed.clone()",
+"    dist.broadcast(theirs, 0)",
+"    if theirs != resumed:",
+"        fail(f\"--resume: process 0 has another checkpoint: copy its {args.resume or saved} here\")",
 ""
 ]
 ],
 [
-266,
-267,
+270,
+271,
 [
 "        # new #",
 "        # without this line every epoch has the order of the first one",
@@ -604,20 +610,21 @@ const DATA = {
 ]
 ],
 [
-291,
-291,
+295,
+295,
 [
 "        # new #",
 "        # average the loss over the processes; send process 0's batch norm statistics to all",
-"        dist.all_reduce(losses.div_(world_size))",
+"        dist.all_reduce(losses)",
+"        losses /= world_size",
 "        for buffer in model.buffers():",
 "            dist.broadcast(buffer, 0)",
 ""
 ]
 ],
 [
-305,
-305,
+309,
+309,
 [
 "",
 "        # new #",
@@ -626,8 +633,8 @@ const DATA = {
 ]
 ],
 [
-347,
-347,
+351,
+351,
 [
 "    # new #",
 "    # PyTorch warns about a process group that stays open",
@@ -645,8 +652,8 @@ const DATA = {
 "added": 5,
 "hunks": [
 [
-228,
-228,
+230,
+230,
 [
 "    # new #",
 "    # each step copies the weights to every GPU and gives each GPU an equal part of the batch",
@@ -698,8 +705,8 @@ const DATA = {
 ]
 ],
 [
-95,
-95,
+96,
+96,
 [
 "",
 "",
@@ -773,8 +780,8 @@ const DATA = {
 ]
 ],
 [
-184,
-184,
+186,
+186,
 [
 "",
 "    # new #",
@@ -804,8 +811,8 @@ const DATA = {
 ]
 ],
 [
-224,
-224,
+226,
+226,
 [
 "    # new #",
 "    # the scaler multiplies the loss, because small gradients become zero in float16",
@@ -815,8 +822,8 @@ const DATA = {
 ]
 ],
 [
-279,
-281,
+283,
+285,
 [
 "            # new #",
 "            # convolutions and matrix products run in half precision, the loss in float32",
@@ -826,8 +833,8 @@ const DATA = {
 ]
 ],
 [
-283,
-285,
+287,
+289,
 [
 "            # new #",
 "            # the scaler divides the gradients again, and skips the step if they overflowed",
@@ -843,7 +850,7 @@ const DATA = {
 "title": "the decoded images in memory",
 "guide": "techniques.md#train_cachepy-the-decoded-images-in-memory",
 "launcher": "python ",
-"added": 106,
+"added": 105,
 "hunks": [
 [
 62,
@@ -856,8 +863,8 @@ const DATA = {
 ]
 ],
 [
-95,
-95,
+96,
+96,
 [
 "",
 "",
@@ -866,7 +873,7 @@ const DATA = {
 "def random_flip(images):",
 "    \"\"\"Return images (N, 3, H, W) with half of them mirrored.\"\"\"",
 "    mirrored = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5",
-"    return images.where(mirrored, images.flip(3))",
+"    return images.flip(3).where(mirrored, images)",
 "",
 "",
 "# new #",
@@ -903,12 +910,12 @@ const DATA = {
 "# new #",
 "# all images are in one tensor, so a batch needs no loading processes",
 "class CachedLoader(DataLoader):",
-"    \"\"\"Yield uint8 images (N, 3, size, size) and labels (N,) that `place` has held since the start.",
+"    \"\"\"Yield uint8 images (N, 3, size, size) and labels (N,), all of which stay in `place`'s memory.",
 "    `augment` changes each batch on `device`.",
 "    \"\"\"",
 "",
 "    # new #",
-"    # decoding takes no random numbers of the training",
+"    # fill the memory; decoding takes no random numbers of the training",
 "    def __init__(self, dataset, side, augment, place, device, **loading):",
 "        super().__init__(dataset, **loading)",
 "        self.augment, self.device, labels = augment, device, []",
@@ -936,12 +943,12 @@ const DATA = {
 ]
 ],
 [
-168,
-168,
+170,
+170,
 [
 "    # new #",
 "    # the cache holds squares; resized crops are cut from squares that are a seventh larger",
-"    side, augment = size, torch.Tensor.contiguous",
+"    side, augment = size, nn.Identity()",
 "    if args.augment == \"resized\":",
 "        side = -(-size * 8 // 7)",
 "        augment = functools.partial(random_resized_crop, size=size)",
@@ -952,19 +959,19 @@ const DATA = {
 ]
 ],
 [
-185,
-185,
+187,
+187,
 [
 "    # new #",
 "    # a set that does not fit is an error before it is decoded",
 "    needed = 3 * (len(train_set) * side**2 + len(val_set) * val_size**2)",
 "    place, free = device, torch.cuda.mem_get_info()[0] if on_gpu else 0",
-"    if args.cache_device == \"ram\" or args.cache_device == \"auto\" and needed > free / 2:",
+"    if args.cache_device == \"ram\" or (args.cache_device == \"auto\" and needed > free / 2):",
 "        place = torch.device(\"cpu\")",
 "    if place.type == \"cpu\":",
 "        memory = dict(line.split(\":\") for line in open(\"/proc/meminfo\"))",
 "        free = 1024 * int(memory[\"MemAvailable\"].split()[0])",
-"        for line in open(\"/proc/self/cgroup\"):  # a container or a job may have less",
+"        for line in open(\"/proc/self/cgroup\"):  # the limits of a container or a job",
 "            _, kind, name = line.strip().split(\":\", 2)",
 "            group = Path(f\"/sys/fs/cgroup/{kind}{name}\")",
 "            for folder in group, *group.parents:",
@@ -978,8 +985,8 @@ const DATA = {
 ]
 ],
 [
-197,
-198,
+199,
+200,
 [
 "    # new #",
 "    # this decodes all images; later a batch is a look-up in memory",
@@ -989,14 +996,13 @@ const DATA = {
 ]
 ],
 [
-200,
-201,
+202,
+203,
 [
 "    # new #",
 "    # validation images are in memory, too",
-"    unchanged = torch.Tensor.contiguous",
 "    val_loader = CachedLoader(",
-"        val_set, val_size, unchanged, place, device, sampler=val_sampler, **loading",
+"        val_set, val_size, nn.Identity(), place, device, sampler=val_sampler, **loading",
 "    )"
 ]
 ]
@@ -1010,8 +1016,8 @@ const DATA = {
 "added": 6,
 "hunks": [
 [
-211,
-211,
+213,
+213,
 [
 "    # new #",
 "    # tensor cores work on channels last; in other layouts each layer converts its input",
@@ -1020,8 +1026,8 @@ const DATA = {
 ]
 ],
 [
-277,
-278,
+281,
+282,
 [
 "            # new #",
 "            # images get the same layout as the weights",
@@ -1048,8 +1054,8 @@ const DATA = {
 ]
 ],
 [
-226,
-227,
+228,
+229,
 [
 "    # new #",
 "    # compiling fuses layers into fewer kernels; it takes place in the first step of each image size",
@@ -1066,8 +1072,8 @@ const DATA = {
 "added": 3,
 "hunks": [
 [
-148,
-148,
+150,
+150,
 [
 "",
 "    # new #",
@@ -1082,33 +1088,35 @@ const DATA = {
 "title": "fused optimizer kernels",
 "guide": "techniques.md#train_fusedpy-fused-optimizer-kernels",
 "launcher": "python ",
-"added": 13,
+"added": 15,
 "hunks": [
 [
-215,
-215,
+217,
+217,
 [
 "    # new #",
 "    # one kernel updates all weights; with amp it also unscales the gradients and skips a bad step",
 "    if \"fused\" in optimizer.defaults:",
+"        optimizer._step_supports_amp_scaling = True",
 "        for group in optimizer.param_groups:",
-"            optimizer._step_supports_amp_scaling = group[\"fused\"] = True",
+"            group[\"fused\"] = True",
 ""
 ]
 ],
 [
-258,
-258,
+262,
+262,
 [
 "",
 "    # new #",
-"    # the kernel needs momentum in the memory layout of the weights, which a checkpoint may not have",
-"    # and before the first step, or momentum stays uninitialised if amp skips that step",
+"    # momentum in the memory layout of its weights, which the kernel needs and a checkpoint may not",
+"    # have, and zeros at the start, which it lacks if amp skips the first step",
 "    if isinstance(optimizer, torch.optim.SGD):",
-"        for weights in model.parameters():",
-"            state = optimizer.state[weights]",
-"            momentum = torch.zeros_like(weights)",
-"            state[\"momentum_buffer\"] = momentum.add_(state.get(\"momentum_buffer\", 0))"
+"        for group in optimizer.param_groups:",
+"            for weights in group[\"params\"]:",
+"                state = optimizer.state[weights]",
+"                momentum = torch.zeros_like(weights)",
+"                state[\"momentum_buffer\"] = momentum.add_(state.get(\"momentum_buffer\", 0))"
 ]
 ]
 ]
@@ -1149,8 +1157,8 @@ const DATA = {
 ]
 ],
 [
-261,
-261,
+265,
+265,
 [
 "    # new #",
 "    # profiles the last steps of the first epoch; later epochs run without it",
@@ -1160,8 +1168,8 @@ const DATA = {
 ]
 ],
 [
-285,
-285,
+289,
+289,
 [
 "",
 "            # new #",
@@ -1197,8 +1205,8 @@ const DATA = {
 ]
 ],
 [
-153,
-153,
+155,
+155,
 [
 "",
 "    # new #",
@@ -1214,8 +1222,8 @@ const DATA = {
 ]
 ],
 [
-276,
-276,
+280,
+280,
 [
 "            # new #",
 "            # the first three steps try all sizes, to compile, or run out of memory, at the start",

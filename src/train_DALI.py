@@ -89,9 +89,10 @@ def load_image(path):
     """Return the image at `path` in RGB, turned by its EXIF. Raises OSError with the path."""
     try:
         image = Image.open(path)
+        # modes I, I;16 and F
         assert image.mode[0] not in "IF", "more than 8 bits: resize_imagenet.py makes them 8"
         assert 0.01 < image.width / image.height < 100, "over 100 times as long as wide"
-        image.info["XML:com.adobe.xmp"] = " "  # by EXIF only, as DALI: Pillow finds no XMP
+        image.info["XML:com.adobe.xmp"] = " "  # by EXIF only, as DALI: Pillow reads no XMP then
         return ImageOps.exif_transpose(image).convert("RGB")
     except Exception as error:
         raise OSError(f"cannot read {path}: {error}") from None
@@ -159,7 +160,7 @@ class DALILoader(DataLoader):
             num_threads=max(1, self.num_workers),
             device_id=torch.cuda.current_device() if on_gpu else None,
         )
-        self.pipeline = self.build(self.paths, batch_size=self.batch_size)
+        self.pipeline = None
 
     # new #
     # DALI calls this some batches ahead of training
@@ -175,6 +176,7 @@ class DALILoader(DataLoader):
         self.to_read = iter(())
         while self.reading:
             self.read()
+        self.pipeline = self.pipeline or self.build(self.paths, batch_size=self.batch_size)
         self.pipeline.reset()
         self.to_read = iter(self.batch_sampler)
         for _ in range(len(self)):
@@ -235,6 +237,7 @@ def conv11(width, classes):
 
 def lr_factor(step, total):
     """Return what multiplies --lr in a step: it rises for a fifth of all steps, then falls to 0."""
+    # at most 1: the rise is (step + 1) / (0.2 * total), the fall (total - step) / (0.8 * total)
     return min((step + 1) / 0.2, (total - step) / 0.8, total) / total
 
 
@@ -251,7 +254,7 @@ def main():
     rank = 0
     world_size = 1
 
-    # every epoch has a seed of its own: no other epoch and no other --seed has it
+    # epoch e takes seed + e: the next --seed begins ten thousand epochs later
     seed = args.seed * 10_000
 
     # every process starts from the same weights
@@ -351,12 +354,14 @@ def main():
             checkpoint = torch.load(args.resume, map_location="cpu")
             states = checkpoint["parts"]
             states["optimizer"]["param_groups"] = optimizer.state_dict()["param_groups"]
+            # a state that is missing or empty, as that of a scaler that was off, stays new
             for name in filter(states.get, parts):
                 parts[name].load_state_dict(states[name])
             epochs = checkpoint["epochs"]
         except Exception as error:
             fail(f"--resume {args.resume}: damaged, or of another model: {error!r:.150}")
         if checkpoint.get("classes", classes) != classes:
+            # number and name of those that differ
             fail(
                 f"--resume {args.resume}: the classes have other names or another order: "
                 f"{sorted({*enumerate(classes)} ^ {*enumerate(checkpoint['classes'])})}"
@@ -371,10 +376,10 @@ def main():
         optimizer, lambda step: lr_factor(done + step, total)
     )
 
-    # from the start of the script to the end of its first epoch's steps
+    # from the start of main to the end of the steps of its first epoch
     warmup_seconds = 0
     for epoch in range(len(epochs), args.epochs):
-        # each epoch and process has its own seed, and the same one after a resume
+        # each epoch and process has its own seed
         torch.manual_seed((seed + epoch) * world_size + rank)
 
         # the order of the images
@@ -383,7 +388,7 @@ def main():
         losses, data_wait = torch.zeros(steps, device=device), 0
         model.train()
         start = tick = perf_counter()
-        # the bar is on process 0's terminal only
+        # the bar is on process 0's terminal only (None: not if the output is no terminal)
         for step, (images, labels) in tqdm(
             zip(range(steps), train_loader), f"epoch {epoch + 1}", steps, disable=rank > 0 or None
         ):
@@ -416,9 +421,9 @@ def main():
                 output = model(normalize(images.to(device, non_blocking=True)))
                 labels = labels[:, None].to(device, non_blocking=True)
                 hits = output.topk(len(correct)).indices == labels
-                correct += hits.cumsum(1).sum(0)
+                correct += hits.sum(0)
 
-        # weights of a run that has diverged do not replace the checkpoint
+        # a run that has diverged ends here, before it saves this epoch
         if not losses.isfinite().all():
             sys.exit(
                 f"{script}: error: the loss is no longer finite in epoch {epoch + 1}, step "
@@ -426,7 +431,7 @@ def main():
             )
 
         # the epoch's line and checkpoint
-        top = (correct / len(val_set)).tolist()
+        top = (correct.cumsum(0) / len(val_set)).tolist()
         speed, wait = steps * args.batch_size / seconds, data_wait / seconds
         epochs.append(
             {
@@ -463,5 +468,5 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except OSError as error:  # an unreadable image, a full disk
+    except OSError as error:  # an unreadable image; the last line, since a worker adds its own
         sys.exit(f"{Path(__file__).name}: error: {str(error).splitlines()[-1]}")

@@ -81,9 +81,10 @@ def load_image(path):
     """Return the image at `path` in RGB, turned by its EXIF. Raises OSError with the path."""
     try:
         image = Image.open(path)
+        # modes I, I;16 and F
         assert image.mode[0] not in "IF", "more than 8 bits: resize_imagenet.py makes them 8"
         assert 0.01 < image.width / image.height < 100, "over 100 times as long as wide"
-        image.info["XML:com.adobe.xmp"] = " "  # by EXIF only, as DALI: Pillow finds no XMP
+        image.info["XML:com.adobe.xmp"] = " "  # by EXIF only, as DALI: Pillow reads no XMP then
         return ImageOps.exif_transpose(image).convert("RGB")
     except Exception as error:
         raise OSError(f"cannot read {path}: {error}") from None
@@ -133,6 +134,7 @@ def conv11(width, classes):
 
 def lr_factor(step, total):
     """Return what multiplies --lr in a step: it rises for a fifth of all steps, then falls to 0."""
+    # at most 1: the rise is (step + 1) / (0.2 * total), the fall (total - step) / (0.8 * total)
     return min((step + 1) / 0.2, (total - step) / 0.8, total) / total
 
 
@@ -149,7 +151,7 @@ def main():
     # new #
     # torchrun starts one process for each GPU and numbers them
     if "RANK" not in os.environ:
-        fail(f"start it with torchrun --standalone --nproc_per_node=gpu {script}.py (no GPU: =2)")
+        fail(f"run torchrun --standalone --nproc_per_node=gpu {script}.py (2 in place of gpu: CPU)")
     if on_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist = torch.distributed
@@ -160,7 +162,7 @@ def main():
     if args.batch_size % world_size:
         fail(f"--batch_size {args.batch_size} is not a multiple of {world_size} processes")
 
-    # every epoch has a seed of its own: no other epoch and no other --seed has it
+    # epoch e takes seed + e: the next --seed begins ten thousand epochs later
     seed = args.seed * 10_000
 
     # every process starts from the same weights
@@ -250,8 +252,8 @@ def main():
         if not on_gpu:
             fail("--sync_bn needs GPUs")
         net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
-    net = nn.parallel.DistributedDataParallel(net)
-    net.broadcast_buffers = False  # batch norm statistics are sent once an epoch, below
+    # batch norm statistics are sent once an epoch, below
+    net = nn.parallel.DistributedDataParallel(net, broadcast_buffers=False)
 
     # -------------------------------------------------------------------------------- training
     # continue with the states of the checkpoint and the options of this run
@@ -264,12 +266,14 @@ def main():
             checkpoint = torch.load(args.resume, map_location="cpu")
             states = checkpoint["parts"]
             states["optimizer"]["param_groups"] = optimizer.state_dict()["param_groups"]
+            # a state that is missing or empty, as that of a scaler that was off, stays new
             for name in filter(states.get, parts):
                 parts[name].load_state_dict(states[name])
             epochs = checkpoint["epochs"]
         except Exception as error:
             fail(f"--resume {args.resume}: damaged, or of another model: {error!r:.150}")
         if checkpoint.get("classes", classes) != classes:
+            # number and name of those that differ
             fail(
                 f"--resume {args.resume}: the classes have other names or another order: "
                 f"{sorted({*enumerate(classes)} ^ {*enumerate(checkpoint['classes'])})}"
@@ -280,10 +284,11 @@ def main():
 
     # new #
     # several machines need the same checkpoint, or the processes would train apart
-    epochs_done = torch.tensor(len(epochs), device=device)
-    dist.broadcast(epochs_done, 0)
-    if epochs_done != len(epochs):
-        fail(f"--resume: process 0 has done {epochs_done} epochs: copy its {saved} to this machine")
+    resumed = torch.tensor(sum((each["loss"] for each in epochs), 0.0), device=device)
+    theirs = resumed.clone()
+    dist.broadcast(theirs, 0)
+    if theirs != resumed:
+        fail(f"--resume: process 0 has another checkpoint: copy its {args.resume or saved} here")
 
     steps = min(len(train_loader), args.steps or sys.maxsize)
     done, total = len(epochs) * steps, args.epochs * steps
@@ -291,10 +296,10 @@ def main():
         optimizer, lambda step: lr_factor(done + step, total)
     )
 
-    # from the start of the script to the end of its first epoch's steps
+    # from the start of main to the end of the steps of its first epoch
     warmup_seconds = 0
     for epoch in range(len(epochs), args.epochs):
-        # each epoch and process has its own seed, and the same one after a resume
+        # each epoch and process has its own seed
         torch.manual_seed((seed + epoch) * world_size + rank)
 
         # the order of the images
@@ -305,7 +310,7 @@ def main():
         losses, data_wait = torch.zeros(steps, device=device), 0
         model.train()
         start = tick = perf_counter()
-        # the bar is on process 0's terminal only
+        # the bar is on process 0's terminal only (None: not if the output is no terminal)
         for step, (images, labels) in tqdm(
             zip(range(steps), train_loader), f"epoch {epoch + 1}", steps, disable=rank > 0 or None
         ):
@@ -327,7 +332,8 @@ def main():
 
         # new #
         # average the loss over the processes; send process 0's batch norm statistics to all
-        dist.all_reduce(losses.div_(world_size))
+        dist.all_reduce(losses)
+        losses /= world_size
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
 
@@ -344,13 +350,13 @@ def main():
                 output = model(normalize(images.to(device, non_blocking=True)))
                 labels = labels[:, None].to(device, non_blocking=True)
                 hits = output.topk(len(correct)).indices == labels
-                correct += hits.cumsum(1).sum(0)
+                correct += hits.sum(0)
 
         # new #
         # each process has counted its own share of the images
         dist.all_reduce(correct)
 
-        # weights of a run that has diverged do not replace the checkpoint
+        # a run that has diverged ends here, before it saves this epoch
         if not losses.isfinite().all():
             sys.exit(
                 f"{script}: error: the loss is no longer finite in epoch {epoch + 1}, step "
@@ -358,7 +364,7 @@ def main():
             )
 
         # the epoch's line and checkpoint
-        top = (correct / len(val_set)).tolist()
+        top = (correct.cumsum(0) / len(val_set)).tolist()
         speed, wait = steps * args.batch_size / seconds, data_wait / seconds
         epochs.append(
             {
@@ -399,5 +405,5 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except OSError as error:  # an unreadable image, a full disk
+    except OSError as error:  # an unreadable image; the last line, since a worker adds its own
         sys.exit(f"{Path(__file__).name}: error: {str(error).splitlines()[-1]}")

@@ -212,8 +212,8 @@ def conv11(width, classes):'''), ('default="conv11"', 'default="mine"')],
 ''', '''    add("--resume", help="a checkpoint, or auto: the one in RESULT_DIR if there is one")
     add("--note", default="", help="what this run is about")
 ''')],
-    "metric": [('''                correct += hits.cumsum(1).sum(0)
-''', '''                correct += hits.cumsum(1).sum(0)
+    "metric": [('''                correct += hits.sum(0)
+''', '''                correct += hits.sum(0)
                 confident += output.softmax(1).amax(1).sum()
 '''), ('''        correct = torch.zeros(min(5, len(classes)), device=device)
 ''', '''        correct = torch.zeros(min(5, len(classes)), device=device)

@@ -35,7 +35,8 @@ SETTINGS = {
                   "0.4 s": "WINDOW in plans.py", "0.7 s": "WINDOW there",
                   "20 s": "WATCH_SECONDS there", "90%": "BUSY there", "20%": "WAITS in report.py",
                   "80%": "a threshold there", **dict.fromkeys(
-                      ("0", "1", "2", "130"), "a status, or the version of torch or the record")}}
+                      ("0", "1", "2", "3", "4", "5", "130"),
+                      "a status, or the version of torch or the record")}}
 
 
 def figures(text):

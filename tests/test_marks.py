@@ -12,13 +12,13 @@ VARIANTS = sorted(path for base in ("train", "loader") for path in SRC.glob(f"{b
 # would accept.
 BUDGETS = {
     "train_cudnn": 9, "train_channels_last": 18, "train_DP": 30, "train_compile": 33,
-    "train_amp": 80, "train_progressive": 169, "train_profile": 250,
-    "train_DDP": 210,  # --sync_bn without a GPU is refused
-    "train_fused": 79,  # a resumed or skipped first step would otherwise train wrong, unsaid
-    "train_LMDB": 535,  # two processes build one file; a cut file is an error and no crash
-    "train_DALI": 885,  # images are the baseline's to 2/255, in its order; what DALI shows wrong
+    "train_amp": 80, "train_progressive": 165, "train_profile": 232,
+    "train_DDP": 222,  # --sync_bn without a GPU is refused, and another checkpoint a machine
+    "train_fused": 86,  # a resumed or skipped first step would otherwise train wrong, unsaid
+    "train_LMDB": 528,  # two processes build one file; a cut file is an error and no crash
+    "train_DALI": 889,  # images are the baseline's to 2/255, in its order; what DALI shows wrong
     # or cannot read is refused, and the file named
-    "train_cache": 1070,  # augmentation has torchvision's distribution; what does not fit, also in a
+    "train_cache": 1061,  # augmentation has torchvision's distribution; what does not fit, also in a
     # container or job, is refused
     "loader_LMDB": 785, "loader_DALI": 1400}  # DALI: what it shows wrong or cannot read is named
 BASELINES = {"train": 2000, "loader": 1940}

@@ -14,6 +14,7 @@ from torchvision.transforms import v2 as transforms
 SGD = "torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True)"
 OPTIMIZERS = {"SGD": SGD,
               "SGD, plain": "torch.optim.SGD(model.parameters(), args.lr)",
+              "SGD, a part": "torch.optim.SGD([*model.parameters()][-9:], args.lr, 0.9)",
               "Adam": "torch.optim.Adam(model.parameters(), args.lr / 100)",
               "AdamW": "torch.optim.AdamW(model.parameters(), args.lr / 100)",
               "RMSprop": "torch.optim.RMSprop(model.parameters(), args.lr / 100, momentum=0.9)"}

@@ -14,7 +14,7 @@ from verify import Bench, numbers_of
 SMALL = ["--width", 4, "--image_size", 16, "--batch_size", 20, "--steps", 2, "--workers", 0]
 KILLS = int(os.environ.get("KILLS", 3))  # more of them take longer: KILLS=20 pytest -k killed
 CORRECT = "        correct = torch.zeros(min(5, len(classes)), device=device)\n"
-STACK = "                correct += hits.cumsum(1).sum(0)\n"
+STACK = "                correct += hits.sum(0)\n"
 
 
 def verify(path, *techniques, options=(), **details):
@@ -117,7 +117,7 @@ def test_a_difference_is_named_with_its_technique(digits, tmp_path):
     """Each process divides its own hits by its own count, which no merge can see."""
     mine = edited("train", tmp_path, (CORRECT, CORRECT + "        mine = 0\n"),
                   (STACK, STACK + "                mine += len(labels)\n"),
-                  ("(correct / len(val_set))", "(correct / mine)"))
+                  ("(correct.cumsum(0) / len(val_set))", "(correct.cumsum(0) / mine)"))
     before = mine.read_bytes()
     done = verify(mine, "cudnn", "DDP", options=["--", "--dataset", digits, *SMALL])
     assert done.returncode == 1 and mine.read_bytes() == before, done.stdout + done.stderr

@@ -8,6 +8,7 @@ import sysconfig
 import traceback
 from contextlib import suppress
 
+from whatif import overlay
 from whatif.imports import after_import
 from whatif.records import send
 
@@ -16,6 +17,8 @@ SHOWN = 250  # characters of an error
 
 def enter(spec):
     """Wait until torch has been imported, then watch this process."""
+    if spec.get("files"):
+        overlay.lay(spec["files"], spec["starter"])
     tell_errors(spec)
     after_import("torch", lambda: install(spec))
 

@@ -1,20 +1,22 @@
 """The command line: whatif's own options, and the user's command behind them."""
 
 import argparse
+import os
 import shlex
 import shutil
 import sys
 from pathlib import Path
 
-from whatif import run
+from whatif import compare, run
 from whatif.techniques import KINDS
 
 ABOUT = """Run your PyTorch training script, unchanged, and measure how much faster each technique
 makes it. The report says what holds it back and what to write."""
 USAGE = """python whatif [OPTIONS] my_train.py ITS OWN ARGUMENTS
        python whatif [OPTIONS] -m package.train ITS OWN ARGUMENTS
-       python whatif [OPTIONS] -- COMMAND ITS ARGUMENTS"""
-WITH_VALUE = ("--seconds", "--minutes", "--only", "--json")
+       python whatif [OPTIONS] -- COMMAND ITS ARGUMENTS
+       python whatif --compare OLD.json NEW.json [--fail-above PERCENT]"""
+WITH_VALUE = ("--seconds", "--minutes", "--only", "--json", "--write")
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,6 +37,9 @@ def own_parser():
         help=f"try only these, separated by commas: {', '.join(KINDS)}; plain: try nothing, only "
              "say what holds the script back")
     add("--json", type=Path, metavar="FILE", help="also write the results to this file")
+    add("--write", type=Path, metavar="PATCH",
+        help="write what gains as a patch of your own files to this file, once a changed copy has "
+             "proved it")
     add("--copy", action="store_true",
         help="run in a copy of the current folder, and delete the copy at the end")
     return parser
@@ -78,6 +83,8 @@ def parse(words):
     kind is "script", "module" or "command"; command is the command line that starts a run; name
     is what the report calls it; script is the script's path or None; only is a list of kinds.
     """
+    if "--compare" in words[:1]:
+        return compare.parse(words)
     own, words = split(words)
     parser = own_parser()
     args = parser.parse_args(own)
@@ -90,6 +97,9 @@ def parse(words):
             (min(args.seconds, args.minutes) <= 0, "--seconds and --minutes have to be above 0"),
             (args.json and (args.json.is_dir() or not args.json.resolve().parent.is_dir()),
              f"--json {args.json}: name a file, in a folder that is there"),
+            (args.write and (args.write.is_dir() or not os.access(
+                args.write.resolve().parent, os.W_OK)),
+             f"--write {args.write}: name a file, in a folder that can be written"),
             (wrong_command, wrong_command),
             (args.copy and outside,
              f"--copy: {args.script and args.script.resolve()} is not below {Path.cwd()}, which "

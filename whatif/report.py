@@ -85,6 +85,7 @@ class Result:
     losses: list = empty(list)
     notes: list = empty(list)
     seconds: dict = empty(dict)
+    writing: object = None  # writing.Writing, with --write
     by_turns: bool = True  # or a process a trial; then a note says why
     stopped: bool = False  # by Ctrl-C
 
@@ -330,10 +331,12 @@ def brake_lines(result):
 # ------------------------------------------------------------------------------------- the report
 def advice_lines(result):
     """Return the lines to write for the best set."""
-    if not result.best:
+    done = result.writing.written() if result.writing else ()
+    names = [name for name in result.best if name not in done]
+    if not names:
         return []
     lines = ["", "What to write"]
-    for name in result.best:
+    for name in names:
         lines += [f"  {name}", f"        {advice.write(name, result.facts, result.extra)}"]
     return lines
 
@@ -368,7 +371,8 @@ def lines_of(result, with_table=True):
     if result.forecast:
         lines += ["", "Forecast with loading", *map(forecast_line, result.forecast)]
     lines += confirmation_lines(result.confirmation)
-    lines += loss_lines(result.losses)
+    if not (result.writing and result.writing.verdict()):
+        lines += loss_lines(result.losses)
     lines += brake_lines(result)
     lines += advice_lines(result)
     if text := sum_line(result):
@@ -379,6 +383,8 @@ def lines_of(result, with_table=True):
     if result.seconds:
         told = ", ".join(f"{what} {duration(took)}" for what, took in result.seconds.items())
         lines += ["", f"Time: {told}"]
+    if result.writing:
+        lines += result.writing.lines()
     return lines
 
 
@@ -415,7 +421,9 @@ def record(result):
     facts = result.facts
     machine = {key: facts.get(key) for key in (
         "device", "gpu", "cores", "processes", "torch", "python")}
-    return clean(dict(
+    written = result.writing.record() if result.writing else dict.fromkeys(
+        ("patch", "proof", "reasons"))
+    return clean(written | dict(
         version=VERSION, date=time.strftime("%Y-%m-%d"),
         command=shlex.join(["python", *sys.argv]), script=result.script,
         arguments=result.arguments, machine=machine, unit=result.unit, baseline=result.baseline,

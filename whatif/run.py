@@ -84,7 +84,7 @@ def environment(spec):
     folder = spec["folder"]
     hooks = os.path.join(os.environ.get("WHATIF", "/none"), "hook")  # of a whatif around this one
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path != hooks]
-    held = OFF if spec["mode"] == "fixed" else {}
+    held = OFF if spec["mode"] in ("fixed", "proof") else {}
     variables = {"PYTHONHASHSEED": "0", **os.environ, **held, "PYTHONDONTWRITEBYTECODE": "1",
                  "TORCHINDUCTOR_CACHE_DIR": compile_cache(), "WHATIF": folder,
                  "PYTHONPATH": os.pathsep.join([f"{folder}/hook", *filter(None, paths)])}

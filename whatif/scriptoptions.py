@@ -324,3 +324,8 @@ def add_words(arguments, words, options):
     flag = words[0].partition("=")[0] if words else ""
     is_front = any(flag in option["flags"] and option["front"] for option in options)
     return [*words, *arguments] if is_front else [*arguments, *words]
+
+
+def takes_words(options):
+    """Return whether settings such as key=value are words of the command line."""
+    return any(option["style"] in ("key=value", "--key=value", "absl") for option in options)

@@ -32,6 +32,11 @@ def is_out(one, failed):
     return any({*bad} <= {*one} for bad in failed)
 
 
+def ratio(one, other, estimates):
+    """Return the Estimate of a set relative to another one."""
+    return quotient(estimates[one], estimates[other] if other else None)
+
+
 # ------------------------------------------------------------------------------ what comes next
 class Turn(enum.IntEnum):
     """What is to be done with a technique on top of a set, the most promising first."""
@@ -136,18 +141,14 @@ class Search:
         best, proven = self._explore(estimates, failed)[0], {()}
         for one in sorted(estimates, key=lambda one: (len(one), one)):
             if not is_out(one, failed) and not {*one} & {*self.never} and any(
-                    stats.gains(self._ratio(one, on, estimates))
+                    stats.gains(ratio(one, on, estimates))
                     for on in proven if len(on) == len(one) - 1 and {*on} < {*one}):
                 proven.add(one)
         ordered = sorted(proven - {()}, key=lambda one: (
             len(one), [*map(self.candidates.index, one)]))
-        while better := [one for one in ordered if stats.gains(self._ratio(one, best, estimates))]:
+        while better := [one for one in ordered if stats.gains(ratio(one, best, estimates))]:
             best = better[0]  # the simplest; it goes on while another one is clearly faster
         return best
-
-    def done(self, estimates, failed=()):
-        """Return whether every verdict has been reached."""
-        return not self.wanted(estimates, failed)
 
     def verdict(self, one, estimates):
         """Return the Verdict on a set relative to the script as it is."""
@@ -175,9 +176,6 @@ class Search:
         begun = alone | {compiled(other) for other in estimates if {*other} & costly}
         return not {*one} & costly or compiled(one) in begun or len(begun) < self.most_costly
 
-    def _ratio(self, one, other, estimates):
-        return quotient(estimates[one], estimates[other] if other else None)
-
     def _step(self, name, chain, estimates, failed):
         """Return the last Step of a technique, on top of one of the sets in `chain`; or None.
 
@@ -189,7 +187,7 @@ class Search:
                     on == chain[-1] and not self._can_afford(one, estimates)):
                 return Step(on, failed=True)
             if self._n(one, estimates) >= LEAST_WINDOWS:
-                found = self._ratio(one, on, estimates)
+                found = ratio(one, on, estimates)
                 told = verdict(found, self.margin)
                 return Step(on, found, told is not Verdict.OPEN, told is Verdict.SLOWER)
         return None
@@ -219,7 +217,7 @@ class Search:
         return chain[-1], wanted
 
     def _lacking(self, sets, estimates, failed, hopeless=False):
-        """Return those of the sets that have too few windows, the hopeless ones only if asked."""
+        """Return the sets that have too few windows, the hopeless ones only if asked."""
         return [one for one in sets if not is_out(one, failed)
                 and self._n(one, estimates) < LEAST_WINDOWS
                 and (hopeless or not self._is_hopeless(one, (), estimates))]
@@ -268,7 +266,7 @@ class Search:
         alike = [self.join(on, other) for turn, other in turns if turn is Turn.GAINS
                  and steps[other].on == on and self.kind(other) == self.kind(name)]
         return next(one for one in sorted(alike, key=lambda one: [*map(self.candidates.index, one)])
-                    if not stats.gains(self._ratio(self.join(on, name), one, estimates)))
+                    if not stats.gains(ratio(self.join(on, name), one, estimates)))
 
     def _add_rest(self, chain, estimates, failed):
         """Try what was left out on top of the best set, first all of it together."""
@@ -284,7 +282,7 @@ class Search:
                          {*on} & {*self.costly} and name in RECOMPILING)}.values())[::-1]
         both = self.join(on, *rest)
         if len(rest) > 1 and not is_out(both, failed):
-            together = [self._ratio(one, on, estimates) for one in estimates
+            together = [ratio(one, on, estimates) for one in estimates
                         if {*rest} <= {*one} - {*on} <= {*self.cheap} and {*on} < {*one}
                         and self._n(one, estimates) >= LEAST_WINDOWS]
             if not all(map(stats.gains, together)) or self._is_hopeless(both, on, estimates):

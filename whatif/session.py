@@ -10,9 +10,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from whatif import confirm, copies, machine, report, run, search, stats, techniques, trials
+from whatif import confirm, copies, machine, report, run, search, stats, techniques, trials, writing
 
 COMPUTE_SHARE, COMPUTE_MOST = 0.5, 180.0  # of --minutes, and seconds, for the turns
+WRITE_SHARE = 0.3  # with --write, whose proof takes the place of the confirmation
 LOADER_SHARE, LOADER_MOST = 0.08, 24.0
 CLOSING = 5.0  # seconds that are kept for the report
 SPARE = 10.0  # seconds of --minutes that turns leave where nothing has to be confirmed
@@ -54,6 +55,8 @@ class Session:
         self.found = {}  # the records of the turns, merged
         self.trials = []  # rows of sets that ran in processes of their own
         self.seconds, self.epochs = {}, False  # whether repeated epochs end as they do
+        self.source = self.cwd  # with --copy the folder that was copied
+        self.writes = getattr(args, "write", None)
         self.only = [each for each in args.only if each != "plain"]
 
     def left(self):
@@ -85,11 +88,14 @@ class Session:
     # ---- by turns
     def take_turns(self):
         """Measure all sets by turns. Return an error that leaves nothing to report, or ""."""
-        share = min(COMPUTE_SHARE * 60 * self.args.minutes, COMPUTE_MOST)
+        part = WRITE_SHARE if self.writes else COMPUTE_SHARE
+        share = min(60 * part * self.args.minutes, COMPUTE_MOST)
         deadline = time.time() + share
         loader = min(LOADER_SHARE * 60 * self.args.minutes, LOADER_MOST)
         self.clock = time.time()
         last = max(deadline, time.time() + self.left() - loader - SPARE)  # nothing to confirm
+        if self.writes:  # workers may gain, which is known only after the turns
+            last = max(deadline, time.time() + self.left() / 2)
         while True:
             limit = last - time.time() + loader + SLACK
             failed, epochs = len(self.failed), self.epochs
@@ -220,7 +226,12 @@ class Session:
                 if not {(name,)} & {*found, *failed} and search.kind(name) not in shown}
 
 
-def result_of(session, confirmed, stopped=False):
+def extra_of(session):
+    """Return what advice and patch have to know of the loader."""
+    return dict(workers=session.found.get("workers") or 1)
+
+
+def result_of(session, confirmed, stopped=False, written=None):
     """Return the report's Result."""
     args, found = session.args, session.found
     facts = session.facts() | {key: found[key] for key in ("lines", "busy", "kernels")
@@ -229,16 +240,19 @@ def result_of(session, confirmed, stopped=False):
     units = [each["unit"] for each in session.windows]
     only = {name: why for name, why in found.get("why_not", {}).items()
             if search.kind(name) in session.only}
+    losses = confirmed.loss_lines() if confirmed else []
+    best = best if confirmed is None or confirmed.is_advised() else ()
+    if written and written.verdict():
+        best, losses = written.best(best), [written.verdict()["losses"]]
+    confirmation = confirmed.line() if confirmed and not (written and written.verdict()) else None
     return report.Result(
         script=args.name, arguments=session.command[2:] if args.kind == "script" else [],
         unit=units[0] if units else "steps", facts=facts, baseline=session.baseline(),
-        rows=session.rows(), best=best if confirmed is None or confirmed.is_advised() else (),
-        extra=dict(workers=found.get("workers") or 1),
+        rows=session.rows(), best=best, extra=extra_of(session), writing=written,
         failed={tuple(names): why for names, why in session.failed}, excluded=only,
         not_tried=session.not_tried(), loader=found.get("loading"),
         forecast=confirmed.forecast_lines() if confirmed else [],
-        confirmation=confirmed.line() if confirmed else None,
-        losses=confirmed.loss_lines() if confirmed else [],
+        confirmation=confirmation, losses=losses,
         notes=[*dict.fromkeys([*session.notes, *session.beside,
                                *filter(None, [found.get("no_turns")])])],
         seconds=session.seconds, by_turns="no_turns" not in found, stopped=stopped)
@@ -246,7 +260,7 @@ def result_of(session, confirmed, stopped=False):
 
 def measure_all(session):
     """Measure, and print the report. Return the exit status."""
-    confirmed, status, stopped = None, 0, False
+    confirmed, written, status, stopped = None, None, 0, False
     try:
         if error := session.take_turns():
             progress("")
@@ -256,15 +270,24 @@ def measure_all(session):
             trials.Trials(session, progress).measure()
         say("\n".join(report.table(result_of(session, None))))
         confirmed = confirm.Confirmation(session, show=progress)
-        confirmed.measure()
+        if session.writes:
+            written = writing.Writing(session, confirmed.names, extra_of(session), progress)
+            written.prove()
+            status = written.status()
+        if not written or not written.verdict():
+            confirmed.measure()
         if "no_turns" not in session.found:
             trials.Trials(session, progress).measure()
     except KeyboardInterrupt as stop:
         stopped, status = True, 130
+        if written:
+            written.stopped = True
         if confirmed is None and hasattr(stop, "result"):
             session.take(stop.result)
     if session.windows or "no_turns" in session.found:
-        result = result_of(session, confirmed, stopped)
+        result = result_of(session, confirmed, stopped, written)
+        if written:
+            written.save()
         say(report.text_of(result, with_table=stopped))
         if session.args.json:
             record = report.record(result) | dict(windows=session.windows_of_record())
@@ -295,4 +318,6 @@ def main(args):
             f"in at most {args.minutes:g} minutes.\nFrom the first repeated batch on, what it "
             "writes is held back." + ("" if args.copy else "  --copy runs all in a copy of the "
                                       "folder."))
-        return measure_all(Session(args, command, cwd, folder))
+        session = Session(args, command, cwd, folder)
+        session.source = str(Path.cwd())
+        return measure_all(session)

@@ -7,6 +7,36 @@ import re
 from .places import UNKNOWN, evaluate, expressions_at, statements
 
 
+def call_under_way(frame, calls):
+    """Return which of the calls in a user's line a frame makes, or None.
+
+    Python from 3.11 on knows it.
+    """
+    spans = list(getattr(frame.f_code, "co_positions", tuple)())
+    if spans and 0 <= frame.f_lasti // 2 < len(spans):
+        span = spans[frame.f_lasti // 2]
+        for node in calls:
+            if (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == span:
+                return node
+    return None
+
+
+def called_at(places, names):
+    """Return {at: "file:line", name: what the user's line calls there}, or {}.
+
+    `names` are the names, or ends of names, that the call may have if Python cannot tell it.
+    """
+    frame, line = places.frames()[0]
+    calls = [node for node in expressions_at(frame.f_code.co_filename, line)
+             if isinstance(node, ast.Call)]
+    node = call_under_way(frame, calls)
+    if node is None:
+        likely = [each for each in calls if ast.unparse(each.func).endswith(tuple(names))]
+        node = likely[0] if len(likely) == 1 else None
+    place = places.line_of(frame, getattr(node, "lineno", line))
+    return dict(at=place["at"], name=ast.unparse(node.func)) if node else {}
+
+
 def call_in_line(frame, line, owner):
     """Return the node of the call in a user's line that makes an object of the class `owner`.
 
@@ -15,12 +45,8 @@ def call_in_line(frame, line, owner):
     """
     calls = [node for node in expressions_at(frame.f_code.co_filename, line)
              if isinstance(node, ast.Call)]
-    spans = list(getattr(frame.f_code, "co_positions", tuple)())
-    if spans and 0 <= frame.f_lasti // 2 < len(spans):
-        span = spans[frame.f_lasti // 2]
-        for node in calls:
-            if (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == span:
-                return node
+    if node := call_under_way(frame, calls):
+        return node
     values = {**frame.f_globals, **frame.f_locals}
     classes, names = owner.__mro__, {each.__name__ for each in owner.__mro__}
     for node in calls:

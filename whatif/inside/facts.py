@@ -9,7 +9,7 @@ import traceback
 import torch
 from torch import nn
 
-from .calls import arguments_of, is_called
+from .calls import arguments_of, called_at, is_called
 
 HALVES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -102,6 +102,12 @@ def role_of(module):
     return "trains" if module.training else "eval"
 
 
+def has_loss(output):
+    """Return whether an output, as those of transformers, has a loss of one number in it."""
+    loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    return isinstance(loss, torch.Tensor) and loss.numel() == 1
+
+
 class Facts:
     """Describes the things of a script where they are made or called, on the user's line."""
 
@@ -146,7 +152,7 @@ class Facts:
         place = places.place()
         return dict(
             name=name, local=local, kind=type(inner).__name__, **place, library=places.library(),
-            **places.assigned(local), above=above, calls=[place["at"]], is_tensor=False,
+            **places.assigned(local), above=above, calls=[place["at"]], spots=[], is_tensor=False,
             is_wrapped=inner is not module or before != (None, None), role=role_of(module),
             bare=before[0] or "", before=before[1], own_to=has_own_to(inner), device=device,
             traits=traits(module), autocast=autocast_now(device), driver=driver, entry=entry,
@@ -163,12 +169,20 @@ class Facts:
         """Return what is known of an autocast that the script enters: {at, text, half}."""
         return dict(**self.places.place(), half=half_of(context))
 
-    def note_call(self, about, output):
-        """Add a later call of a model, after it: its line, and what it gave."""
+    def note_call(self, about, output, args=(), kwargs=()):
+        """Add a call of a model, after it: its line, what it got, and what it gave."""
         about["is_tensor"] = isinstance(output, torch.Tensor)
         about["are_tensors"] = type(output) in (tuple, list) and all(
             isinstance(each, torch.Tensor) and each.is_floating_point() for each in output)
         about["calls"] = [*dict.fromkeys([*about["calls"], self.places.place()["at"]])]
+        spot = called_at(self.places, [about["name"], about["local"]])
+        if spot:
+            given = [*enumerate(args), *dict(kwargs).items()]
+            spot["images"] = [key for key, value in given if isinstance(value, torch.Tensor)
+                              and value.dim() == 4 and value.is_floating_point()]
+            spot["has_loss"] = has_loss(output)
+        if spot not in about["spots"]:
+            about["spots"].append(spot)
 
     def note_wrapper(self, module):
         """Note where DistributedDataParallel or DataParallel gets a module, before it does."""
@@ -186,6 +200,7 @@ class Facts:
             kind=cls.__name__, **places.place(), library=places.library(optimizer),
             fused=defaults.get("fused"), foreach=defaults.get("foreach"),
             can_fuse="fused" in defaults, name=places.target(),
+            momentum=bool(defaults.get("momentum")),
             arguments=arguments_of(places, cls, kwargs=defaults))
         about["driver"], about["entry"] = self.driver()
         self.name_models({id(each) for group in optimizer.param_groups for each in group["params"]})

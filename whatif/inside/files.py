@@ -199,7 +199,8 @@ def hold_native(held, module):
 
 def is_holding(spec):
     """Return whether a process of this run holds what it writes: others then should, too."""
-    return spec["mode"] == "fixed" or os.path.exists(os.path.join(spec["folder"], "holding"))
+    return spec["mode"] in ("fixed", "proof") or os.path.exists(
+        os.path.join(spec["folder"], "holding"))
 
 
 def hold_everything(spec):

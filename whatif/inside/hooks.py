@@ -1,5 +1,6 @@
 """The hooks: what torch's own functions call in a process that is watched."""
 
+import contextlib
 import functools
 import os
 import time
@@ -9,6 +10,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from whatif.inside import facts
+from whatif.inside.calls import called_at
 from whatif.techniques import amp
 
 LOSSES = 1000  # the most losses that are kept
@@ -81,6 +83,7 @@ class Hooks:
         about = self.about.describe_optimizer(optimizer, dict(defaults))
         if about not in self.optimizer_facts:  # a script may make one in each epoch
             self.optimizer_facts.append(about)
+        self.numbers[optimizer] = self.optimizer_facts.index(about)
         if self.names:
             self.switch(self.names, again=True)
 
@@ -101,8 +104,26 @@ class Hooks:
                 self.fail(error)
         return original(can_fail)
 
+    def note_site(self, what, optimizer=None):
+        """Note the user's line that calls backward(), step() or clips, while it is watched."""
+        if self.names or self.models.chosen or self.is_over:
+            return
+        names = dict(backwards=["backward"], steps=["step"], clips=["clip_grad_norm_",
+                                                                   "clip_grad_value_"])[what]
+        with contextlib.suppress(Exception):
+            number = None if optimizer is None else self.numbers.get(optimizer)
+            site = called_at(self.places, names) | dict(optimizer=number)
+            if site not in self.sites[what] and len(self.sites[what]) < 20:
+                self.sites[what].append(site)
+
     def clip(self, original, parameters, *args, **kwargs):
         """Take the place of torch's functions that clip gradients."""
+        if not self.models.chosen:
+            parameters = [parameters] if isinstance(parameters, torch.Tensor) else [*parameters]
+            mine = {*map(id, parameters)}
+            clipped = [each for each in self.optimizers
+                       if not mine.isdisjoint(map(id, amp.weights_of(each)))]
+            self.note_site("clips", clipped[0] if len(clipped) == 1 else None)
         if self.scaler:
             parameters = [parameters] if isinstance(parameters, torch.Tensor) else [*parameters]
             amp.unscale(self, parameters)
@@ -120,6 +141,7 @@ class Hooks:
         """Note a loss, and scale it if the set says so; a set that fails here is given up."""
         if not self.steps and not self.is_over:
             self.look_for_steps()
+        self.note_site("backwards")
         first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
         if first.numel() == 1 and grad_tensors is None:
             self.last_loss = getattr(first, "_unscaled", first).detach()

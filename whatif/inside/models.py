@@ -90,7 +90,7 @@ class Models:
                 about |= self.run.about.describe_model(module)  # it was called before training
             output = original(module, *args, **kwargs)
             if about["role"] == role:
-                self.run.about.note_call(about, output)
+                self.run.about.note_call(about, output, args, kwargs)
             return output
         finally:
             nn.Module.__call__ = self.calls[1]

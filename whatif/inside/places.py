@@ -192,6 +192,16 @@ class Places:
             return not system or len(max(inside, key=len)) > len(max(system, key=len))
         return not system and module.split(".")[0] not in FRAMEWORKS
 
+    def files(self):
+        """Return the user's files that are imported, as they are shown."""
+        found = {}
+        for name, module in [*sys.modules.items()]:
+            file = getattr(module, "__file__", None)
+            if isinstance(file, str) and file.endswith(".py") and self.is_users_file(
+                    file, "" if name == "__main__" else name):
+                found[self.shown(file)] = True
+        return [*found]
+
     def is_users(self, frame):
         return self.is_users_file(frame.f_code.co_filename, frame.f_globals.get("__name__") or "")
 

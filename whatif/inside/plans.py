@@ -19,6 +19,7 @@ WAITING = 0.1  # data time, from which workers may gain
 TURNS = 30.0  # seconds for turns, at least, or half of what is left
 LONGER = 1.5  # times its length, from which a first window counts
 LEAST = 3  # steps of a window
+ALONE = 8  # windows of the script as it is, if nothing is tried
 ROUND = 4  # windows of sets in a round, at least
 WARM = {"cuda": 1, "cpu": 2}  # steps before a window, after a switch
 FIRST_WARM = 6, 80, 240.0  # the first time: at least and at most so many steps, or seconds
@@ -247,6 +248,9 @@ class Turns(Choice):
     def measure(self):
         """Take turns until no set is open, or time is over."""
         yield from self.window(())
+        for _ in range(0 if self.names else ALONE - 1):  # --only plain, to compare records
+            if self.agree(time.time() < self.deadline):
+                yield from self.window(())
         while True:
             if not (sets := self.wanted()):
                 if self.agree(time.time() < self.deadline - COSTLY) and (

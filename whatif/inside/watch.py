@@ -18,6 +18,7 @@ from whatif.inside.clock import Clock
 from whatif.inside.hooks import Hooks
 from whatif.inside.models import Models
 from whatif.inside.places import Places
+from whatif.techniques import amp
 
 MANY = 10  # steps of an optimizer without one of the leading one, after which it leads
 
@@ -38,6 +39,8 @@ class Run(Hooks):
         self.made = {"optimizers": [], "schedulers": [], "scalers": []}  # weak references
         self.about, self.parsers = facts.Facts(self.places), parsers.Parsers()
         self.optimizer_facts, self.autocasts = [], []
+        self.numbers = weakref.WeakKeyDictionary()  # {optimizer: its number in optimizer_facts}
+        self.sites = dict(backwards=[], steps=[], clips=[])  # the user's lines of them
         self.lead, self.others = None, collections.Counter()
         self.losses, self.last_loss, self.is_silent = [], None, False
         self.scaler, self.scalers, self.stepping, self.skipped = None, {}, False, False
@@ -110,6 +113,7 @@ class Run(Hooks):
             self.late = True
         if self.is_over or self.stepping:
             return
+        self.note_site("steps", optimizer)
         self.others[id(optimizer)] += 1
         if not self.lead or not self.lead() or self.others[id(optimizer)] > MANY:
             self.lead = weakref.ref(optimizer)  # the script goes on with this
@@ -164,12 +168,16 @@ class Run(Hooks):
         self.see("cudnn", torch.backends.cudnn.benchmark and not self.names)
         with contextlib.suppress(RuntimeError):  # of scripts that mix the old setting and the new
             self.see("tf32", torch.get_float32_matmul_precision() != "highest" and not self.names)
+        for optimizer, number in self.numbers.items():
+            self.optimizer_facts[number]["has_idle"] = any(
+                each not in optimizer.state for each in amp.weights_of(optimizer))
         found = dict(
             seen=self.seen, device=self.device, torch=torch.__version__,
             python=sys.version.split()[0], models=self.models.facts(),
             optimizers=self.optimizer_facts, loaders=[*self.loaders.about.values()],
             training=self.loaders.training(), processes=self.ranks()[1],
-            cores=self.spec["cores"], autocasts=self.autocasts, cycle=self.cycle,
+            cores=self.spec["cores"], autocasts=self.autocasts, cycle=self.cycle, sites=self.sites,
+            files=self.places.files(),
             options=parsers.options_of(self.parsers, sys._getframe(1)))
         if on_gpu:
             about = torch.cuda.get_device_properties(self.device)

@@ -7,7 +7,9 @@ optional:
     on(run, name), off(run, name)   change the script's process, where no step is under way
     forward(plain, name, run)       return a forward that does what `plain` does, with the technique
     why_not(name, facts)            return why it cannot be tried, or ""
-    write(name, facts, extra)       return what to write in the script
+    write(name, facts, extra)       return what to write in the script, in words
+    edit(name, facts, extra, sources)   write it in copies of the user's files, `sources`; raise
+                                    Refused(why) if it cannot be written safely
 """
 
 import importlib

@@ -4,7 +4,7 @@ import contextlib
 import re
 from types import MethodType
 
-from .. import advice
+from .. import advice, autocasts
 from . import fused
 
 NAMES = "amp bfloat16", "amp float16"
@@ -40,6 +40,11 @@ def write(name, facts, extra):
         watch(name), advice.example(name))
     library = model.get("library")
     return advice.inside(library, text) if library else text
+
+
+def edit(name, facts, extra, sources):
+    """Write autocast around each call of a model, and for float16 a GradScaler."""
+    autocasts.write(name, facts, sources)
 
 
 def watch(name, is_library=False):

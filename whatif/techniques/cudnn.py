@@ -1,6 +1,6 @@
 """cuDNN's choice of the fastest algorithm for each convolution."""
 
-from .. import advice
+from .. import advice, anchors
 
 NAMES = ("cudnn",)
 
@@ -21,6 +21,14 @@ def write(name, facts, extra):
         return advice.paragraphs(option, note)
     return advice.paragraphs(f"at the top{advice.INDENT}torch.backends.cudnn.benchmark = True",
                              note, advice.example(name))
+
+
+def edit(name, facts, extra, sources):
+    """Write the setting at the top."""
+    source = anchors.main_source(facts, sources)
+    torch = anchors.torch_name(source)
+    anchors.put_at_top(source, f"{torch}.backends.cudnn.benchmark = True",
+                       "cuDNN tries its algorithms on each new shape and keeps the fastest")
 
 
 def on(run, name):

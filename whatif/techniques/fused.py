@@ -1,6 +1,7 @@
 """The fused kernels of an optimizer."""
 
-from .. import advice
+from .. import advice, anchors, checkpoints
+from ..sources import Refused
 
 NAMES = ("fused",)
 
@@ -40,6 +41,68 @@ def write(name, facts, extra):
         lines.append("watch: with amp, Lightning refuses to clip gradients (gradient_clip_val) of "
                      "a fused optimizer")
     return advice.paragraphs(*dict.fromkeys(lines), advice.example(name))
+
+
+KEEP = """\
+@{name}.register_load_state_dict_post_hook
+def stay_fused(optimizer):
+    for group in optimizer.param_groups:
+        group["fused"], group["foreach"] = True, None
+    for weights, state in optimizer.state.items():
+        for key, value in state.items():
+            if getattr(value, "shape", None) == weights.shape:
+                state[key] = {torch}.empty_like(weights).copy_(value)
+            elif key == "step":
+                state[key] = {torch}.as_tensor(value).to(weights.device)"""
+MOMENTUM = """\
+for group in {name}.param_groups:
+    for weights in group["params"]:
+        {name}.state[weights]["momentum_buffer"] = {torch}.zeros_like(weights)"""
+
+
+def edit(name, facts, extra, sources):
+    """Write fused=True in the call of each optimizer, and what keeps it after a checkpoint."""
+    done, has_loads = 0, checkpoints.loads(facts, sources)
+    for one in fusible(facts):
+        given = one.get("arguments") or {}
+        if one.get("library"):
+            raise Refused(f"{one['library']} makes the optimizer")
+        if one["fused"]:
+            continue
+        if one["kind"] == "SGD" and one.get("momentum") and one.get("has_idle"):
+            raise Refused("weights that get their first gradient later fail in a fused SGD with "
+                          "momentum")
+        if not given:
+            raise Refused(f"{one['at']} makes its optimizer in a way of its own")
+        source, line = sources.find(one["at"])
+        call = source.calls(line, given["function"])[0]
+        foreach = [each for each in call.keywords if each.arg == "foreach"]
+        if foreach:
+            place = source.start(foreach[0]), source.stop(foreach[0])
+            source.apply([(place, "fused=True")])
+        else:
+            new = {"fused": "True"} | ({"foreach": "None"} if one.get("foreach") else {})
+            source.apply(source.give(call, new, given.get("positional", ())))
+        source.mark(source.statement_at(line), "one kernel updates all weights")
+        below(one, line, source, has_loads, extra)
+        done += 1
+    if not done:
+        raise Refused("already there")
+
+
+def below(one, line, source, has_loads, extra):
+    """Write what has to follow the line of a fused optimizer."""
+    variable, parts = one.get("name"), []
+    if one.get("momentum") and "amp float16" in extra.get("names", ()):
+        parts.append((MOMENTUM, "the scaler may skip the first step, which would make momentum"))
+    if has_loads:
+        parts.append((KEEP, "a checkpoint from before this change stays fused, in this layout"))
+    for text, reason in parts[::-1]:
+        if not variable:
+            raise Refused(f"{one['at']} gives the optimizer no name")
+        torch = anchors.torch_name(source)
+        lines = text.format(name=variable, torch=torch).splitlines()
+        source.put_after(source.statement_at(line), lines, reason)
 
 
 def arguments(one):

@@ -2,7 +2,7 @@
 
 import contextlib
 
-from .. import advice
+from .. import advice, anchors
 
 NAMES = ("tf32",)
 
@@ -23,6 +23,14 @@ def write(name, facts, extra):
         return advice.paragraphs(option, note)
     return advice.paragraphs(
         f'at the top{advice.INDENT}torch.set_float32_matmul_precision("high")', note)
+
+
+def edit(name, facts, extra, sources):
+    """Write the setting at the top."""
+    source = anchors.main_source(facts, sources)
+    torch = anchors.torch_name(source)
+    anchors.put_at_top(source, f'{torch}.set_float32_matmul_precision("high")',
+                       "products of float32 matrices use TensorFloat-32")
 
 
 def on(run, name):

@@ -1,6 +1,7 @@
 """Processes of a DataLoader that load while steps run."""
 
 from .. import advice
+from ..sources import Refused
 
 NAMES = ("workers",)
 
@@ -21,6 +22,37 @@ def why_not(name, facts):
     if loader["workers"] >= wanted(facts) and loader["persistent"] and is_pinned:
         return "already there"
     return advice.is_seen(name, facts)
+
+
+def new_arguments(loader, facts, extra):
+    """Return the arguments that a loader shall have, {name: text}, without those it has."""
+    count = extra.get("workers", wanted(facts))
+    new = {"num_workers": str(count)} if count != loader["workers"] else {}
+    if count and not loader["persistent"]:
+        new["persistent_workers"] = "True"
+    if facts["device"] == "cuda" and not loader["pin"]:
+        new["pin_memory"] = "True"
+    return new
+
+
+def edit(name, facts, extra, sources):
+    """Write arguments of each DataLoader that trains."""
+    loaders, done = advice.training_loaders(facts), 0
+    for loader in loaders:
+        new, given = new_arguments(loader, facts, extra), loader.get("arguments") or {}
+        if loader.get("library"):
+            raise Refused(f"{loader['library']} makes the loader")
+        if not given:
+            raise Refused(f"{loader['at']} makes its loader in a way of its own")
+        if not new:
+            continue
+        source, line = sources.find(loader["at"])
+        call = source.calls(line, given["function"])[0]
+        source.apply(source.give(call, new, given.get("positional", ())))
+        source.mark(source.statement_at(line), "workers load the next batches while steps run")
+        done += 1
+    if not done:
+        raise Refused("already there")
 
 
 def write(name, facts, extra):

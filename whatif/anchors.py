@@ -1,0 +1,218 @@
+"""Where in a user's file something is written: at the top, for a model, around its calls."""
+
+import ast
+import re
+
+from . import advice
+from .sources import FUNCTIONS, LOOPS, Refused
+
+WRAPPERS = "DistributedDataParallel", "DataParallel", "DDP"
+
+
+def is_import(node):
+    return isinstance(node, (ast.Import, ast.ImportFrom))
+
+
+def names_torch(node):
+    """Return the name that an import gives to torch, or ""."""
+    if not isinstance(node, ast.Import):
+        return ""
+    return next((each.asname or "torch" for each in node.names
+                 if each.name == "torch" or each.name.startswith("torch.") and not each.asname), "")
+
+
+def top_of(source):
+    """Return the index below the first run of imports with torch in it, at the top level."""
+    body, found = source.tree.body, None
+    for number, node in enumerate(body):
+        is_torchs = names_torch(node) or isinstance(node, ast.ImportFrom) and (
+            node.module or "").split(".")[0] == "torch"
+        if is_torchs:
+            found = number
+            break
+    if found is None:
+        raise Refused(f"{source.shown} does not import torch at its top")
+    while found + 1 < len(body) and (is_import(body[found + 1])):
+        found += 1
+    return body[found]
+
+
+def torch_name(source):
+    """Return how a file names torch, at its top level; write an import if it does not."""
+    for node in source.tree.body:
+        if name := names_torch(node):
+            return name
+    index = top_of(source).end_lineno
+    source.insert(index, "import torch")
+    source.block(index, index + 1, "the lines below need it")
+    return "torch"
+
+
+def put_at_top(source, line, *reasons):
+    """Write a line below the imports."""
+    last = top_of(source)
+    if not source.is_alone(last):
+        raise Refused(f"{source.where(last)} shares its line with another statement")
+    index = last.end_lineno
+    while index < len(source.lines) and source.origins[index] is None:
+        index += 1  # below another block
+    above = [""] if source.lines[index - 1].strip() else []
+    source.insert(index, *above, line)
+    index += len(above)
+    source.block(index, index + 1, *reasons)
+
+
+def main_source(facts, sources):
+    """Return the file that makes the optimizer, or else calls the model."""
+    things = [*facts["optimizers"], *facts["models"]]
+    if not things:
+        raise Refused("no line of the script is known")
+    return sources.find(things[0]["at"])[0]
+
+
+# -------------------------------------------------------------------------------- for a model
+def assigns(node, name):
+    """Return whether a statement, or one in it, gives a name its value."""
+    root = re.match(r"\w*", name)[0]
+    for each in ast.walk(node):
+        targets = [*getattr(each, "targets", ()), getattr(each, "target", None),
+                   getattr(each, "optional_vars", None)]
+        for target in filter(None, targets):
+            if {ast.unparse(part) for part in ast.walk(target)
+                    if isinstance(part, (ast.Name, ast.Attribute))} & {name, root}:
+                return True
+    return False
+
+
+def wraps(node, name):
+    """Return whether a statement gives a model to DistributedDataParallel or DataParallel."""
+    return any(isinstance(each, ast.Call) and
+               ast.unparse(each.func).rpartition(".")[2] in WRAPPERS and any(
+                   ast.unparse(argument).startswith(name) for argument in
+                   [*each.args, *(keyword.value for keyword in each.keywords)])
+               for each in ast.walk(node))
+
+
+def block_of(source, statement):
+    """Return the list of statements that a statement is in."""
+    parent = source.parents[statement]
+    for field in "body", "orelse", "finalbody":
+        if statement in getattr(parent, field, ()):
+            return getattr(parent, field)
+    for case in getattr(parent, "handlers", ()):
+        if statement in case.body:
+            return case.body
+    return [statement]
+
+
+def hoisted(source, statement, name):
+    """Return the statement above which a model is changed, for all branches of the script.
+
+    It goes up as long as the name has its value there, and above the first statement that wraps
+    the model.
+    """
+    while True:
+        block = block_of(source, statement)
+        before = block[:block.index(statement)]
+        if earlier := next((each for each in before if wraps(each, name)), None):
+            statement, before = earlier, before[:before.index(earlier)]
+        parent = source.parents[statement]
+        if isinstance(parent, LOOPS):
+            raise Refused(f"{source.where(statement)} is in a loop")
+        if not isinstance(parent, ast.If) or any(assigns(each, name) for each in before):
+            return statement
+        statement = parent
+
+
+def place_for(model, facts, sources):
+    """Return where a model is changed: (source, statement, its name there, another statement).
+
+    It is changed above the statement, or below the other one if that is not None. That is before
+    DistributedDataParallel gets the model, above the optimizer, or below the line that makes it.
+    """
+    name, at = model["name"], model.get("before") or model.get("above")
+    if not facts["optimizers"]:
+        raise Refused("the optimizer is made in another process")
+    if model.get("before"):
+        name = model.get("bare") or ""
+    elif model.get("is_wrapped"):
+        raise Refused("the line that wraps the model is not known")
+    if not at and (found := below_making(model, name, sources)):
+        return found
+    if not at or not name or not re.fullmatch(r"[\w.\[\]'\"]+", name):
+        raise Refused(f"it is not known where {model['kind']} gets its last change")
+    source, line = sources.find(at["at"])
+    statement = source.statement_at(line)
+    if not isinstance(source.parents[statement], (ast.If, *FUNCTIONS, ast.Module, ast.With,
+                                                  ast.Try, *LOOPS)):
+        raise Refused(f"{source.where(statement)} is not a statement in a function")
+    statement = hoisted(source, statement, name)
+    block = block_of(source, statement)
+    later = [each for each in block[block.index(statement):] if rebinds(each, name)]
+    return source, statement, name, later[-1] if later else None
+
+
+def below_making(model, name, sources):
+    """Return the place below the only statement that makes a model which no optimizer has."""
+    at = (model.get("made") or {}).get("at") or model["at"]
+    source, line = sources.find(at)
+    scope = source.scope_of(source.statement_at(line))
+    made = [node for node in ast.walk(scope) if isinstance(node, ast.Assign)
+            and name in map(ast.unparse, node.targets)]
+    if len(made) != 1 or any(isinstance(each, LOOPS) for each in source.ancestors(made[0])):
+        return None
+    return source, made[0], name, made[0]
+
+
+def rebinds(node, name):
+    """Return whether a statement makes a name another model, and not by `.to()` or a wrapper."""
+    return isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets) and (
+        not wraps(node, name)) and not (isinstance(node.value, ast.Call) and re.fullmatch(
+            re.escape(name) + r"\.(to|cuda|cpu|train|eval|requires_grad_|apply)",
+            ast.unparse(node.value.func)))
+
+
+def change_model(model, facts, sources, lines, *reasons):
+    """Write lines that change a model; `{name}` in them is its name there."""
+    source, statement, name, later = place_for(model, facts, sources)
+    lines = [line.replace("{name}", name) for line in lines]
+    if any(line.strip() == lines[0] for line in source.lines):
+        raise Refused("already there")
+    if "torch." in lines[0]:
+        lines = [line.replace("torch.", f"{torch_name(source)}.") for line in lines]
+        source, statement, name, later = place_for(model, facts, sources)
+    if later:
+        source.put_after(later, lines, *reasons)
+    else:
+        source.put_before(statement, lines, *reasons)
+
+
+# ---------------------------------------------------------------------------- calls of a model
+def spots_of(model):
+    """Return {at, name, images} of each line that calls a model; Refused if a library does."""
+    if model.get("library"):
+        raise Refused(f"{model['library']} calls the model")
+    if model.get("driver") and model["driver"] != "accelerate":
+        raise Refused(f"{model['driver']} runs the loop")
+    merged = {}
+    for spot in model.get("spots") or [dict(at=model["at"], name=model["local"])]:
+        if not spot:
+            raise Refused(f"a line that calls {model['name']} is not known")
+        one = merged.setdefault((spot["at"], spot["name"]), spot | dict(images=[]))
+        one["images"] += [each for each in spot.get("images", ()) if each not in one["images"]]
+    return [*merged.values()]
+
+
+def models_once(facts):
+    """Return the models that train, and those that only take time; Refused if there is none."""
+    found = advice.models_of(facts)
+    if not found:
+        raise Refused("no torch.nn.Module is called in a step")
+    return found
+
+
+def is_in_autocast(source, node):
+    """Return whether a node stands in `with autocast(...)`."""
+    return any(isinstance(each, (ast.With, ast.AsyncWith)) and any(
+        "autocast" in ast.unparse(item.context_expr) for item in each.items)
+        for each in source.ancestors(node))

@@ -1,0 +1,258 @@
+"""Write mixed precision: autocast around each call of a model, and a GradScaler for float16."""
+
+import ast
+
+from . import anchors, checkpoints
+from .sources import FUNCTIONS, LOOPS, Refused, heads
+
+PRODUCTS = "convolutions and matrix products run in half precision"
+FLOAT32 = f"{PRODUCTS}; the output is float32 again"
+SHAPES = {"squeeze", "unsqueeze", "view", "reshape", "flatten", "permute", "transpose"}
+NOT_ALWAYS = (ast.Lambda, ast.IfExp, ast.BoolOp, ast.comprehension, ast.ListComp, ast.SetComp,
+              ast.DictComp, ast.GeneratorExp)  # what is in them may be computed never, or often
+SCALED = "small gradients would become zero in float16, so the loss is scaled"
+
+
+def write(name, facts, sources):
+    """Write a technique of mixed precision."""
+    half = name.split()[-1]
+    models = anchors.models_once(facts)
+    device = facts["device"]
+    done = 0
+    for model in models:
+        for spot in anchors.spots_of(model):
+            done += around_calls(model, spot, device, half, sources)
+    if not done:
+        text = "".join(line for source in sources.files.values() for line in source.lines)
+        raise Refused("already there" if f'autocast("{device}", torch.{half})' in text else
+                      "an autocast of the script's own stands around the call")
+    if half == "float16":
+        scale(facts, sources)
+
+
+def around_calls(model, spot, device, half, sources):
+    """Write autocast around the calls of a model in one statement; return whether it was needed."""
+    source, line = sources.find(spot["at"])
+    calls = [each for each in source.calls(line, spot["name"])
+             if not anchors.is_in_autocast(source, each)]
+    if not calls:
+        return False
+    torch = anchors.torch_name(source)
+    context = f'{torch}.autocast("{device}", {torch}.{half})'
+    calls = [each for each in source.calls(line, spot["name"])
+             if not anchors.is_in_autocast(source, each)]
+    statement = source.statement_of(calls[0])
+    target = target_of(source, statement, calls)
+    if target is not None and source.is_alone(statement):
+        after = cast_of(source, target, model, spot)
+        source.wrap(statement, f"with {context}:", after, FLOAT32 if after else PRODUCTS)
+    elif not model["is_tensor"]:
+        raise Refused(f"{source.shown}:{line}: the output of {spot['name']} is no tensor")
+    elif can_come_before(source, statement, calls):
+        extract(source, line, calls, context)
+    else:
+        edits = []
+        for call in calls:
+            edits.append((call.func, f"{context}({source.text(call.func)})"))
+            edits.append(((source.stop(call), source.stop(call)), ".float()"))
+        source.apply(edits)
+        source.mark(source.statement_at(line), FLOAT32)
+    return True
+
+
+def target_of(source, statement, calls):
+    """Return the target of a statement `target = model(...)`, or None.
+
+    The output may get another shape in it.
+    """
+    match statement:
+        case ast.Assign([ast.Name() | ast.Attribute() | ast.Tuple() as target], value):
+            while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and (
+                    value.func.attr in SHAPES and value not in calls):
+                value = value.func.value
+            return target if [value] == calls else None
+    return None
+
+
+def can_come_before(source, statement, calls):
+    """Return whether calls can be made in a statement above, in the same order of all calls."""
+    if not source.is_alone(statement) or not isinstance(statement, (
+            ast.Assign, ast.AugAssign, ast.Return, ast.Expr)):
+        return False
+    free = {each for call in calls for each in ast.walk(call)}
+    for call in calls:
+        around = source.ancestors(call)
+        around = around[:around.index(statement)]
+        if any(isinstance(each, NOT_ALWAYS) for each in around):
+            return False
+        for other in heads(statement):
+            is_earlier = isinstance(other, (ast.Call, ast.NamedExpr, ast.Await, ast.Yield)) and (
+                source.start(other) < source.start(call))
+            if is_earlier and other not in around and other not in free:
+                return False
+    return not any(inner in calls for call in calls for inner in ast.walk(call)
+                   if inner is not call)
+
+
+def extract(source, line, calls, context):
+    """Make calls in statements of their own, under autocast, above the one that uses them."""
+    used = {each.id for each in ast.walk(source.tree) if isinstance(each, ast.Name)}
+    names = (name for name in ("output", "outputs", *(f"output_{n}" for n in range(2, 99)))
+             if name not in used)
+    edits, texts = [], []
+    for call in sorted(calls, key=source.start):
+        name = next(names)
+        texts.append(f"    {name} = {source.text(call)}")
+        edits.append((call, f"{name}.float()"))
+    source.apply(edits)
+    statement = source.statement_at(line)
+    index = statement.lineno - 1
+    indent = source.lines[index][:source.start(statement)[1]]
+    lines = [f"with {context}:", *texts]
+    text = source.end.join(indent + source.unit_for(each) for each in lines)
+    parts = text.split(source.end)
+    source.insert(index, *parts)
+    source.block(index, statement.end_lineno + len(parts), FLOAT32)
+
+
+def cast_of(source, target, model, spot):
+    """Return the lines that make the output of a model float32 again."""
+    if isinstance(target, ast.Tuple):
+        text = ", ".join(map(source.text, target.elts))
+        if not model.get("are_tensors"):
+            raise Refused(f"{spot['at']}: not all outputs of {spot['name']} are tensors")
+        return [f"{text} = (each.float() for each in ({text}))"]
+    text = source.text(target)
+    if model["is_tensor"]:
+        return [f"{text} = {text}.float()"]
+    if model.get("are_tensors"):
+        return [f"{text} = [each.float() for each in {text}]"]
+    if spot.get("has_loss"):
+        return []  # the model computes its loss
+    raise Refused(f"{spot['at']}: the output of {spot['name']} is no tensor")
+
+
+# --------------------------------------------------------------------------------- the scaler
+class Sites:
+    """The user's lines of backward(), step() and clipping, all in one function."""
+
+    def __init__(self, facts, sources):
+        sites = facts.get("sites") or {}
+        self.found, self.sources = {}, sources
+        for what in "backwards", "steps", "clips":
+            self.found[what] = [self.look(each) for each in sites.get(what, ())]
+        if not self.found["backwards"] or not self.found["steps"]:
+            raise Refused("the lines of backward() and step() are not known")
+        self.source = self.found["steps"][0][0]
+        if any(each[0] is not self.source for sites in self.found.values() for each in sites):
+            raise Refused("backward() and step() are in several files")
+        scopes = {self.source.scope_of(self.statement(line))
+                  for sites in self.found.values() for _, line, _, _ in sites}
+        if len(scopes) > 1:
+            raise Refused("backward() and step() are in several functions")
+        self.scope = scopes.pop()
+        for node in ast.walk(self.scope):
+            if isinstance(node, ast.Attribute) and node.attr == "grad" and not isinstance(
+                    self.source.parents[node], ast.Assign):
+                raise Refused(f"{self.source.where(node)} reads gradients, which are scaled there")
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("autograd.grad"):
+                raise Refused(f"{self.source.where(node)} calls autograd.grad")
+
+    def look(self, site):
+        if not site.get("at"):
+            raise Refused("a line of backward(), step() or clipping is not known")
+        source, line = self.sources.find(site["at"])
+        return source, line, site["name"], site.get("optimizer")
+
+    def statement(self, line):
+        return self.source.statement_at(line)
+
+    def call(self, line, name):
+        """Return the only call of a name at a line, which is a statement by itself."""
+        call = self.source.calls(line, name)[0]
+        statement = self.source.parents[call]
+        if not isinstance(statement, ast.Expr) or not self.source.is_alone(statement):
+            raise Refused(f"{self.source.shown}:{line}: {name}() is part of another statement")
+        return call
+
+
+def scale(facts, sources):
+    """Write a GradScaler: where it is made, around backward and step, before clipping, saved."""
+    sites = Sites(facts, sources)
+    source = sites.source
+    if any(isinstance(node, ast.Name) and node.id == "scaler" for node in ast.walk(source.tree)):
+        raise Refused("the script has a variable called scaler")
+    steps = sorted(sites.found["steps"], key=lambda each: each[1])
+    ends = updates(sites, steps)
+    for _, line, name, _ in sites.found["backwards"]:
+        call = sites.call(line, name)
+        if not isinstance(call.func, ast.Attribute) or name.endswith("autograd.backward"):
+            raise Refused(f"{source.shown}:{line} calls torch.autograd.backward")
+        loss = call.func.value
+        source.apply([(loss, f"scaler.scale({source.text(loss)})")])
+        source.mark(sites.statement(line), SCALED)
+    for _, line, name, number in sites.found["clips"]:
+        mine = [each for each in steps if each[3] == number]
+        if len(mine) != 1 or number is None or len(sites.found["clips"]) > len(steps):
+            raise Refused(f"{source.shown}:{line} clips gradients of several optimizers")
+        optimizer = mine[0][2].rpartition(".")[0]
+        source.put_before(sites.statement(line), [f"scaler.unscale_({optimizer})"],
+                          "gradients are clipped at their own size")
+    for _, line, name, _ in steps:
+        call = sites.call(line, name)
+        if call.args or call.keywords or not name.endswith(".step"):
+            raise Refused(f"{source.shown}:{line} gives step() an argument")
+        source.apply([(call, f"scaler.step({name.removesuffix('.step')})")])
+        statement = sites.statement(line)
+        if line in ends:
+            index = statement.end_lineno
+            indent = source.lines[statement.lineno - 1]
+            source.insert(index, indent[:len(indent) - len(indent.lstrip())] + "scaler.update()")
+            source.block(statement.lineno - 1, index + 1,
+                         "the scaler divides gradients again, and skips a step that overflowed")
+        else:
+            source.mark(statement, "the scaler divides gradients again, and skips a step that "
+                        "overflowed")
+    make(facts, sites, sources)
+
+
+def updates(sites, steps):
+    """Return the lines of those steps below which the scaler is updated."""
+    lines = sorted(line for _, line, _, _ in sites.found["backwards"])
+    last = steps[-1][1]
+    if len(steps) == 1:
+        return {last}
+    previous, alternating = 0, True
+    for _, line, _, _ in steps:
+        alternating &= any(previous < each < line for each in lines)
+        previous = line
+    if alternating and lines[-1] < last:
+        return {line for _, line, _, _ in steps}
+    parents = {sites.source.parents[sites.statement(line)] for _, line, _, _ in steps}
+    if len(parents) == 1 and lines[-1] < steps[0][1]:
+        return {last}
+    raise Refused("its optimizers step in an order in which one scale is not enough")
+
+
+def make(facts, sites, sources):
+    """Write the line that makes the scaler, and its state in the script's checkpoint."""
+    source, torch = sites.source, anchors.torch_name(sites.source)
+    line = f'scaler = {torch}.amp.GradScaler("{facts["device"]}")'
+    at = [each["at"] for each in facts["optimizers"]]
+    made, number = sources.find(at[-1])
+    statement = made.statement_at(number)
+    is_here = made is source and made.scope_of(statement) is sites_scope(sites) and not any(
+        isinstance(each, LOOPS) for each in made.ancestors(statement)) and isinstance(
+        made.parents[statement], (*FUNCTIONS, ast.Module))
+    is_here = is_here and checkpoints.is_kept_in(facts, source, sites_scope(sites))
+    checkpoints.keep_scaler(facts, source, sources)
+    if is_here:
+        statement = made.statement_at(number)
+        made.put_after(statement, [line], SCALED)
+    else:
+        anchors.put_at_top(source, line, SCALED)
+
+
+def sites_scope(sites):
+    """Return the function of the sites in the tree as it is now."""
+    return sites.source.scope_of(sites.statement(sites.found["steps"][0][1]))

@@ -1,0 +1,89 @@
+"""Write what a checkpoint of the script has to keep: the scaler, and fused optimizers."""
+
+import ast
+
+from .sources import Refused
+
+KEPT = "the scale is a part of the training's state"
+
+
+def calls_of(source, names, method):
+    """Return the calls of `name.method` in a file, for one of the names."""
+    wanted = {f"{name}.{method}" for name in names}
+    return [node for node in ast.walk(source.tree) if isinstance(node, ast.Call)
+            and ast.unparse(node.func) in wanted]
+
+
+def names_of(facts):
+    """Return the names that optimizers may have in the script: also with another owner."""
+    names = {each.get("name") or "optimizer" for each in facts["optimizers"]}
+    names |= {name.rpartition(".")[2] for name in names} | {"optimizer"}
+    return names | {f"self.{name}" for name in names if "." not in name}
+
+
+def loads(facts, sources):
+    """Return whether a file that is known loads the state of what is no model: an optimizer's."""
+    models = {each.get(key) for each in facts["models"] for key in ("name", "local", "bare")}
+    models |= {f"{name}.module" for name in models} | {"model", "net"}
+    return any(isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+               and node.func.attr == "load_state_dict"
+               and ast.unparse(node.func.value) not in models
+               for source in sources.files.values() for node in ast.walk(source.tree))
+
+
+def is_kept_in(facts, source, scope):
+    """Return whether all lines of a file that save or load the optimizer are in a function."""
+    names = names_of(facts)
+    return all(source.scope_of(each) is scope for method in ("state_dict", "load_state_dict")
+               for each in calls_of(source, names, method))
+
+
+def keep_scaler(facts, source, sources):
+    """Save and load the scaler's state beside the optimizer's.
+
+    Refused says why it cannot be kept, if the script keeps its optimizer.
+    """
+    names = names_of(facts)
+    for other in sources.files.values():
+        for method in "state_dict", "load_state_dict":
+            if other is not source and (found := calls_of(other, names, method)):
+                raise Refused(f"{other.where(found[0])} keeps the optimizer where the scaler is "
+                              "not known")
+    for _ in calls_of(source, names, "state_dict")[:1]:
+        save(source, calls_of(source, names, "state_dict"))
+    loaded = calls_of(source, names, "load_state_dict")
+    if loaded:
+        load(source, loaded[-1])
+
+
+def save(source, calls):
+    """Add the scaler to the dict in which the optimizer's state is saved."""
+    call = calls[-1]
+    around = source.parents[call]
+    if isinstance(around, ast.Dict) and call in around.values:
+        key = around.keys[around.values.index(call)]
+        text = source.text(key) if isinstance(key, ast.Constant) else '"'
+        items, first = [f"{text[0]}scaler{text[0]}: scaler.state_dict()"], around.keys[0]
+    elif isinstance(around, ast.keyword) and isinstance(source.parents[around], ast.Call):
+        around = source.parents[around]
+        items, first = ["scaler=scaler.state_dict()"], (around.args or around.keywords)[0]
+    else:
+        raise Refused(f"{source.where(call)} saves the optimizer in a way of its own")
+    statement = source.statement_of(call)
+    line = source.origins[statement.lineno - 1]
+    source.apply([source.grow(around, items, first)])
+    if line:
+        source.mark(source.statement_at(line), KEPT)
+
+
+def load(source, call):
+    """Load the scaler's state below the optimizer's, if the checkpoint has one."""
+    statement = source.parents[call]
+    given = call.args[0] if call.args else None
+    if not isinstance(statement, ast.Expr) or not isinstance(given, ast.Subscript) or not (
+            isinstance(given.value, ast.Name) and isinstance(given.slice, ast.Constant)):
+        raise Refused(f"{source.where(call)} loads the optimizer in a way of its own")
+    name, quote = given.value.id, source.text(given.slice)[0]
+    key = f"{quote}scaler{quote}"
+    source.put_after(statement, [f"if {key} in {name}:",
+                                 f"    scaler.load_state_dict({name}[{key}])"], KEPT)

@@ -1,0 +1,289 @@
+"""The process of a proof: the script with nothing but a clock at the end of each step.
+
+It times the same steps in the original and in the copy, keeps losses, and at the end saves the
+states of models, optimizers, schedulers and scalers, and loads those of the other side.
+"""
+
+import atexit
+import collections.abc
+import functools
+import gc
+import os
+import pickle
+import sys
+import time
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from whatif import records
+from whatif.inside.hooks import wrap
+
+LOSSES = 1000  # the most that are kept
+CALM = 3  # steps in which nothing compiles, before the window may begin
+AFTER = 3  # steps with the states of the other side
+MANY = 10  # steps of an optimizer without one of the leading one, after which it leads
+
+
+class Proving:
+    """Counts the steps of the leading optimizer, and goes on with the plan at each of them.
+
+    `spec` has warm and steps, the step at which the window begins and its length, or None if this
+    run shall choose them (from `seconds`); least_steps; save_to and load_from, paths of states.
+    """
+
+    def __init__(self, spec):
+        self.spec, self.pid, self.plan = spec, os.getpid(), self.whole()
+        self.steps, self.losses, self.lead, self.others = 0, [], None, 0
+        self.optimizers, self.saved, self.found, self.is_over = [], [], None, False
+
+    def install(self):
+        register_optimizer_step_post_hook(self.step)
+        wrap(torch.autograd, "backward", self.backward)
+        wrap(torch.amp.GradScaler, "scale", self.scale)
+        wrap(torch, "save", self.save)
+        os.register_at_fork(after_in_child=self.forked)
+        atexit.register(self.ended)
+
+    def forked(self):
+        self.is_over = True  # a worker; a process that trains is started by its launcher
+
+    # ---- what torch calls
+    def scale(self, original, scaler, outputs):
+        scaled = original(scaler, outputs)
+        if isinstance(scaled, torch.Tensor):
+            scaled._unscaled = outputs
+        return scaled
+
+    def backward(self, original, tensors, grad_tensors=None, *rest, **options):
+        first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
+        if first.numel() == 1 and grad_tensors is None and len(self.losses) < LOSSES:
+            self.losses.append(getattr(first, "_unscaled", first).detach().clone())
+        return original(tensors, grad_tensors, *rest, **options)
+
+    def save(self, original, obj, f, *rest, **options):
+        original(obj, f, *rest, **options)
+        if isinstance(f, (str, os.PathLike)) and not self.is_over:
+            self.saved = [os.path.abspath(f)]
+
+    def step(self, optimizer, *_):
+        if self.is_over or rank():
+            return
+        if not any(each is optimizer for each in self.optimizers):
+            self.optimizers.append(optimizer)
+        self.others = 0 if optimizer is self.lead else self.others + 1
+        if self.lead is None or self.others > MANY:
+            self.lead, self.others = optimizer, 0
+        if optimizer is not self.lead:
+            return
+        self.steps += 1
+        try:
+            next(self.plan)
+        except StopIteration:
+            self.is_over = True
+            self.send(done=True)
+            os._exit(0)
+        except Exception as error:
+            self.send(error=f"{type(error).__name__}: {str(error).splitlines()[0][:200]}",
+                      done=True)
+            os._exit(1)
+
+    def send(self, **record):
+        records.send(self.spec["folder"], **record)
+
+    # ---- the plan
+    def whole(self):
+        """Warm up, time the window, compare states, and take some steps with the other's."""
+        spec, begin = self.spec, time.perf_counter()
+        yield
+        self.device = next(each.device.type for group in self.lead.param_groups
+                           for each in group["params"])
+        calm, before = 0, compiled()
+        while self.steps < spec["warm"] if spec["warm"] else (
+                calm < CALM or time.perf_counter() - begin < spec["warm_seconds"]):
+            yield
+            calm, before = (calm + 1 if compiled() == before else 0), compiled()
+        if self.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        self.first, self.began = self.steps, self.now()
+        while self.steps - self.first < spec["steps"] if spec["steps"] else (
+                time.perf_counter() - self.began < spec["seconds"]
+                or self.steps - self.first < 3):
+            yield
+            self.last = time.perf_counter()
+        self.found = dict(steps=self.steps - self.first, seconds=self.now() - self.began)
+        memory = torch.cuda.max_memory_allocated() if self.device == "cuda" else None
+        while self.steps < spec["least_steps"]:
+            yield
+        losses, loaded = self.numbers(), self.exchange()
+        for _ in range(AFTER if loaded is not None else 0):
+            yield
+        self.send(whole=self.found, first=self.first, losses=losses, memory=memory,
+                  states=loaded, total=self.steps, compared=self.numbers()[len(losses):])
+
+    def now(self):
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def numbers(self):
+        """Return the losses; what is not finite is a string."""
+        found = [float(each) for each in self.losses]
+        return [each if abs(each) < float("inf") else str(each) for each in found]
+
+    def ended(self):
+        """Tell what there is if the script comes to its own end in the window."""
+        if self.is_over or os.getpid() != self.pid or rank() or not self.steps:
+            return
+        self.is_over = True
+        if self.found is None and hasattr(self, "last") and self.steps - self.first > 2:
+            self.found = dict(steps=self.steps - self.first, seconds=self.last - self.began)
+        if self.found:
+            self.send(whole=self.found, first=self.first, losses=self.numbers(), memory=None,
+                      states=self.exchange(), total=self.steps, compared=[])
+        self.send(steps=self.steps, ended=True, done=True)
+
+    # ---- states
+    def exchange(self):
+        """Save all states, and load those of the other side if there are any; tell what failed.
+
+        None: there was nothing to load.
+        """
+        things = self.things()
+        states = {name: each.state_dict() for name, each in things.items()}
+        content = self.checkpoint()
+        with open(self.spec["save_to"], "wb") as file:
+            torch.save(dict(states=states, checkpoint=content), file)
+        path = self.spec.get("load_from")
+        if not path or not os.path.exists(path):
+            return None
+        other = torch.load(path, map_location="cpu", weights_only=False)
+        told = []
+        for name, state in other["states"].items():
+            kind = name.split()[0]
+            if name not in things:
+                told += [f"the other side has {name}"] * (kind != "scaler")
+                continue
+            try:
+                with keeps_fused(things[name]):
+                    things[name].load_state_dict(renamed(state, things[name]))
+            except Exception as error:
+                told.append(f"{name} does not load: {str(error).splitlines()[0][:150]}")
+        return told + compared(content, other["checkpoint"], things)
+
+    def things(self):
+        """Return {name: thing} of all that has a state."""
+        weights = {}
+        for number, optimizer in enumerate(self.optimizers):
+            for group in optimizer.param_groups:
+                for weight in group["params"]:
+                    weights.setdefault(id(weight), (number, len(weights)))
+        objects = [each for each in gc.get_objects() if issubclass(type(each), (  # no proxies
+            torch.nn.Module, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler))]
+        modules = [each for each in objects if isinstance(each, torch.nn.Module) and any(
+            id(weight) in weights for weight in each.parameters())]
+        inner = {id(part) for each in modules for part in each.modules() if part is not each}
+        outer = sorted((each for each in modules if id(each) not in inner), key=lambda each: min(
+            weights.get(id(weight), (99, 0)) for weight in each.parameters()))
+        found = {f"model {type(each).__name__} {number}": each
+                 for number, each in enumerate(outer)}
+        found |= {f"optimizer {type(each).__name__} {number}": each
+                  for number, each in enumerate(self.optimizers)}
+        mine = {id(each) for each in self.optimizers}
+        for kind, owner in ("scheduler", torch.optim.lr_scheduler.LRScheduler), (
+                "scaler", torch.amp.GradScaler):
+            chosen = [each for each in objects if isinstance(each, owner)
+                      and (kind == "scaler" or id(getattr(each, "optimizer", None)) in mine)]
+            found |= {f"{kind} {type(each).__name__} {number}": each
+                      for number, each in enumerate(chosen)}
+        return found
+
+    def checkpoint(self):
+        """Return what the script's own last checkpoint has in it, or None."""
+        for path in self.saved:
+            try:
+                return torch.load(path, map_location="cpu", weights_only=False)
+            except (OSError, RuntimeError, pickle.UnpicklingError, EOFError):
+                return None  # it was moved, or is no file of torch
+        return None
+
+
+def renamed(state, thing):
+    """Return a state with the names of a thing, where only torch.compile has changed them.
+
+    An option of the script's own may compile a part of a model.
+    """
+    if not isinstance(thing, torch.nn.Module):
+        return state
+    names = {name.replace("_orig_mod.", ""): name for name in thing.state_dict()}
+    return {names.get(name.replace("_orig_mod.", ""), name): value
+            for name, value in state.items()}
+
+
+class keeps_fused:
+    """Keeps the kernels of an optimizer that loads a state, unless the script does that itself."""
+
+    def __init__(self, thing):
+        self.thing = thing
+
+    def __enter__(self):
+        groups = getattr(self.thing, "param_groups", ())
+        self.kept = [{key: group[key] for key in ("fused", "foreach") if key in group}
+                     for group in groups]
+
+    def __exit__(self, *_):
+        for group, kept in zip(getattr(self.thing, "param_groups", ()), self.kept):
+            group.update(kept)
+        for weight, state in getattr(self.thing, "state", {}).items():
+            for name, value in state.items() if self.kept and isinstance(state, dict) else ():
+                if getattr(value, "shape", None) == weight.shape:
+                    state[name] = torch.empty_like(weight).copy_(value)
+
+
+def shape_of(value, path=""):
+    """Return {path: kind} of everything in a checkpoint, by its keys; no long lists."""
+    if isinstance(value, collections.abc.Mapping):
+        return {name: kind for key, each in value.items()
+                for name, kind in shape_of(each, f"{path}/{key}").items()}
+    if isinstance(value, torch.Tensor):
+        return {path: f"{value.dtype} {tuple(value.shape)}"}
+    return {path: "object"}
+
+
+def compared(own, other, things):
+    """Return what is wrong between the script's own checkpoints of both sides."""
+    if own is None or other is None:
+        return []
+    mine, others = shape_of(own), shape_of(other)
+    both = [name for name in mine if name in others and mine[name] != others[name]]
+    told = [f"the checkpoint's {name[1:]} is {mine[name]}, and {others[name]} in the other"
+            for name in both[:1]]
+    lost = [name for name in mine if name not in others and "/state/" not in name] + [
+        name for name in others if name not in mine and "/state/" not in name]
+    return told + [f"only one side's checkpoint has {name[1:]}" for name in lost
+                   if "scaler" not in name.lower() and "scale" not in name][:1]
+
+
+def compiled():
+    """Return how many functions were compiled."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo.counters["frames"]["total"] if dynamo else 0
+
+
+@functools.lru_cache(maxsize=1)
+def rank_of(is_initialized):
+    return torch.distributed.get_rank() if is_initialized else int(os.environ.get("RANK", 0))
+
+
+def rank():
+    """Return the rank of this process."""
+    dist = torch.distributed
+    return rank_of(dist.is_available() and dist.is_initialized())
+
+
+def install(spec):
+    """Prepare this process: hold what it writes, shift its seeds, and start the clock."""
+    from whatif.inside import files, seeds
+    files.hold_everything(spec)
+    Proving(spec).install()
+    seeds.shift_seeds(spec["seed"])

@@ -1,0 +1,302 @@
+"""Prove a patch: the script as it is and its changed copy by turns, with nothing but a clock.
+
+Only the changed files are copied, into the session's folder, and laid over the originals at import.
+A patch is proved if its copy runs, is faster for certain, keeps the training by the rule of
+stats.changes_training, and exchanges its states with the original.
+"""
+
+import os
+import statistics
+import time
+
+from whatif import confirm, extras, overlay, patch, report, run, stats
+from whatif.stats import LEAST_PAIRS, LEAST_PLAIN
+
+WARM = 3.0  # seconds before the window, at least
+LEAST_SECONDS = 3.0  # of a window
+MOST_PAIRS = 12
+IDLE = 20  # losses that are the same in all runs if mixed precision has no effect
+FAILS, CHANGES, SAME = "fails", "changes", "same"  # what is wrong with a patch
+PLAIN, MAIN, MORE = "plain", "patch", "extras"  # the sides of a proof
+
+
+class Proof:
+    """Runs of one patch, perhaps also of one with extras, and what came out of them."""
+
+    def __init__(self, session, patches, show, speedup=1.0):
+        self.session, self.patches, self.show = session, patches, show  # {side: Patch}
+        self.runs = {side: [] for side in (PLAIN, *patches)}
+        self.expected, self.warm, self.steps = max(1.0, speedup), None, None
+        self.took, self.kind, self.why, self.is_own = [], "", "", False
+        self.folder = os.path.join(session.folder, f"proof-{session.number}")
+        os.makedirs(os.path.join(self.folder, "states"), exist_ok=True)
+        self.starter = os.path.join(self.folder, "start.py")
+        with open(self.starter, "w") as file:
+            file.write(overlay.STARTER)
+        self.files = {side: self.copies(side, each) for side, each in patches.items()}
+
+    def copies(self, side, one):
+        """Write the changed files; return {path: path of the copy}."""
+        folder, found = os.path.join(self.folder, side), {}
+        os.makedirs(folder, exist_ok=True)
+        for number, (path, text) in enumerate(one.files.items()):
+            found[path] = os.path.join(folder, f"{number}-{os.path.basename(path)}")
+            with open(found[path], "wb") as file:
+                file.write(text)
+        return found
+
+    # ---- runs
+    def run(self, side, k, seconds, is_timed=True):
+        """Run a side with seeds shifted by k; return what it gave, or None if it failed."""
+        session, begin = self.session, time.monotonic()
+        states = os.path.join(self.folder, "states")
+        others = [each for each in ([MAIN, MORE] if side == PLAIN else [PLAIN])
+                  if os.path.exists(f"{states}/{each}.pt")]
+        spec = session.spec("proof", seed=k, seconds=seconds, hold="start",
+                            warm_seconds=min(WARM, session.args.seconds),
+                            warm=self.warm if is_timed else 1,
+                            steps=self.steps if is_timed else 3, starter=self.starter,
+                            files=self.files.get(side, {}), save_to=f"{states}/{side}.pt",
+                            load_from=f"{states}/{others[-1]}.pt" if others else None)
+        spec["free"] = [*run.free_paths(spec["folder"]), self.folder]
+        command = session.command if side == PLAIN else patch.new_command(
+            session.command, session.args.kind, self.patches[side],
+            session.facts().get("options", ()))
+        name = "the script as it is" if side == PLAIN else "the changed copy"
+        limit = max(60.0, session.left() + 30)
+        result = run.run_once(command, spec, limit, lambda _: self.show(
+            f"{time.monotonic() - session.began:.0f} s  proof: {name}, "
+            f"run {len(self.runs[side]) + 1}"))
+        self.took.append(time.monotonic() - begin)
+        if result["error"] or not result["windows"]:
+            self.fail(side, result["error"] or "it ended before it was measured", result)
+            return None
+        found = result["windows"][0] | dict(
+            losses=confirm.numbers(result.get("losses", [])), memory=result.get("memory"),
+            is_timed=is_timed, first=result["first"], ended=bool(result.get("ended")),
+            total=result.get("total", 0))
+        if result.get("ended") and result.get("code"):
+            self.fail(side, f"it ended with status {result['code']} after {result['total']} steps"
+                      + "".join(f": {line}" for line in result["log"].splitlines()[-1:]))
+            return None
+        others = [each["total"] for one in self.runs if (one == PLAIN) != (side == PLAIN)
+                  for each in self.runs[one] if each["is_timed"] == is_timed and each["ended"]]
+        if others and not result.get("ended") and is_timed:
+            self.fail(side, "it goes on where the other side ends by itself")
+            return None
+        if bad := result.get("states"):
+            self.fail(side, "; ".join(bad))
+            return None
+        if result.get("compared") and not all(map(stats.math.isfinite, confirm.numbers(
+                result["compared"]))) and all(map(stats.math.isfinite, found["losses"])):
+            self.fail(side, "losses are not finite after it has loaded the other's state")
+            return None
+        self.runs[side].append(found)
+        return found
+
+    def fail(self, side, why, result=None):
+        """Note why a run failed."""
+        self.kind = FAILS
+        self.why = f"{'the script as it is' if side == PLAIN else 'the changed copy'}: {why}"
+        self.is_own = side == PLAIN
+        self.traceback = (result or {}).get("traceback", "")
+
+    def fits(self, runs):
+        each = statistics.fmean(self.took) if self.took else 12.0
+        return self.session.left() > runs * each
+
+    def sides(self, k):
+        """Return the sides of round k, in an order that swaps."""
+        found = [*self.patches, PLAIN]
+        return found if k % 2 == 0 else found[::-1]
+
+    def measure(self):
+        """Run rounds until the result is clear; return whether all ran."""
+        count = len(self.runs)
+        each = self.session.left() / (count * LEAST_PAIRS + 1) - 10
+        seconds = min(self.session.args.seconds, max(LEAST_SECONDS, each))
+        k = 0
+        while k < MOST_PAIRS and (k == 0 or self.fits(count)):
+            for side in self.sides(k):
+                found = self.run(side, k, seconds / self.expected)
+                if not found:
+                    return False
+                if self.steps is None:
+                    self.warm, self.steps = found["first"], found["steps"]
+            k += 1
+            if self.is_idle(MAIN):
+                return True
+            if k >= LEAST_PAIRS and self.is_clear(MAIN):
+                break
+        while len(self.runs[PLAIN]) < LEAST_PLAIN and self.fits(1):
+            if not self.run(PLAIN, k, 0, is_timed=False):
+                return False
+            k += 1
+        return True
+
+    # ---- what came out
+    def rates(self, side):
+        return [each["steps"] / each["seconds"] for each in self.runs[side] if each["is_timed"]]
+
+    def estimate(self, side, base=PLAIN):
+        pairs = [*zip(self.rates(base), self.rates(side))]
+        return stats.of_pairs(*zip(*pairs)) if pairs else None
+
+    def is_clear(self, side):
+        found = self.estimate(side)
+        return found is not None and found.low is not None and (found.low > 1 or found.high < 1)
+
+    def is_idle(self, side):
+        """Return whether mixed precision does nothing: losses of equal seeds are the same."""
+        pairs = [*zip(self.runs[PLAIN], self.runs[side])]
+        has_amp = any(name.startswith("amp") for name in self.patches[side].techniques())
+        return bool(pairs) and has_amp and all(
+            plain["losses"][:IDLE] == mine["losses"][:IDLE] != [] for plain, mine in pairs)
+
+    def losses(self, side):
+        """Return what the report says of the losses of a side."""
+        plain, mine = self.runs[PLAIN], self.runs[side]
+        means = stats.mean_losses([each["losses"] for each in (*plain, *mine)])
+        of_plain = [each.mean for each in means[:len(plain)] if each]
+        of_mine = [each.mean for each in means[len(plain):] if each]
+        told = dict(techniques=self.patches[side].techniques(), culprit="")
+        if not of_mine or not of_plain:
+            is_hidden = plain and not any(each["losses"] for each in plain)
+            return told | dict(
+                changes=None, mean=None, low=None, high=None,
+                why="its losses cannot be seen: it calls backward() with gradients or "
+                "autograd.grad()" if is_hidden else f"runs made fewer than {stats.LEAST_LOSSES} "
+                "steps")
+        verdict = stats.changes_training(of_plain, of_mine)
+        return told | dict(changes=verdict.changes, why=verdict.why, mean=verdict.mean,
+                           low=verdict.low, high=verdict.high)
+
+    def judge(self, side):
+        """Return what the record has of a side: whether it is proved, and why not."""
+        found, losses = self.estimate(side), self.losses(side)
+        kind, why = self.kind, self.why
+        if not why and losses["changes"]:
+            kind, why = CHANGES, f"the training changes: {losses['why']}"
+        elif not why and self.is_idle(side):
+            kind, why = SAME, "mixed precision has no effect: all losses are those of the script"
+        elif not why and (found is None or found.n < LEAST_PAIRS):
+            kind, why = "time", "there was no time for three pairs of runs (--minutes)"
+        elif not why and found.low is not None and found.high < 1:
+            kind, why = SAME, f"it is slower: {times_of(found)}"
+        elif not why and not stats.gains(found):
+            kind, why = SAME, f"it is not faster for certain: {times_of(found)}"
+        elif not why and losses["changes"] is None:
+            kind, why = "time", f"its losses cannot be compared: {losses['why']}"
+        memory = [each["memory"] for each in self.runs[side] if each["memory"]]
+        return dict(
+            techniques=self.patches[side].techniques(), extras=self.patches[side].extras,
+            proved=not why, kind=kind, why=why, speedup=found and found.speedup,
+            low=found and found.low, high=found and found.high, n=found.n if found else 0,
+            steps=self.steps, memory=max(memory, default=None), rates=self.rates(PLAIN),
+            rates_with=self.rates(side), losses=losses)
+
+
+def times_of(found):
+    return f"{report.times(found.speedup, found.low, found.high)} (n={found.n})"
+
+
+class Prover:
+    """Finds the largest part of a set whose patch can be proved."""
+
+    def __init__(self, session, names, extra, show):
+        self.session, self.extra, self.show = session, extra, show
+        self.facts, self.names, self.reasons = session.facts(), tuple(names), {}
+        self.proof, self.verdict, self.with_options = None, None, True
+        self.extras = extras.NAMES if self.facts.get("device") == "cuda" else ()
+        self.patch = self.make(self.names)
+
+    def make(self, names, with_extras=()):
+        """Return the Patch for a set."""
+        session = self.session
+        found = patch.make(self.facts, names, self.extra, session.cwd, with_extras,
+                           self.with_options)
+        if session.args.copy and found.root not in ("", os.path.realpath(session.cwd)):
+            return patch.Patch(reasons=dict.fromkeys(
+                names, f"--copy: it would change files outside of {session.source}"))
+        if session.args.copy and found.root:
+            found.root = os.path.realpath(session.source)  # where it is applied
+        return found
+
+    def expected(self, names):
+        """Return the speedup that a set should have, for the length of a window."""
+        found = self.session.estimates().get(tuple(names))
+        return found.speedup if found else 1.0
+
+    def prove(self):
+        """Prove the patch, or a smaller one. The verdict is None if there is nothing to prove."""
+        begin = time.monotonic()
+        try:
+            while not self.patch.is_empty():
+                self.once()
+                if self.verdict["proved"] or not self.shrink():
+                    break
+        finally:
+            self.session.seconds["proof"] = time.monotonic() - begin
+
+    def once(self):
+        """Prove the patch as it is, beside one with extras on a GPU."""
+        patches = {MAIN: self.patch}
+        more = self.make(self.patch.techniques(), self.extras)
+        if more.extras:
+            patches[MORE] = more
+        self.proof = Proof(self.session, patches, self.show, self.expected(self.names))
+        self.proof.measure()
+        self.verdict = self.proof.judge(MAIN)
+        if more.extras and self.verdict["proved"]:
+            both, better = self.proof.judge(MORE), self.proof.estimate(MORE, MAIN)
+            if both["proved"] and better.speedup >= 1:
+                self.patch, self.verdict = more, both
+        elif more.extras and self.proof.kind == FAILS and not self.proof.is_own:
+            self.extras = ()
+            self.once()
+
+    def shrink(self):
+        """Leave out the technique that breaks the patch; return whether another can be tried."""
+        names, kind, why = self.patch.techniques(), self.verdict["kind"], self.verdict["why"]
+        if kind == SAME and self.patch.options and self.patch.words():
+            self.with_options = False  # an option may do nothing here
+            self.patch = self.make(names)
+            return not self.patch.is_empty()
+        if kind not in (FAILS, CHANGES) or self.proof.is_own or len(names) < 2:
+            return False
+        for name in self.order(kind, names):
+            rest = self.make(tuple(each for each in names if each != name))
+            trial = Proof(self.session, {MAIN: rest}, self.show)
+            if rest.is_empty() or not trial.fits(2):
+                continue
+            if kind == FAILS and trial.run(PLAIN, 0, LEAST_SECONDS, False):
+                trial.run(MAIN, 0, LEAST_SECONDS, False)
+                is_right = not trial.why
+            else:
+                trial.runs[PLAIN] = self.proof.runs[PLAIN]
+                is_right = all(trial.run(MAIN, k, 0, False) for k in range(2)) and (
+                    trial.losses(MAIN)["changes"] is False)
+            if is_right:
+                self.reasons[name] = f"with it {why}"
+                self.names = tuple(each for each in self.names if each != name)
+                self.patch = rest
+                return True
+        return False
+
+    def order(self, kind, names):
+        """Return techniques in the order in which one is left out: what costs least is first."""
+        if kind == CHANGES:
+            return dict.fromkeys(each for each in (*confirm.LOOSEST, *names) if each in names)
+        return sorted(names, key=lambda name: self.expected((name,)))
+
+    def not_written(self):
+        """Return {technique: why it is not in the patch}."""
+        return {**self.patch.reasons, **self.reasons}
+
+    def status(self):
+        """Return the exit status: 0, 3 or 4."""
+        if self.verdict is None:
+            return 3 if self.not_written() else 0
+        if not self.verdict["proved"]:
+            return 4
+        return 3 if self.not_written() else 0

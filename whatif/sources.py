@@ -1,0 +1,323 @@
+"""The user's source files: find a statement or a call, and edit their text exactly.
+
+An edit changes whole lines or the text of one expression. Indents, quotes, line ends, tabs and all
+other lines stay as they are. Lines remember the number that they had, so that edits of several
+techniques can follow each other. Nothing here needs torch, and nothing writes a file.
+"""
+
+import ast
+import codecs
+import difflib
+import io
+import os
+import re
+import tokenize
+
+from . import arguments
+from .arguments import Refused, indent_of
+
+LINES = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+\Z")  # as Python counts lines
+MARK = "# new #"
+PACKAGES = f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
+FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
+LOOPS = ast.For, ast.AsyncFor, ast.While
+
+
+class Text:
+    """The text of one file, as it was and as it shall be, and the places in it."""
+
+    def __init__(self, path, shown):
+        self.path, self.shown = path, shown
+        with open(path, "rb") as file:
+            data = file.read()
+        self.mode = os.stat(path).st_mode
+        self.bom = data.startswith(codecs.BOM_UTF8)
+        self.encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0].replace("-sig", "")
+        text = data.removeprefix(codecs.BOM_UTF8).decode(self.encoding)
+        self.before = self.lines = LINES.findall(text)
+        if any(line.endswith("\r") for line in self.lines):
+            raise Refused(f"{shown} has lines that end with a carriage return alone")
+        self.lines, self.origins = [*self.lines], [*range(1, len(self.lines) + 1)]
+        self.end = "\r\n" if self.lines and self.lines[0].endswith("\r\n") else "\n"
+        self.parse()
+
+    # ---- states
+    def kept(self):
+        """Return the text as it is now, to be put back."""
+        return [*self.lines], [*self.origins]
+
+    def put_back(self, kept):
+        self.lines, self.origins = [*kept[0]], [*kept[1]]
+        self.parse()
+
+    def is_changed(self):
+        return self.lines != self.before
+
+    def encoded(self):
+        """Return the new text as bytes."""
+        return codecs.BOM_UTF8 * self.bom + "".join(self.lines).encode(self.encoding)
+
+    def parse(self):
+        """Parse the text; SyntaxError says what is wrong with it."""
+        self.tree = ast.parse("".join(self.lines))
+        self.parents = {child: node for node in ast.walk(self.tree)
+                        for child in ast.iter_child_nodes(node)}
+
+    # ---- places
+    def column(self, line, column):
+        """Return a column in characters, of one in bytes; lines count from 1."""
+        return len(self.lines[line - 1].encode()[:column].decode())
+
+    def start(self, node):
+        """Return (index of the line, column) where a node begins."""
+        return node.lineno - 1, self.column(node.lineno, node.col_offset)
+
+    def stop(self, node):
+        return node.end_lineno - 1, self.column(node.end_lineno, node.end_col_offset)
+
+    def text(self, node):
+        """Return a node's own text."""
+        (line, column), (last, end) = self.start(node), self.stop(node)
+        if line == last:
+            return self.lines[line][column:end]
+        return "".join([self.lines[line][column:], *self.lines[line + 1:last],
+                        self.lines[last][:end]])
+
+    def ancestors(self, node):
+        """Return the nodes around a node, innermost first."""
+        found = []
+        while node := self.parents.get(node):
+            found.append(node)
+        return found
+
+    def statement_of(self, node):
+        """Return the innermost statement that a node is in."""
+        return next(each for each in [node, *self.ancestors(node)] if isinstance(each, ast.stmt))
+
+    def scope_of(self, node):
+        """Return the function that a node is in, or the module."""
+        return next(each for each in self.ancestors(node)
+                    if isinstance(each, (*FUNCTIONS, ast.Module)))
+
+    def statements_at(self, line):
+        """Return the statements at a line of the file as it was, innermost first."""
+        if line not in self.origins:
+            raise Refused(f"{self.shown}:{line} is no line of its own")
+        now = self.origins.index(line) + 1
+        found = [node for node in ast.walk(self.tree) if isinstance(node, ast.stmt)
+                 and first_line(node) <= now <= node.end_lineno]
+        if not found:
+            raise Refused(f"{self.shown}:{line} has no statement")
+        return sorted(found, key=lambda node: (-first_line(node), node.end_lineno,
+                                               node.col_offset))
+
+    def statement_at(self, line):
+        """Return the innermost statement at a line of the file as it was."""
+        return self.statements_at(line)[0]
+
+    def calls(self, line, name):
+        """Return the calls of `name` in a statement at a line of the file as it was."""
+        for statement in self.statements_at(line):
+            found = [node for node in heads(statement) if isinstance(node, ast.Call)
+                     and ast.unparse(node.func) == name]
+            if found:
+                return found
+        raise Refused(f"{self.shown}:{line} does not call {name} by this name")
+
+    def where(self, node):
+        """Return "file:line" of a node, with the number that its line had."""
+        return f"{self.shown}:{self.origins[node.lineno - 1] or node.lineno}"
+
+    def is_alone(self, statement):
+        """Return whether a statement shares its lines with no other one."""
+        (line, column), (last, end) = self.start(statement), self.stop(statement)
+        before, after = self.lines[line][:column], self.lines[last][end:]
+        return not before.strip() and (not after.strip() or after.lstrip().startswith("#"))
+
+
+class Source(Text, arguments.Arguments):
+    """A file that can be edited."""
+
+    def apply(self, edits):
+        """Replace the text of nodes: [(node or place, text)]; a place is (start, stop)."""
+        spans = [(*((self.start(each), self.stop(each)) if isinstance(each, ast.AST) else each),
+                  text) for each, text in edits]
+        for (line, column), (last, end), text in sorted(spans, key=lambda each: each[:2])[::-1]:
+            new = self.lines[line][:column] + text + self.lines[last][end:]
+            parts, count = LINES.findall(new), last - line + 1
+            origins = self.origins[line:last + 1]
+            kept = [origins[min(number, count - 1)] if number < count else None
+                    for number in range(len(parts))]
+            self.lines[line:last + 1], self.origins[line:last + 1] = parts, kept
+        self.parse()
+
+    def insert(self, index, *lines):
+        """Insert lines, without their ends, at an index."""
+        if index and index == len(self.lines) and not self.lines[-1].endswith("\n"):
+            self.lines[-1] += self.end
+        self.lines[index:index] = [line + self.end if line.strip() else self.end
+                                   for line in lines]
+        self.origins[index:index] = [None] * len(lines)
+
+    def block(self, index, stop, *reasons):
+        """Mark the lines from `index` to `stop` as a block: a comment above, an empty line below.
+
+        If a mark stands above already, the reasons join it.
+        """
+        indent = indent_of(self.lines[index])
+        if stop < len(self.lines) and self.lines[stop].strip() and (
+                len(indent_of(self.lines[stop])) >= len(indent)):
+            self.insert(stop, "")
+        top = self.header(index)
+        told = [f"{indent}# {reason}" for reason in reasons]
+        there = [line.strip() for line in self.lines[top:index]]
+        told = [line for line in told if line.strip() not in there]
+        self.insert(index, *([] if there else [f"{indent}{MARK}"]), *told)
+        self.parse()
+
+    def header(self, index):
+        """Return the index of the mark that stands right above a line, or of the line."""
+        top = index
+        while top and self.origins[top - 1] is None and self.lines[top - 1].lstrip().startswith(
+                "#"):
+            top -= 1
+            if self.lines[top].strip() == MARK:
+                return top
+        return index
+
+    def mark(self, statement, *reasons):
+        """Mark a statement that was changed."""
+        self.block(first_line(statement) - 1, statement.end_lineno, *reasons)
+
+    def put(self, index, lines, *reasons):
+        """Insert a block of new lines in front of the line with an index.
+
+        The lines are given without the indent. It is taken from the line, or from `indent`.
+        """
+        self.put_at(index, indent_of(self.lines[index]), lines, *reasons)
+
+    def put_at(self, index, indent, lines, *reasons):
+        """Insert a block with an indent of its own."""
+        self.insert(index, *(indent + self.unit_for(line) for line in lines))
+        self.block(index, index + len(lines), *reasons)
+
+    def unit_for(self, line):
+        """Return a line whose indents of four spaces are those of the file."""
+        depth = (len(line) - len(line.lstrip(" "))) // 4
+        return depth * self.unit() + line.lstrip(" ")
+
+    def unit(self):
+        """Return the indent of one level in this file."""
+        for node in ast.walk(self.tree):
+            body = getattr(node, "body", None)
+            if isinstance(node, ast.stmt) and isinstance(body, list) and (
+                    body[0].lineno > node.lineno):
+                outer, inner = (indent_of(self.lines[each.lineno - 1]) for each in (node, body[0]))
+                if inner.startswith(outer) and inner != outer:
+                    return inner.removeprefix(outer)
+        return "    "
+
+    def put_before(self, statement, lines, *reasons):
+        """Insert a block above a statement."""
+        if not self.is_alone(statement):
+            raise Refused(f"{self.where(statement)} shares its line with another statement")
+        self.put(self.header(first_line(statement) - 1), lines, *reasons)
+
+    def put_after(self, statement, lines, *reasons):
+        """Insert a block below a statement."""
+        if not self.is_alone(statement):
+            raise Refused(f"{self.where(statement)} shares its line with another statement")
+        indent = indent_of(self.lines[first_line(statement) - 1])
+        index = statement.end_lineno
+        if self.header(first_line(statement) - 1) != first_line(statement) - 1 and not (
+                index < len(self.lines) and self.origins[index] is None):
+            self.insert(index, "")  # the statement's own block ends here
+        if index < len(self.lines) and not self.lines[index].strip() and (
+                self.origins[index] is None):  # below another block
+            index += 1
+        self.put_at(index, indent, lines, *reasons)
+
+    def wrap(self, statement, head, after, *reasons):
+        """Put a statement below `head` (with ...:), and lines below it; mark all as a block."""
+        if not self.is_alone(statement):
+            raise Refused(f"{self.where(statement)} shares its line with another statement")
+        first, stop = first_line(statement) - 1, statement.end_lineno
+        inside = {line for node in ast.walk(statement)
+                  if isinstance(node, (ast.Constant, ast.JoinedStr))
+                  for line in range(node.lineno + 1, node.end_lineno + 1)}
+        indent, unit = indent_of(self.lines[first]), self.unit()
+        for number in range(first, stop):
+            if number + 1 not in inside and self.lines[number].strip():  # no line of a long text
+                line = self.lines[number]
+                self.lines[number] = (indent + unit + line.removeprefix(indent)
+                                      if line.startswith(indent) else unit + line)
+        self.insert(stop, *(indent + line for line in after))
+        self.insert(first, indent + head)
+        self.block(first, stop + 1 + len(after), *reasons)
+
+
+def first_line(node):
+    """Return the first line of a statement, with its decorators."""
+    return min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+
+
+def heads(statement):
+    """Return the nodes of a statement without those of the statements in it."""
+    found, todo = [], [statement]
+    while todo:
+        node = todo.pop(0)
+        found.append(node)
+        todo += [each for each in ast.iter_child_nodes(node)
+                 if not isinstance(each, (ast.stmt, ast.ExceptHandler, ast.match_case))]
+    return found
+
+
+class Sources:
+    """The user's files that edits may change, by path."""
+
+    def __init__(self, cwd):
+        self.cwd, self.files = os.path.realpath(cwd), {}
+
+    def find(self, at):
+        """Return (the Source, the line) of "file:line"; Refused says why it cannot be changed."""
+        file, _, line = at.rpartition(":")
+        path = os.path.realpath(os.path.join(self.cwd, file))
+        if any(name in path for name in PACKAGES):
+            raise Refused(f"{file} is an installed package's")
+        if path not in self.files:
+            shown = os.path.relpath(path, self.cwd)
+            try:
+                self.files[path] = Source(path, path if shown.startswith("..") else shown)
+            except (OSError, SyntaxError, ValueError, LookupError) as error:
+                raise Refused(f"{file} cannot be read as Python: {error}") from None
+        return self.files[path], int(line)
+
+    def kept(self):
+        return {path: each.kept() for path, each in self.files.items()}
+
+    def put_back(self, kept):
+        for path, each in [*self.files.items()]:
+            if path in kept:
+                each.put_back(kept[path])
+            else:
+                del self.files[path]
+
+    def changed(self):
+        """Return the Sources that are changed, by their names."""
+        return sorted((each for each in self.files.values() if each.is_changed()),
+                      key=lambda each: each.shown)
+
+
+def diff(source, name):
+    """Return the unified diff of a file, as bytes; `name` is its path in the patch."""
+    lines = [b"--- a/%s\n+++ b/%s\n" % (os.fsencode(name), os.fsencode(name))]
+    found = [*difflib.unified_diff(source.before, source.lines, n=3)][2:]
+    for line in found:
+        encoded = line.encode(source.encoding)
+        lines.append(encoded if encoded.endswith(b"\n") else
+                     encoded + b"\n\\ No newline at end of file\n")
+    if source.bom and found and any(line[1:] == source.before[0] for line in found):
+        at = next(number for number, line in enumerate(lines) if number and line[:1] in b" -+"
+                  and line[1:] == source.before[0].encode(source.encoding))
+        lines[at] = lines[at][:1] + codecs.BOM_UTF8 + lines[at][1:]
+    return b"".join(lines)
