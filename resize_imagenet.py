@@ -11,7 +11,8 @@ Names and folders stay the same, and the name decides the format: a PNG named .J
 Grey stays grey, CMYK becomes RGB, transparency becomes white, 16 bits become 8, and EXIF rotation
 is applied. A picture that is small enough and needs none of this is copied byte for byte. Damaged
 pictures, and those of floating-point or 32-bit numbers, are named and left out. Files that are not
-pictures are ignored. --format jpg or png writes all pictures in that format, with its ending.
+pictures and hidden folders are ignored. --format jpg or png writes all pictures in that format,
+with its ending.
 
 You can stop it at any time. Run it again to continue; pictures that changed in --src since then
 (by size or time) are made again. Pictures that were deleted from --src stay in --dst.
@@ -230,7 +231,7 @@ def do_pictures(src, dst, max_size, quality, ending, names):
 def find_pictures(src, dst, endings):
     """Return the sorted paths of the pictures in `src` and {path: reason} of what is unreadable.
 
-    A picture's name has one of the `endings`. Paths are relative to `src`. Links are followed, but not into a parent folder or `dst`.
+    A picture's name has one of the `endings`. Paths are relative to `src`. Links are followed, but not into a parent folder or `dst`. Hidden folders are ignored.
     """
     names, unreadable = [], {}
     folders = [("", {src, dst})]  # each with the real paths of itself and its parents
@@ -247,7 +248,7 @@ def find_pictures(src, dst, endings):
                 unreadable[name] = "a link to nowhere"
             elif entry.is_dir():
                 real = os.path.realpath(entry.path)
-                if real not in above:
+                if real not in above and not entry.name.startswith("."):
                     folders.append((name, above | {real}))
             elif (os.path.splitext(name)[1].lower() in endings and entry.is_file()
                   and not entry.name.startswith("._")):  # macOS keeps notes in such files

@@ -25,6 +25,7 @@ from helpers import (ROOT, TECHNIQUES, TINY, assert_one_line, change, processes_
 import compose
 import running
 import runs
+from whatif import machine
 
 CELLS = [(row, column) for row in ("single", "DP", "DDP")
          for column in ("plain", "+cudnn", "+amp", "+cudnn +amp")]
@@ -409,6 +410,11 @@ def test_long_epochs_are_cut_short_where_time_is_limited(stand_ins, data):
     assert row["status"] == "ok" and 5 <= row["options"]["steps"] < 999
     assert f"epochs end after {row['options']['steps']} steps" in done.stdout
     assert f"2 epochs of {row['options']['steps']} steps" in done.stdout
+
+
+def test_cores_are_those_of_the_quota():
+    """Of a container or job: tests/test_whatif_run.py has their kinds."""
+    assert runs.cores is machine.cores
 
 
 def test_progress(monkeypatch):
