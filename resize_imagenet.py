@@ -11,7 +11,8 @@ Names and folders stay the same, and the name decides the format: a PNG named .J
 Grey stays grey, CMYK becomes RGB, transparency becomes white, 16 bits become 8, and EXIF rotation
 is applied. A picture that is small enough and needs none of this is copied byte for byte. Damaged
 pictures, and those of floating-point or 32-bit numbers, are named and left out. Files that are not
-pictures are ignored. --format jpg or png writes all pictures in that format, with its ending.
+pictures and hidden folders are ignored. --format jpg or png writes all pictures in that format,
+with its ending.
 
 You can stop it at any time. Run it again to continue; pictures that changed in --src since then
 (by size or time) are made again. Pictures that were deleted from --src stay in --dst.
@@ -28,6 +29,7 @@ import os
 import re
 import shutil
 import signal
+import struct
 import sys
 import threading
 import time
@@ -38,7 +40,7 @@ from pathlib import Path
 
 import numpy as np
 import simplejpeg
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 from tqdm import tqdm
 
 FORMATS = {
@@ -57,6 +59,8 @@ Image.init()  # not EPS: Pillow would start a program to read it; AVIF is not in
 READABLE = sorted({*FORMATS.values(), *OTHERS.values()} & Image.OPEN.keys())
 MOST_PIXELS = 100_000_000  # a worker needs 3 to 12 bytes of memory for each
 Image.MAX_IMAGE_PIXELS = None  # MOST_PIXELS replaces Pillow's own limit
+MOST_TEXT = PngImagePlugin.MAX_TEXT_CHUNK  # Pillow refuses a PNG with longer compressed text ...
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY  # ... but can read this much
 NOTE, PARTS = ".resize_imagenet.json", ".resize_imagenet.part"
 CORES = len(os.sched_getaffinity(0))
 warnings.filterwarnings("ignore", module="PIL")  # its warnings name no file and are harmless
@@ -95,6 +99,33 @@ def is_damage(error, content):
     return True
 
 
+def is_plain(image):
+    """Return whether all scripts read a JPEG, PNG or WebP of this image alike."""
+    if image.format not in ("JPEG", "MPO"):
+        texts = (value for value in image.info.values() if isinstance(value, (bytes, str)))
+        return (
+            image.mode in ("L", "RGB")
+            and not image.has_transparency_data
+            and not {"exif", "Raw profile type exif"} & image.info.keys()
+            and all(len(text) <= MOST_TEXT for text in texts)
+        )
+    blocks = [block for name, block in image.applist if name == "APP1" and block[:4] == b"Exif"]
+    return not blocks or len(blocks) == 1 and has_plain_exif(blocks[0])
+
+
+def has_plain_exif(block):
+    """Return whether all decoders find the same orientation in a JPEG's EXIF block, or none."""
+    order = {b"Exif\0\0II*\0": "<", b"Exif\0\0MM\0*": ">"}.get(block[:10])
+    try:
+        (start,) = struct.unpack_from(f"{order}I", block, 10)
+        (count,) = struct.unpack_from(f"{order}H", block, 6 + start)
+        tags = [struct.unpack_from(f"{order}HHI", block, 8 + start + 12 * i) for i in range(count)]
+    except struct.error:  # another header, or cut short
+        return False
+    found = [form for tag, *form in tags if tag == ExifTags.Base.Orientation]
+    return found in ([], [[3, 1]])  # one number of 16 bits
+
+
 def decode(image, content, size):
     """Return the pixels as a uint8 array (height, width, 1 or 3). Raise Exception on damage.
 
@@ -113,6 +144,11 @@ def decode(image, content, size):
         except ValueError as error:
             if is_damage(error, content):
                 raise ValueError(f"damaged or cut short ({error})") from None
+    if image.format == "PNG":
+        try:
+            Image.open(io.BytesIO(content)).verify()  # decoding compares no checksums
+        except Exception as error:
+            raise ValueError(f"damaged or cut short ({error})") from None
     return np.atleast_3d(np.array(flatten(image)))  # Pillow finds files that were cut short
 
 
@@ -136,6 +172,8 @@ def encode(pixels, orientation, profile, format, quality):
     is_grey = pixels.shape[2] == 1
     if profile and profile[16:20] != (b"GRAY" if is_grey else b"RGB "):
         profile = None  # it was made for CMYK
+    if format == "PNG" and len(profile or "") > MOST_TEXT:
+        profile = None  # Pillow would refuse to read it
     if format == "JPEG" and not profile and orientation in (None, 1):  # most; faster than Pillow
         spaces = ("GRAY", "Gray") if is_grey else ("RGB", "420")
         return simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality, *spaces)
@@ -160,15 +198,13 @@ def shrink(content, format, max_size, quality):
         size, edge, orientation = image.size, min(image.size), None
         if edge > max_size:
             size = [round(length * max_size / edge) for length in size]
-        is_plain = format == image.format.replace("MPO", "JPEG") and (
-            format == "JPEG"
-            or format in ("PNG", "WEBP")
-            and image.mode in ("L", "RGB")
-            and not image.has_transparency_data
-            and "exif" not in image.info
-        )
+        stays = format == image.format.replace("MPO", "JPEG") in (
+            "JPEG",
+            "PNG",
+            "WEBP",
+        ) and is_plain(image)
         pixels = decode(image, content, size)
-        if edge <= max_size and is_plain:
+        if edge <= max_size and stays:
             return content
         with contextlib.suppress(Exception):  # the pixels can be good when the EXIF block is not
             orientation = image.getexif().get(ExifTags.Base.Orientation)
@@ -218,7 +254,7 @@ def do_pictures(src, dst, max_size, quality, ending, names):
 def find_pictures(src, dst, endings):
     """Return the sorted paths of the pictures in `src` and {path: reason} of what is unreadable.
 
-    A picture's name has one of the `endings`. Paths are relative to `src`. Links are followed, but not into a parent folder or `dst`.
+    A picture's name has one of the `endings`. Paths are relative to `src`. Links are followed, but not into a parent folder or `dst`. Hidden folders are ignored.
     """
     names, unreadable = [], {}
     folders = [("", {src, dst})]  # each with the real paths of itself and its parents
@@ -235,7 +271,7 @@ def find_pictures(src, dst, endings):
                 unreadable[name] = "a link to nowhere"
             elif entry.is_dir():
                 real = os.path.realpath(entry.path)
-                if real not in above:
+                if real not in above and not entry.name.startswith("."):
                     folders.append((name, above | {real}))
             elif (
                 os.path.splitext(name)[1].lower() in endings

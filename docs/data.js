@@ -670,7 +670,7 @@ const DATA = {
 "title": "one file instead of many",
 "guide": "techniques.md#train_lmdbpy-one-file-instead-of-many",
 "launcher": "python ",
-"added": 76,
+"added": 77,
 "hunks": [
 [
 4,
@@ -719,8 +719,9 @@ const DATA = {
 "        if os.path.exists(path):",
 "            return",
 "        part.truncate(0)  # remove what a killed process left",
-"        # the size is a limit, the file takes what it needs; sync=False: once, at the end",
-"        with lmdb.open(part.name, 2**40, subdir=False, lock=False, sync=False) as store:",
+"        # a limit that is enough, the file takes what it needs; sync=False: once, at the end",
+"        most = 3 * sum(map(os.path.getsize, names)) + 2**28",
+"        with lmdb.open(part.name, most, subdir=False, lock=False, sync=False) as store:",
 "            for i, name in enumerate(tqdm(names, f\"building {path}\", disable=None)):",
 "                with store.begin(write=True) as transaction:",
 "                    transaction.put(b\"%d\" % i, Path(name).read_bytes())",
@@ -1461,6 +1462,7 @@ const DATA = {
 "        parser.error(",
 "            f\"--dataset {args.dataset}: {error}; it needs {names[0]}/<class>/* or \"",
 "            f\"{names[0]}/{args.pair[0]}/** and {names[0]}/{args.pair[1]}/**; \"",
+"            f\"names end in {' '.join(datasets.folder.IMG_EXTENSIONS)}; \"",
 "            \"`python make_dataset.py photos` makes the default\"",
 "        )",
 "",
@@ -1630,8 +1632,8 @@ const DATA = {
 ]
 ],
 [
-202,
-202,
+203,
+203,
 [
 "# new #",
 "# DALI gets the files of pairs from here; change __iter__ for a layout of your own",
@@ -1815,8 +1817,8 @@ const DATA = {
 ]
 ],
 [
-240,
-248,
+241,
+249,
 [
 "    # new #",
 "    # DALILoader replaces DataLoader; --workers is the number of its threads",
@@ -1824,8 +1826,8 @@ const DATA = {
 ]
 ],
 [
-256,
-256,
+257,
+257,
 [
 "        # new #",
 "        # DALI reads ahead into the next epoch, which would not be cold",
@@ -1841,7 +1843,7 @@ const DATA = {
 "title": "one file instead of many",
 "guide": "loading.md#loader_lmdbpy-one-file-instead-of-many",
 "launcher": "python ",
-"added": 103,
+"added": 104,
 "hunks": [
 [
 3,
@@ -1877,8 +1879,8 @@ const DATA = {
 ]
 ],
 [
-193,
-193,
+194,
+194,
 [
 "# new #",
 "# the index is written last, so a file without it is incomplete",
@@ -1889,8 +1891,9 @@ const DATA = {
 "        if os.path.exists(path):",
 "            return",
 "        part.truncate(0)  # remove what a killed process left",
-"        # the size is a limit, the file takes what it needs; sync=False: once, at the end",
-"        with lmdb.open(part.name, 2**40, subdir=False, lock=False, sync=False) as store:",
+"        # a limit that is enough, the file takes what it needs; sync=False: once, at the end",
+"        most = 3 * sum(map(os.path.getsize, names)) + 2**28",
+"        with lmdb.open(part.name, most, subdir=False, lock=False, sync=False) as store:",
 "            for i, name in enumerate(tqdm(names, f\"building {path}\", disable=None)):",
 "                with store.begin(write=True) as transaction:",
 "                    transaction.put(b\"%d\" % i, Path(name).read_bytes())",
@@ -1980,8 +1983,8 @@ const DATA = {
 ]
 ],
 [
-224,
 225,
+226,
 [
 "    # new #",
 "    # a slow disk reads one file faster than many; later runs need no folder",

@@ -202,6 +202,7 @@ def open_images(parser, args, transform):
         parser.error(
             f"--dataset {args.dataset}: {error}; it needs {names[0]}/<class>/* or "
             f"{names[0]}/{args.pair[0]}/** and {names[0]}/{args.pair[1]}/**; "
+            f"names end in {' '.join(datasets.folder.IMG_EXTENSIONS)}; "
             "`python make_dataset.py photos` makes the default"
         )
 

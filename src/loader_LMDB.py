@@ -202,6 +202,7 @@ def open_images(parser, args, transform):
         parser.error(
             f"--dataset {args.dataset}: {error}; it needs {names[0]}/<class>/* or "
             f"{names[0]}/{args.pair[0]}/** and {names[0]}/{args.pair[1]}/**; "
+            f"names end in {' '.join(datasets.folder.IMG_EXTENSIONS)}; "
             "`python make_dataset.py photos` makes the default"
         )
 
@@ -215,8 +216,9 @@ def build_lmdb(path, names, index):
         if os.path.exists(path):
             return
         part.truncate(0)  # remove what a killed process left
-        # the size is a limit, the file takes what it needs; sync=False: once, at the end
-        with lmdb.open(part.name, 2**40, subdir=False, lock=False, sync=False) as store:
+        # a limit that is enough, the file takes what it needs; sync=False: once, at the end
+        most = 3 * sum(map(os.path.getsize, names)) + 2**28
+        with lmdb.open(part.name, most, subdir=False, lock=False, sync=False) as store:
             for i, name in enumerate(tqdm(names, f"building {path}", disable=None)):
                 with store.begin(write=True) as transaction:
                     transaction.put(b"%d" % i, Path(name).read_bytes())

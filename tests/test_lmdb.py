@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import signal
+import sys
 import time
 
 import lmdb
@@ -246,6 +247,23 @@ def test_large_and_many_files(name, tmp_path):
         for i, (path, size, _) in enumerate(index["files"]):
             content = (data / "train" / path).read_bytes()
             assert transaction.get(b"%d" % i) == content and size == len(content)
+
+
+@each_script
+@pytest.mark.fault("LMDB file that has to grow")
+def test_built_with_little_address_space(name, tmp_path):
+    """As under `ulimit -v`, which batch systems set: lmdb maps the largest size that a file may get."""
+    (tmp_path / "limited.py").write_text("""
+import resource, runpy, sys
+import lmdb, torch, torchvision.transforms.v2
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + 10 ** 9,) * 2)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+""")
+    done = run(sys.executable, tmp_path / "limited.py",
+               *command(name, splits(tmp_path / "data"), tmp_path))
+    assert done.returncode == 0 and (tmp_path / "data_train.lmdb").exists(), done.stderr
 
 
 @pytest.mark.fault("kill while resizing", "kill while building an LMDB file")

@@ -576,3 +576,16 @@ def test_each_start_method(method, tmp_path):
     assert done.returncode == 0 and "epoch 2/2" in done.stdout, done.stderr
     record = json.loads((tmp_path / "loader.json").read_text())
     assert record["samples"] == 12 and all(each["seconds"] > 0 for each in record["epochs"])
+
+
+@pytest.mark.fault("class missing or empty", "other folder layouts")
+@pytest.mark.parametrize("name", ["train", "loader"])
+def test_a_class_of_other_endings_is_told_which_count(name, tmp_path):
+    data = classes(tmp_path / "data")
+    for split in ("train", "val", "test"):
+        (data / split / "other").mkdir(parents=True, exist_ok=True)
+        (data / split / "other" / "x.gif").write_bytes(b"GIF89a")
+    done = run_forked(SRC / f"{name}.py", "--dataset", data, "--result_dir", tmp_path / "r")
+    assert done.returncode == {"train": 1, "loader": 2}[name], done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "the classes other" in done.stderr and ".webp" in done.stderr

@@ -2,12 +2,14 @@
 
 import io
 import os
+import struct
+import zlib
 
 import numpy as np
 import pytest
 import torch
 from helpers import ROOT, SRC, TINY, assert_one_line, module_of, on_gpu, run_forked
-from picture_variants import variants
+from picture_variants import RGB, TURN, XMP, save, variants
 from PIL import Image
 from test_data_sources import keeping_batches
 
@@ -107,6 +109,74 @@ def test_what_resize_copied_unchanged_is_plain(folder):
             "rgb.lossless.webp", "xmp 6.jpg"} <= same
     others = {name for name in same if VARIANTS[name].kind not in ("plain", "XMP only")}
     assert others <= {"rgb 16 bits.png"}  # Pillow and DALI take the upper 8 bits
+
+
+def jpeg_with(*blocks, header=b"Exif\0\0"):
+    """Return a JPEG with these EXIF blocks."""
+    plain = save(RGB, "JPEG", quality=95, subsampling=0)
+    return plain[:2] + b"".join(b"\xff\xe1" + struct.pack(">H", len(header + block) + 2) + header
+                                + block for block in blocks) + plain[2:]
+
+
+def png_with(name, content):
+    """Return a PNG with one more chunk after its header."""
+    plain = save(RGB, "PNG")
+    return plain[:33] + struct.pack(">I", len(content)) + name + content + struct.pack(
+        ">I", zlib.crc32(name + content)) + plain[33:]
+
+
+def block(turn, form=3, entries=1):
+    """Return an EXIF block of one number, whose type is `form`."""
+    packed = struct.pack("<H" if form == 3 else "<B", turn).ljust(4, b"\0")
+    return struct.pack("<2sHIHHHI", b"II", 42, 8, entries, 0x0112, form, 1) + packed + bytes(4)
+
+
+RAW = b"Raw profile type exif\0"  # as ImageMagick wrote EXIF into a PNG
+HEX = (b"Exif\0\0" + block(6)).hex().encode()
+ODD = {  # {name: (file, the orientation that Pillow finds)}; DALI finds another one
+    "a header twice.jpg": (jpeg_with(block(6), header=b"Exif\0\0Exif\0\0"), 6),
+    "two blocks.jpg": (jpeg_with(block(6), block(1)), 6),
+    "a byte.jpg": (jpeg_with(block(6, form=1)), 1),
+    "cut short.jpg": (jpeg_with(block(6, entries=500)), 6),
+    "text.png": (png_with(b"tEXt", RAW + b"\nexif\n%8d\n" % (len(HEX) // 2) + HEX), 6),
+    "broken text.png": (png_with(b"tEXt", RAW + b"\nexif\n 99\n??\n"), 1),
+    "long text.png": (png_with(b"zTXt", b"workflow\0\0" + zlib.compress(bytes(3 * 2**20))), 1)}
+
+
+@pytest.mark.fault("EXIF orientation", "corrupt EXIF")
+def test_resize_does_not_copy_what_scripts_turn_differently(tmp_path):
+    """Reports: Pillow#8348, #4460 and #8363."""
+    plain = {"plain.jpg": jpeg_with(block(6)), "none.jpg": jpeg_with(),
+             "xmp.png": png_with(b"tEXt", RAW.replace(b"exif", b"xmp") + XMP)}
+    (tmp_path / "src").mkdir()
+    for name, content in (plain | {name: content for name, (content, _) in ODD.items()}).items():
+        (tmp_path / "src" / name).write_bytes(content)
+    done, copies = resized(tmp_path, 64)
+    assert done.returncode == 0 and copies.keys() == plain.keys() | ODD.keys(), done.stderr
+    assert {name for name in copies if copies[name] == (tmp_path / "src" / name).read_bytes()
+            } == plain.keys()
+    for name, (_, turn) in ODD.items():
+        image = Image.open(io.BytesIO(copies[name]))
+        assert not {"exif", "Raw profile type exif", "workflow"} & image.info.keys()
+        off = np.abs(np.asarray(image).astype(int) - TURN[turn](RGB))
+        assert off.max() <= 12, name
+
+
+@pytest.mark.fault("empty image", "image cut in half")
+def test_resize_names_a_png_with_a_wrong_checksum(tmp_path):
+    """Report: Pillow#5800. Pillow reads one, DALI does not."""
+    plain = save(RGB, "PNG")
+    at = plain.index(b"IDAT")
+    at += 4 + int.from_bytes(plain[at - 4:at], "big")  # the checksum
+    (tmp_path / "src").mkdir()
+    for name, content in {"plain.png": plain, "longer.png": plain + b"more",
+                          "sum.png": plain[:at] + bytes([plain[at] ^ 1]) + plain[at + 1:],
+                          "end.png": plain[:-12]}.items():
+        (tmp_path / "src" / name).write_bytes(content)
+    done, copies = resized(tmp_path, 64)
+    assert done.returncode == 1 and copies.keys() == {"plain.png", "longer.png"}
+    assert [line.split("/src/")[1][:25] for line in done.stderr.splitlines()] == [
+        "end.png: damaged or cut s", "sum.png: damaged or cut s"]
 
 
 # -------------------------------------------------------------------------------- the scripts

@@ -9,6 +9,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,13 +19,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers import (TECHNIQUES, assert_one_line, change, processes_of, run, run_forked, start,
-                     wait_until)
+from helpers import (ROOT, TECHNIQUES, TINY, assert_one_line, change, processes_of, run, run_forked,
+                     start, wait_until)
 
 import compose
 import running
 import runs
 from records import Training
+from whatif import machine
 
 CELLS = [(row, column) for row in ("single", "DP", "DDP")
          for column in ("plain", "+cudnn", "+amp", "+cudnn +amp")]
@@ -412,6 +414,11 @@ def test_long_epochs_are_cut_short_where_time_is_limited(stand_ins, data):
     assert f"2 epochs of {row['options']['steps']} steps" in done.stdout
 
 
+def test_cores_are_those_of_the_quota():
+    """Of a container or job: tests/test_whatif_run.py has their kinds."""
+    assert runs.cores is machine.cores
+
+
 def test_progress(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(runs.time, "monotonic", lambda: clock[0])
@@ -472,7 +479,10 @@ def test_a_terminal_shows_the_run_under_way_in_place(stand_ins, data):
     assert b"epoch 1/2  loss" not in shown  # that is for logs
 
 
-def test_a_script_has_a_terminal_and_its_log_whole_lines(tmp_path):
+def test_a_script_has_a_terminal_and_its_log_whole_lines(tmp_path, monkeypatch):
+    """Its progress is read off bars, which the user's environment may turn off."""
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+    monkeypatch.setenv("TQDM_BAR_FORMAT", "{n}")
     code = """import sys
 from tqdm import tqdm
 for i in tqdm(range(3), "reading"): pass
@@ -524,6 +534,33 @@ runs.guarded(main, "running.sh")
 """
     done = run(sys.executable, "-c", code, cwd=compose.ROOT / "tools")
     assert_one_line(done, 130, "running.sh: stopped by SIGTERM")
+
+
+@pytest.mark.fault("errors of PyTorch")
+def test_a_long_folder_for_temporary_files_is_refused(tmp_path):
+    """A loading worker that cannot make its socket prints a traceback and hangs (law#184)."""
+    for letters in (70, 71):
+        folder = Path("/tmp", "a" * letters)
+        folder.mkdir()
+        try:
+            done = run(sys.executable, "-c", "import runs\nruns.guarded(int, 'running.sh')",
+                       cwd=compose.ROOT / "tools", env={"TMPDIR": str(folder)})
+        finally:
+            folder.rmdir()
+        if letters == 70:
+            assert done.returncode == 0, done.stderr
+    assert_one_line(done, 2, f"running.sh: error: TMPDIR {folder} is too long")
+
+
+@pytest.mark.fault("two runs at once")
+@pytest.mark.skipif(bool(subprocess.run(["unshare", "-u", "true"], capture_output=True).returncode)
+                    if shutil.which("unshare") else True, reason="cannot have another host name")
+def test_a_host_whose_name_has_no_address(digits, tmp_path):
+    """torchrun would wait for its own name, and warn for ever (Grendel-GS#9, pytorch#150532)."""
+    words, variables = runs.launched(ROOT / "src" / "train_DDP.py", 2)
+    done = run("unshare", "-u", "sh", "-c", 'hostname no-such-host && exec "$@"', "sh", *words,
+               "--dataset", digits, *TINY, "--result_dir", tmp_path, env=variables)
+    assert done.returncode == 0 and "epoch 2/2" in done.stdout, done.stderr
 
 
 def test_stop_ends_what_a_process_starts_while_it_ends():

@@ -262,6 +262,18 @@ def test_a_process_that_is_spawned(scripts):
     assert result["why_not"]["fused"] == "the optimizer is made in another process"
 
 
+@pytest.mark.fault("start methods of LMDB workers", "start methods of loading workers")
+@pytest.mark.parametrize("how", ["context", "all"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_of_each_start_method(method, how, scripts):
+    """Of a DataLoader's own context, or set for all; forkserver is the default of Python 3.14."""
+    result = scripts.once("start_methods.py", method, how, only=["fused"])
+    assert windows_of(result, "fused") and a_step(result) == pytest.approx(
+        [4] * len(windows_of(result))), result
+    (loader,) = result["facts"]["loaders"]
+    assert loader["method"] == method and loader["workers"] == 1
+
+
 # -------------------------------------------------------------------------- scripts that end
 @pytest.mark.fault("script that whatif cannot measure")
 def test_a_script_that_ends_early_is_started_again(scripts):

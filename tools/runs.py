@@ -18,6 +18,7 @@ import statistics
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 import tty
@@ -26,12 +27,14 @@ from pathlib import Path
 from paths import ROOT
 
 from terminal import say, show
+from whatif.machine import cores  # those of a quota, too; one place says how many
 
 with contextlib.suppress(ImportError):  # --help needs no packages; need_packages() tells
     import psutil
 
 __all__ = ["ROOT", "say", "show"]  # and what stands here
 GRACE_SECONDS = 10
+LONGEST_TEMPORARY = 75  # bytes: workers add 32 to it for a socket, whose name has at most 107
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 BAR = r"\d+%\|[^|]*\| (\d+)/(\d+) \[[^]]*\]"  # of tqdm
 
@@ -45,11 +48,6 @@ class GiveUp(Exception):
 
 
 # ------------------------------------------------------------------------------ the machine
-def cores():
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def has_bfloat16():
     """Return whether this CPU calculates in bfloat16."""
     words = Path("/proc/cpuinfo").read_text().split()
@@ -156,7 +154,13 @@ def launched(script, processes):
     """Return (words that start a script, variables): by torchrun if it is for that."""
     if "init_process_group" not in script.read_text():
         return [sys.executable, str(script)], {}
-    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    words = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={processes}",
+        "--local-addr=localhost",
+    ]  # else it waits for ever if no name server has the host's name
     threads = max(1, cores() // processes)  # they share the cores
     return [sys.executable, *words, str(script)], {"OMP_NUM_THREADS": str(threads)}
 
@@ -168,6 +172,10 @@ def follow(command, log, watch, env=None):
     the log. `watch(progress, line)` is called for every line, and with None in between; what it
     raises stops the command.
     """
+    variables = {
+        key: value for key, value in os.environ.items() if not key.startswith("TQDM_")
+    }  # TQDM_DISABLE would hide the bars
+    variables |= {"PYTHON_COLORS": "0", **(env or {})}  # no colours in an error: see failure
     ours, its = pty.openpty()
     tty.setraw(its)
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
@@ -179,7 +187,7 @@ def follow(command, log, watch, env=None):
             stdin=subprocess.DEVNULL,
             stdout=its,
             stderr=its,
-            env={**os.environ, **(env or {})},
+            env=variables,
             start_new_session=True,
         )
         os.close(its)
@@ -292,6 +300,11 @@ def guarded(main, driver):
     def stopped(number, frame):
         raise Stopped(signal.Signals(number).name)
 
+    if len(os.fsencode(tempfile.gettempdir())) > LONGEST_TEMPORARY:
+        refuse(
+            f"{driver}: error: TMPDIR {tempfile.gettempdir()} is too long: DataLoader's workers "
+            "would hang; name a shorter one"
+        )
     try:
         for number in SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
