@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Pillow and OpenCV turn a picture differently if its EXIF is stored in an unusual way: with its
-# header twice (Pillow#8348), or as text in a PNG, as ImageMagick wrote it (Pillow#4460). Seen with pillow 12.2.0 and opencv-python-headless 5.0.0.93, 2026-11-27, for a picture of
-# 48 x 32 with orientation 6:
+# header twice (Pillow#8348), or as text in a PNG, as ImageMagick wrote it (Pillow#4460). Seen with
+# pillow 12.2.0 and opencv-python-headless 5.0.0.93, 2026-11-27, for a picture of 48 x 32 with
+# orientation 6:
 #     one block: Pillow (32, 48), OpenCV (32, 48)
 #     a header twice: Pillow (32, 48), OpenCV (48, 32)
 #     text in a PNG: Pillow (32, 48), OpenCV (48, 32)
