@@ -38,6 +38,13 @@ def test_a_code_behind_the_line_silences_its_rule(line, codes):
     assert said(line, techniques=["DDP"]) == codes
 
 
+def test_the_layout_is_set_above_ddp():
+    layout = "model = model.to(memory_format=torch.channels_last)"
+    wrap = "net = nn.parallel.DistributedDataParallel(net)"
+    assert said(wrap, layout, techniques=["DDP"]) == ["C309"]
+    assert said(layout, wrap, techniques=["DDP"]) == []
+
+
 def test_noqa_silences_one_line_of_a_statement_only():
     first = ["nn.utils.clip_grad_norm_(", "    model.parameters(), 1)  # noqa: C101"]
     assert said(*first) == [] and said(*first, "x = weight.grad") == ["C101"]

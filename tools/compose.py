@@ -306,7 +306,8 @@ def add_to(path, techniques, approve=None, told=print):
     techniques = check(techniques)
     texts = versions_of(path, yours, origin, base, variants, techniques, there, told)
     final = texts[-1]
-    for each in hazards(final, [base, *variants.values()], {*there, *techniques}):
+    joined = {*there, *techniques}
+    for each in hazards(final, [base, *map(variants.get, joined)], joined):
         told(f"warning: {path}, {each}")
     if approve and not approve(without_later(path, texts, base, variants, techniques, there)):
         return False

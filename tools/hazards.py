@@ -25,6 +25,7 @@ class Rule:
     unless: str | None = None
     strings: bool = False  # the pattern needs the text of strings
     guarded: bool = False  # harmless under an `if` that asks for the rank
+    below: str | None = None  # harmless unless a statement above it has this pattern
 
     def joined(self, techniques):
         """Return the words that hold for a set of techniques."""
@@ -35,6 +36,7 @@ class Rule:
         ]
 
 
+DDP = r"(DistributedDataParallel|\bDDP)\("
 OPTIMIZER = r"^ *(?!optimizer\b)\w+ = (torch\.)?optim\.(?!lr_sch|swa)\w+\("
 # fmt: off
 RULES = [
@@ -56,7 +58,7 @@ RULES = [
          "fused and the first step with float16 raises"),
     Rule("C205", "channels_last!fused", r"\bfused=True", "a fused step is wrong if a checkpoint has "
          "its momentum in another layout: add fused too, whose block mends that"),
-    Rule("C211", "channels_last", r"= .*(DistributedDataParallel|\bDDP)\(", "the layout has to be "
+    Rule("C211", "channels_last", "= .*" + DDP, "the layout has to be "
          "set before this line: after it gradients are permuted"),
     Rule("C301", "DDP", r"\b(net|ddp\w*|\w+\.module)\.to\(.*channels_last", "after "
          "DistributedDataParallel this permutes gradients: call model.to(...) before net is made"),
@@ -83,6 +85,8 @@ RULES = [
          "every process writes it: put it under `if rank == 0:`", strings=True, guarded=True),
     Rule("C308", "DDP DP compile", r"\bnet\.(?!parameters|train\(|eval\(|zero_grad|named_par"
          r"|broadcast_b)\w", "net is a wrapper, with other names inside: use model"),
+    Rule("C309", "DDP", r"\bmodel\.to\(.*channels_last", "after DistributedDataParallel this permutes "
+         "gradients: move it above the line that makes net", below=DDP),
     Rule("C401", "compile", r"\bdrop_last=False", "a smaller last batch is compiled for itself"),
     Rule("C402", "profile", r"^ {12,}(if .*: )?continue\b", "the profiler counts a step at its end"),
     Rule("C501", "DALI LMDB", r"\bloader=(?!load_image)", "the technique does not call this loader"),
@@ -196,10 +200,12 @@ def hazards(text, others, techniques):
         joined = rule.joined(techniques)
         if not joined or rule.unless and re.search(rule.unless, "\n".join(own.values())):
             continue
+        above = [k for k, _, code, _ in found if rule.below and re.search(rule.below, code)]
         for first, last, code, names in mine:
             its_lines = all_lines[first - 1 : last]
             if (
                 re.search(rule.pattern, code if rule.strings else names)
+                and (not rule.below or any(k < first for k in above))
                 and rule.code not in silenced(its_lines)
                 and not (rule.guarded and is_guarded(all_lines, first))
             ):
