@@ -1,6 +1,7 @@
 """What a visitor finds beside the code: one test command, an installable whatif, one version."""
 
 import ast
+import json
 import re
 import shutil
 import sys
@@ -99,3 +100,17 @@ def test_pip_installs_the_command_whatif_and_nothing_but_torch(tmp_path):
     assert ours == theirs
     done = run(target / "bin" / "whatif", "--help", env={"PYTHONPATH": str(target)}, cwd=tmp_path)
     assert done.returncode == 0 and "my_train.py" in done.stdout, done.stderr
+
+
+def test_an_installed_whatif_is_no_library_of_the_script(tmp_path):
+    """Its own code then lies in site-packages, as that of libraries which call a model."""
+    shutil.copytree(ROOT / "whatif", tmp_path / "site-packages" / "whatif")
+    script = tmp_path / "train.py"
+    shutil.copy(ROOT / "tests" / "whatif_scripts" / "plain_loop.py", script)
+    done = run(sys.executable, "-m", "whatif", "--minutes", 0.3, "--only", "plain", "--json",
+               tmp_path / "found.json", script, "--size", 8, cwd=tmp_path,
+               env={"PYTHONPATH": str(tmp_path / "site-packages")})
+    assert done.returncode == 0, done.stdout + done.stderr
+    facts = json.loads((tmp_path / "found.json").read_text())["facts"]
+    made = [*facts["models"], *facts["optimizers"], *facts["loaders"]]
+    assert len(made) == 3 and not any(each["library"] for each in made)

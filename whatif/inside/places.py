@@ -276,6 +276,8 @@ class Places:
     def package_of(self, frame):
         """Return the name of the installed package that a frame's code is in, or ""."""
         path = frame.f_code.co_filename
+        if path.startswith(OURS + os.sep):  # whatif itself may be installed
+            return ""
         for name in PACKAGES:
             _, is_there, inner = path.rpartition(os.sep + name + os.sep)
             if is_there:
