@@ -229,9 +229,11 @@ class Prover:
 
     def prove(self):
         """Prove the patch, or a smaller one. The verdict is None if there is nothing to prove."""
+        if self.patch.is_empty():
+            return
         begin = time.monotonic()
         try:
-            while not self.patch.is_empty():
+            while not self.patch.is_empty():  # a smaller one may be
                 self.once()
                 if self.verdict["proved"] or not self.shrink():
                     break
