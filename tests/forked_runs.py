@@ -18,7 +18,7 @@ from unittest import mock
 
 from helpers import ROOT, SERVER, STARTED
 
-from whatif import run, search, session
+from whatif import run, session
 
 SCRIPTS = ROOT / "tests" / "whatif_scripts"
 WATCH = 0.4  # seconds
@@ -168,7 +168,3 @@ class Scripts:
 def windows_of(result, *names):
     """Return the windows of a set."""
     return [each for each in result["windows"] if tuple(each["names"]) == names]
-
-
-def kinds_of(result):
-    return {search.kind(name) for each in result["windows"] for name in each["names"]}

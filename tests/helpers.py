@@ -269,6 +269,19 @@ def spy(folder, script, *options, ranks=0):
         each["tensor"] for each in kept[rank] if (each["layer"], each["trains"]) == (layer, trains)]
 
 
+def with_little_memory(folder):
+    """Write a script that runs another one with 1 GB of address space beside its imports'."""
+    (folder / "limited.py").write_text("""
+import resource, runpy, sys
+import lmdb, torch, torchvision.transforms.v2
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + 10 ** 9,) * 2)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+""")
+    return folder / "limited.py"
+
+
 def edited(script, folder, *edits):
     """Write a user's copy of src/<script>.py, or of a path, with each (old, new) replaced."""
     source = SRC / f"{script}.py" if isinstance(script, str) else script

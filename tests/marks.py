@@ -2,7 +2,6 @@
 
 import ast
 import collections
-import difflib
 import itertools
 import re
 import textwrap
@@ -150,9 +149,3 @@ def misplaced(gone, body):
 def added(baseline, variant):
     """Return how many tokens `variant` has more than `baseline`."""
     return tokens(variant) - tokens(baseline)
-
-
-def lines_added(baseline, variant):
-    """Return how many lines of text the diff from `baseline` to `variant` adds."""
-    diff = difflib.ndiff(baseline.splitlines(), variant.splitlines())
-    return sum(line.startswith("+ ") and bool(line[2:].strip()) for line in diff)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import (ROOT, SRC, TINY, assert_one_line, edited, module_of, on_gpu, run, run_forked,
-                     train)
+                     train, with_little_memory)
 from PIL import Image
 from test_loader import FAULTY, ODD_NAMES, classes, photo, save, spoil, unusual
 from test_resize import claims
@@ -544,14 +544,6 @@ def test_the_limit_of_a_container_or_job_counts(line, limits, is_refused, digits
 @pytest.mark.fault("memory limit of a container")
 def test_an_allocation_that_fails_is_one_line(digits, tmp_path):
     """As under `ulimit -v`: 1.3 GB of images are less than is free, and more than is allowed."""
-    (tmp_path / "limited.py").write_text("""
-import resource, runpy, sys
-import torch, torchvision.transforms.v2
-pages = int(open("/proc/self/statm").read().split()[0])
-resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + 10 ** 9,) * 2)
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-""")
-    done = run(sys.executable, tmp_path / "limited.py", SRC / "train_cache.py", "--dataset", digits,
+    done = run(sys.executable, with_little_memory(tmp_path), SRC / "train_cache.py", "--dataset", digits,
                *TINY, "--image_size", 1200, "--result_dir", tmp_path)
     assert_one_line(done, 2, "train_cache.py: error: the images do not fit in memory")

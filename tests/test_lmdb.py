@@ -12,7 +12,7 @@ import time
 import lmdb
 import pytest
 from helpers import (ROOT, SRC, Forked, Hostile, SmallDisk, run, run_forked, train, wait_awhile,
-                     wait_until)
+                     wait_until, with_little_memory)
 from PIL import Image
 from test_loader import ODD_NAMES, classes, error_of, pairs, photo, save, spoil, unusual
 
@@ -253,15 +253,7 @@ def test_large_and_many_files(name, tmp_path):
 @pytest.mark.fault("LMDB file that has to grow")
 def test_built_with_little_address_space(name, tmp_path):
     """As under `ulimit -v`, which batch systems set: lmdb maps the largest size that a file may get."""
-    (tmp_path / "limited.py").write_text("""
-import resource, runpy, sys
-import lmdb, torch, torchvision.transforms.v2
-pages = int(open("/proc/self/statm").read().split()[0])
-resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + 10 ** 9,) * 2)
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-""")
-    done = run(sys.executable, tmp_path / "limited.py",
+    done = run(sys.executable, with_little_memory(tmp_path),
                *command(name, splits(tmp_path / "data"), tmp_path))
     assert done.returncode == 0 and (tmp_path / "data_train.lmdb").exists(), done.stderr
 

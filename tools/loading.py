@@ -58,13 +58,7 @@ def build_parser():
     add = parser.add_argument
     add("SCRIPT", help="a loader: its name in src/, such as loader_DALI.py, or a path")
     add("DATASET", help="its folder: train/<class>/*, or pairs of images as docs/loading.md says")
-    add(
-        "--result_dir",
-        type=Path,
-        default=ROOT / "results",
-        metavar="DIR",
-        help="where the results go (default: results/ in the clone)",
-    )
+    parser.add_result_dir()
     return parser
 
 

@@ -1,6 +1,9 @@
 """Command lines: what running.sh, loading.sh and compose.sh share to read them."""
 
 import argparse
+from pathlib import Path
+
+from paths import ROOT
 
 
 class Parser(argparse.ArgumentParser):
@@ -13,6 +16,16 @@ class Parser(argparse.ArgumentParser):
             description=description,
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def add_result_dir(self):
+        """Add the option of the folder for tables and records."""
+        self.add_argument(
+            "--result_dir",
+            type=Path,
+            default=ROOT / "results",
+            metavar="DIR",
+            help="where the results go (default: results/ in the clone)",
         )
 
     def error(self, message):

@@ -498,13 +498,7 @@ def build_parser():
     more = dict(action="append", default=[], choices=names, metavar="TECHNIQUE")
     add("--with", dest="wanted", help="try it, although it cannot gain on this machine", **more)
     add("--without", help=f"leave it out; TECHNIQUE is one of {', '.join(sorted(names))}", **more)
-    add(
-        "--result_dir",
-        type=Path,
-        default=ROOT / "results",
-        metavar="DIR",
-        help="where the results go (default: results/ in the clone)",
-    )
+    parser.add_result_dir()
     return parser
 
 

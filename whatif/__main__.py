@@ -21,7 +21,7 @@ def main():
     if run.RANK > 0:
         return 0  # rank 0 starts all processes of the script
     args = options.parse(sys.argv[1:])
-    if args.command[0] == "compare" and hasattr(args, "compare"):
+    if args.kind == "comparison":
         from whatif import compare
         return compare.main(args)
     from whatif import session

@@ -1,6 +1,5 @@
 """--compare old.json new.json: whether the same script became slower, beyond its interval."""
 
-import argparse
 import json
 import math
 import statistics
@@ -9,26 +8,6 @@ import sys
 from whatif import stats
 
 SLOWER, WRONG = 5, 2
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        self.exit(WRONG, f"whatif: error: {message}\n")
-
-
-def parse(words):
-    """Return the options of a comparison; end with one line and status 2 if one is wrong."""
-    parser = Parser("whatif --compare", allow_abbrev=False, usage="python whatif --compare "
-                    "OLD.json NEW.json [--fail-above PERCENT]")
-    parser.add_argument("--compare", nargs=2, metavar=("OLD", "NEW"), required=True,
-                        help="two records that --json has written")
-    parser.add_argument("--fail-above", type=float, default=0, metavar="PERCENT",
-                        help="how much slower it may be, beyond the interval (default: 0)")
-    args = parser.parse_args(words)
-    if not 0 <= args.fail_above < 100:
-        parser.error("--fail-above has to be 0 or more, and below 100")
-    args.command = ["compare", *args.compare]
-    return args
 
 
 def read(path):

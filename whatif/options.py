@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from whatif import compare, run
+from whatif import run
 from whatif.techniques import KINDS
 
 ABOUT = """Run your PyTorch training script, unchanged, and measure how much faster each technique
@@ -77,14 +77,29 @@ def read_command(args, words):
     return wrong
 
 
+def parse_comparison(words):
+    """Return the options of --compare; end with one line and status 2 if one is wrong."""
+    parser = Parser("whatif --compare", allow_abbrev=False, usage="python whatif --compare "
+                    "OLD.json NEW.json [--fail-above PERCENT]")
+    parser.set_defaults(kind="comparison")
+    parser.add_argument("--compare", nargs=2, metavar=("OLD", "NEW"), required=True,
+                        help="two records that --json has written")
+    parser.add_argument("--fail-above", type=float, default=0, metavar="PERCENT",
+                        help="how much slower it may be, beyond the interval (default: 0)")
+    args = parser.parse_args(words)
+    if not 0 <= args.fail_above < 100:
+        parser.error("--fail-above has to be 0 or more, and below 100")
+    return args
+
+
 def parse(words):
     """Return the options and the command; end with one line and status 2 if one is wrong.
 
-    kind is "script", "module" or "command"; command is the command line that starts a run; name
+    kind is "script", "module", "command" or "comparison", which has only its own; command is the command line that starts a run; name
     is what the report calls it; script is the script's path or None; only is a list of kinds.
     """
     if "--compare" in words[:1]:
-        return compare.parse(words)
+        return parse_comparison(words)
     own, words = split(words)
     parser = own_parser()
     args = parser.parse_args(own)
