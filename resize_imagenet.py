@@ -349,8 +349,8 @@ def do_all(job, names, workers):
     return counts, failures
 
 
-def main():
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+def parse():
+    """Return (the options, a function that ends with one line). --src and --dst are real paths."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -377,13 +377,20 @@ def main():
         parser.error(f"--src {args.src}: no such folder")
     if src in (dst, *dst.parents) or dst in src.parents:
         parser.error("--src and --dst must be two folders, neither inside the other")
+    args.src, args.dst = src, dst
+    return args, fail
 
+
+def main():
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    args, fail = parse()
+    src, dst, program = args.src, args.dst, Path(sys.argv[0]).name
     start = time.perf_counter()
     try:
         endings = [*FORMATS, *(OTHERS if args.format else ())]
         names, unreadable = find_pictures(str(src), str(dst), endings)
         if not names:
-            parser.error(f"--src {src}: no pictures there (names that end in {' '.join(endings)})")
+            fail(f"--src {src}: no pictures there (names that end in {' '.join(endings)})", 2)
         settings = {"src": str(src), "max_size": args.max_size, "quality": args.quality}
         with claim(dst, settings | ({"format": args.format} if args.format else {})):
             # on some disks a and A are the same name
@@ -398,19 +405,19 @@ def main():
             )
             counts, failures = do_all(job, names, args.workers)
     except KeyboardInterrupt:
-        sys.exit(f"{parser.prog}: stopped; run it again to continue")
+        sys.exit(f"{program}: stopped; run it again to continue")
     except BrokenProcessPool:
         fail(
             "a worker was killed, perhaps for lack of memory; run it again to continue, with "
             "fewer --workers if need be"
         )
     except ValueError as error:
-        parser.error(str(error))
+        fail(str(error), 2)
     except OSError as error:
         fail(f"cannot write to --dst {dst}: {error.strerror}; run it again to continue")
     failures |= unreadable
     for name, reason in failures.items():
-        print(f"{parser.prog}: error: {printable(f'{src / name}: {reason}')}", file=sys.stderr)
+        print(f"{program}: error: {printable(f'{src / name}: {reason}')}", file=sys.stderr)
     print(
         f"{counts['done']:,} of {len(names):,} pictures done, {counts['kept']:,} were there "
         f"already, {len(failures):,} cannot be done; {counts['read'] / 1e6:,.1f} MB became "
