@@ -127,5 +127,6 @@ def test_commands_can_be_copied(page, monkeypatch):
         places = [number for number, word in enumerate(words)
                   if word.endswith(("whatif", "whatif.pyz")) and number]
         for number in places[:1]:
-            found.append(options.parse(words[number + 1:]).command)
+            args = options.parse(words[number + 1:])
+            found.append(args.compare if args.kind == "comparison" else args.command)
     assert all(found) and len(found) >= {"whatif.md": 6, "README.md": 1}.get(page.name, 0)

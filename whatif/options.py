@@ -95,8 +95,9 @@ def parse_comparison(words):
 def parse(words):
     """Return the options and the command; end with one line and status 2 if one is wrong.
 
-    kind is "script", "module", "command" or "comparison", which has only its own; command is the command line that starts a run; name
-    is what the report calls it; script is the script's path or None; only is a list of kinds.
+    kind is "script", "module", "command" or "comparison", which has options of its own; command is
+    the command line that starts a run; name is what the report calls it; script is the script's
+    path or None; only is a list of kinds.
     """
     if "--compare" in words[:1]:
         return parse_comparison(words)
