@@ -1,23 +1,28 @@
-"""The page, docs/index.html, in a headless browser; and that its data fit src/ and results/."""
+"""The site that tools/site.py builds: its pages and links, and the page in a headless browser."""
 
 import functools
 import hashlib
+import html.parser
 import http.server
 import itertools
 import os
 import re
 import shutil
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, SRC, TECHNIQUES, module_of
+from helpers import ROOT, SRC, TECHNIQUES, module_of, run
+from test_whatif_report import FACTS
 
 import compose
 from records import Loading
+from whatif.search import kind
+from whatif.techniques import NAMES, reasons
 
-DOCS = ROOT / "docs"
+FILES = "https://host/owner/name/blob/main"
 SITE = module_of(ROOT / "tools" / "site.py")
 AXE = Path(os.environ.get("AXE", ROOT / "node_modules" / "axe-core" / "axe.min.js"))
 HASHES = """async ([family, sets]) => Promise.all(sets.map(async (set) => {
@@ -35,6 +40,14 @@ SHIFTS = """() => new Promise((resolve) => {
 
 
 @pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Return the folder of the site."""
+    folder = tmp_path_factory.mktemp("site")
+    SITE.build(folder, FILES)
+    return folder
+
+
+@pytest.fixture(scope="module")
 def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="needs pip install playwright")
     with playwright.sync_playwright() as started:
@@ -49,21 +62,21 @@ def browser():
 
 
 @pytest.fixture
-def visit(browser):
+def visit(browser, site):
     """Return a function that opens the page; no page may report an error or load from elsewhere."""
     contexts, problems = [], []
 
-    def visit(address="", docs=DOCS, size=(1280, 900), **options):
+    def visit(address="", at=site, size=(1280, 900), **options):
         context = browser.new_context(viewport=dict(width=size[0], height=size[1]), **options)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("requestfailed", lambda request: problems.append(request.url))
-        url = docs if isinstance(docs, str) else docs.as_uri()
+        url = at if isinstance(at, str) else at.as_uri()
         page.on("request", lambda request: problems.append(request.url) if not
                 request.url.startswith((url, "data:", "blob:")) else None)
-        page.goto(f"{url}/index.html{address}")
+        page.goto(f"{url}/{address}" if ".html" in address else f"{url}/index.html{address}")
         return page
     yield visit
     for context in contexts:
@@ -90,21 +103,99 @@ def tick(page, name):
 
 
 # ------------------------------------------------------------------------ without a browser
-def test_data_and_list_are_those_of_src_and_results():
-    stale = [path.name for path, text in SITE.pages().items() if path.read_text() != text]
-    assert stale == [], "run `python tools/site.py`"
+class Parts(html.parser.HTMLParser):
+    """The ids, links and tags of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.ids, self.links, self.tags = [], [], set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value)
+            elif name in ("href", "src"):
+                self.links.append(value)
 
 
-def test_the_page_is_small_and_loads_nothing_from_elsewhere():
-    files = [DOCS / name for name in ("index.html", "page.js", "page.css", "data.js")]
+def test_every_link_of_the_site_leads_somewhere(site):
+    """Within the site to a page and section, else to a file of the repository."""
+    pages = {path: Parts(path.read_text()) for path in site.rglob("*.html")}
+    for path, parts in pages.items():
+        assert len(parts.ids) == len({*parts.ids}), path
+        for target in parts.links:
+            if target.startswith(FILES + "/"):
+                name = target.removeprefix(FILES + "/").partition("#")[0]
+                assert (ROOT / name).exists() or name.startswith("../../actions/"), target
+            elif not re.match(r"\w+:", target):
+                name, _, section = target.partition("#")
+                file = (path.parent / name).resolve() if name else path
+                assert file.is_relative_to(site) and file.is_file(), (path, target)
+                assert not section or section in pages[file].ids, (path, target)
+
+
+def test_each_markdown_file_is_a_page(site):
+    for name in ("README", "docs/whatif", "docs/techniques", "results/h100-mnist/README"):
+        text, source = (site / f"{name}.html").read_text(), (ROOT / f"{name}.md").read_text()
+        assert {"h1", "table", "p", "nav"} <= Parts(text).tags, name
+        assert text.count("<table>") == len(re.findall(r"^\|[-|: ]+\|$", source, re.M)), name
+        assert text.count("<pre ") == source.count("\n```") / 2, name
+        assert f"<title>{source.splitlines()[0][2:].split(' [')[0]}</title>" in text
+    assert {path.stem for path in site.glob("docs/*.html")} == {
+        path.stem for path in ROOT.glob("docs/*.md")}
+
+
+def test_the_site_is_built_with_the_command_of_the_workflow(site, tmp_path):
+    words = re.search(r"python (tools/site.py .*)", (
+        ROOT / ".github" / "workflows" / "page.yml").read_text())[1].split()
+    done = run(sys.executable, *words[:-1], FILES, "--into", tmp_path, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'index.html'}\n"), done.stderr
+    for path in site.rglob("*.*"):
+        assert (tmp_path / path.relative_to(site)).read_bytes() == path.read_bytes(), path
+
+
+def test_the_page_is_small_and_loads_nothing_from_elsewhere(site):
+    files = [site / name for name in ("index.html", "page.js", "page.css", "data.js")]
     assert sum(path.stat().st_size for path in files) < 400_000
     for path in files[:3]:
-        assert not re.search(r"https?://|@import|fetch\(|import\(", path.read_text()), path
-    text = files[0].read_text()
+        loaded = re.sub(r'<a href="[^"]*"', "", path.read_text())
+        assert not re.search(r"https?://|@import|fetch\(|import\(", loaded), path
     for path in SRC.glob("*.py"):
-        assert f'<a href="../src/{path.name}">' in text
-    for target in re.findall(r'(?:href|src)="(?!data:)([^"#]+)', text):
-        assert (DOCS / target).exists(), target
+        assert f'<a href="{FILES}/src/{path.name}">' in files[0].read_text()
+
+
+# ------------------------------------------------------------------------ advice
+def answers():
+    """Return {answer: (techniques to take, techniques to leave)} of the page's questions."""
+    text = (SITE.SOURCES / "index.html").read_text()
+    found = re.findall(r"<option([^>]*)>([^<]*)</option>", text)
+    return {" ".join(answer.split()): tuple((re.findall(rf'data-{key}="(.*?)"', words) or [""])[
+        0].split() for key in ("take", "leave")) for words, answer in found}
+
+
+def test_each_technique_that_an_answer_names_has_its_reason_in_the_guide():
+    told = SITE.sections("train")
+    assert len(answers()) > 9
+    for take, leave in answers().values():
+        assert all(told[f"train_{name}"]["pays"] for name in take)
+        assert all(told[f"train_{name}"]["pays_not"] for name in leave)
+
+
+@pytest.mark.parametrize("answer, facts", [
+    ("mostly convolutions (ResNet)", dict(seen=["image", "convolution"])),
+    ("mostly matrix products", dict(seen=[])),
+    ("none", dict(device="cpu"))], ids=["convolutions", "products", "no GPU"])
+def test_the_answers_agree_with_whatif(answer, facts):
+    """What an answer takes is what whatif would try; what it leaves has a form that whatif refuses.
+
+    whatif tries amp bfloat16 on a CPU, and not float16.
+    """
+    take, leave = answers()[answer]
+    facts = FACTS | dict(seen=[], optimizers=[dict(can_fuse=True, fused=False)]) | facts
+    refused = {kind(name) for name in NAMES if reasons(facts, [name])}
+    assert not {*take} & refused and {*leave} <= refused
 
 
 # ------------------------------------------------------------------------ joining
@@ -162,7 +253,7 @@ def test_switches_exclude_each_other_and_change_script_command_and_address(visit
     tick(page, "DDP")
     assert "torchrun --standalone --nproc_per_node=gpu my_train.py" in page.inner_text("#commands")
     tick(page, "LMDB")
-    assert "pip install lmdb pillow" in page.inner_text("#commands")
+    assert re.search(r"^pip install .* lmdb$", page.inner_text("#commands"), re.M)
     page.click("#clear")
     assert chosen(page) == ["", ""]
     assert "cp src/train.py my_train.py" in page.inner_text("#commands")
@@ -175,14 +266,12 @@ def test_the_questions_set_the_switches_and_say_why(visit):
                              ("model", "mostly convolutions (ResNet)")):
         page.locator("#questions label", has_text=question).locator("select").select_option(answer)
     assert chosen(page) == ["amp", "channels_last", "compile", "fused", "LMDB", "DDP"]
-    reasons = page.locator("#reasons li").all_inner_texts()
-    assert len(reasons) == 6 and reasons[0].startswith("DDP: Each GPU has")
+    told = page.locator("#reasons li").all_inner_texts()
+    assert len(told) == 6
+    assert told[0] == f"DDP: {SITE.sections('train')['train_DDP']['pays']}"
     page.locator("#questions select").first.select_option("none")
     assert "DDP" not in chosen(page) and "amp" not in chosen(page)
-    assert "not amp: It pays only on a CPU with" in page.inner_text("#reasons")
-    named = set(page.evaluate("QUESTIONS.flatMap(([, answers]) => answers.flatMap("
-                              "([, take, leave]) => Object.keys({ ...take, ...leave })))"))
-    assert named <= set(TECHNIQUES)
+    assert "not amp: Does not pay where" in page.inner_text("#reasons")
 
 
 def test_blocks_are_coloured_listed_and_reached_and_the_rest_folds(visit):
@@ -190,14 +279,14 @@ def test_blocks_are_coloured_listed_and_reached_and_the_rest_folds(visit):
     texts = [(SRC / f"train_{name}.py").read_text() for name in ("DDP", "amp")]
     blocks = page.locator("#blocks button")
     assert blocks.count() == sum(text.count("# new #") for text in texts)
-    reasons = re.findall(r"# new #\n *# (.*)", merged(("DDP", "amp")))
-    assert [text.split("\n")[-1] for text in blocks.all_inner_texts()] == reasons
+    told = re.findall(r"# new #\n *# (.*)", merged(("DDP", "amp")))
+    assert [text.split("\n")[-1] for text in blocks.all_inner_texts()] == told
     assert page.locator(".row.new .tag").all_inner_texts() == [
         text.split(" ")[0] for text in blocks.all_inner_texts()]
     colours = page.eval_on_selector_all(".row.new", "rows => rows.map(row => row.style.cssText)")
     assert len(set(colours)) == 2
     blocks.last.click()
-    assert page.locator(".row.new", has_text=reasons[-1]).is_visible()
+    assert page.locator(".row.new", has_text=told[-1]).is_visible()
     assert page.evaluate("document.querySelector('#code').scrollTop") > 0
     page.wait_for_selector("#blocks li:last-child [aria-current=true]")
     row = page.locator(".row", has_text="import argparse")
@@ -230,14 +319,13 @@ def shown_bars(page):
 
 
 @pytest.fixture
-def docs_of(tmp_path, monkeypatch):
-    """Return a function that makes a copy of the page that shows these results."""
-    def docs_of(results):
+def site_of(tmp_path, monkeypatch):
+    """Return a function that builds a site that shows these results."""
+    def site_of(results):
         monkeypatch.setattr(SITE.report, "results", lambda: results)
-        shutil.copytree(DOCS, tmp_path / "docs")
-        (tmp_path / "docs" / "data.js").write_text(SITE.pages()[DOCS / "data.js"])
-        return tmp_path / "docs"
-    return docs_of
+        SITE.build(tmp_path, FILES)
+        return tmp_path
+    return site_of
 
 
 def measured():
@@ -289,11 +377,11 @@ def loading_rows():
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["with_a_table", "without"])
-def test_loaders_and_their_tables(visit, docs_of, there):
+def test_loaders_and_their_tables(visit, site_of, there):
     results = {"a-training": ("running", measured()[1])}
     if there:
         results["a-loading"] = "loading", loading_rows()
-    page = visit(docs=docs_of(results))
+    page = visit(at=site_of(results))
     page.locator("input[value=loader]").check()
     tick(page, "DALI")
     assert script(page) == (SRC / "loader_DALI.py").read_text()
@@ -311,12 +399,12 @@ def test_loaders_and_their_tables(visit, docs_of, there):
     assert "no figure: FAIL: no room" in " ".join(shown_bars(page))
 
 
-def test_a_baseline_that_moved_is_told_and_a_failed_run_has_no_figure(visit, docs_of):
+def test_a_baseline_that_moved_is_told_and_a_failed_run_has_no_figure(visit, site_of):
     _, rows = measured()
     rows[0].runs[-1]["images_per_second"] *= 2
     rows.append(replace(rows[1], techniques=["profile"], status="skip", error="no time"))
     rows.append(replace(rows[1], techniques=["gone"], images_per_second=1e9))
-    page = visit("#train=profile", docs_of({"moved": ("running", rows)}))
+    page = visit("#train=profile", site_of({"moved": ("running", rows)}))
     (mine,) = [bar for bar in shown_bars(page) if "your choice" in bar]
     assert mine.endswith("no figure: SKIP: no time") and "gone" not in page.inner_text(".bars")
     why = SITE.report.warning(rows).replace("**", "")
@@ -326,7 +414,7 @@ def test_a_baseline_that_moved_is_told_and_a_failed_run_has_no_figure(visit, doc
 
 # ------------------------------------------------------------------------ take
 def test_copy_download_and_address(visit):
-    folder = [each for each in SITE.records() if each["family"] == "train"][-1]["folder"]
+    folder = [each for each in SITE.records(FILES) if each["family"] == "train"][-1]["folder"]
     page = visit(f"#train=DDP,amp&from=cache&view=diff&at={folder}",
                  permissions=["clipboard-read", "clipboard-write"])
     text = merged(("DDP", "amp"))
@@ -352,12 +440,12 @@ def test_copy_download_and_address(visit):
     assert script(other) in (merged(("DDP", "fused")), merged(("DP", "fused")))
 
 
-def test_from_a_web_host_without_https(visit, tmp_path):
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=DOCS)
+def test_from_a_web_host_without_https(visit, site):
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=site)
     with http.server.ThreadingHTTPServer(("localhost", 0), handler) as server:
         server.RequestHandlerClass.func.log_message = lambda *_: None
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        page = visit("#train=amp", docs=f"http://localhost:{server.server_port}")
+        page = visit("#train=amp", at=f"http://localhost:{server.server_port}")
         # without https a browser has no navigator.clipboard
         page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
         page.click("#copy-script")
@@ -407,10 +495,20 @@ def test_both_colour_schemes_and_sizes(visit, size, scheme):
     assert too_small == 0
 
 
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("name", ["docs/whatif", "docs/techniques", "results/h100-mnist/README"])
+def test_pages_of_text_fit_the_window(visit, site, name, width):
+    page = visit(f"{name}.html", size=(width, 900))
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    page.click("nav a >> text=All scripts")
+    assert page.url == f"{site.as_uri()}/index.html#scripts"
+
+
 @pytest.mark.skipif(not AXE.exists(), reason="needs axe-core: npm install axe-core")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
-@pytest.mark.parametrize("address", ["", "#loader=DALI", "#train=DALI&from=DDP,cache&view=diff"])
+@pytest.mark.parametrize("address", ["", "#loader=DALI", "#train=DALI&from=DDP,cache&view=diff",
+                                     "docs/loading.html", "docs/whatif.html"])
 def test_axe_finds_nothing(visit, address, width, scheme):
     page = visit(address, size=(width, 900), color_scheme=scheme)
     page.locator("summary").evaluate_all("all => all.forEach(it => { it.parentNode.open = true; })")

@@ -1,21 +1,36 @@
-"""Write the data of the page, docs/data.js, and the list of scripts in docs/index.html.
+"""Make the page and the pages of docs/ as a site that opens from a folder or a web host.
 
-    python tools/site.py
+    python tools/site.py          # needs markdown-it-py; then open site/index.html
 
-The data comes from src/, results/ and the titles in docs/*.md. The page joins techniques by
-applying the changes of each to the baseline, as compose.sh does; a test compares all sets.
+The page's sources are in tools/page. Its data come from src/, results/ and docs/*.md. It joins
+techniques by applying the changes of each to the baseline, as compose.sh does; a test compares all
+sets. Markdown files become HTML at the same path.
 """
 
+import argparse
 import difflib
 import html
 import json
+import posixpath
 import re
+import shutil
+from pathlib import Path
+
+import markdown_it
 
 import compose
 import report
 
 ROOT = report.ROOT
-GUIDES = {"train": "techniques.md", "loader": "loading.md"}  # whose sections describe the scripts
+SOURCES = ROOT / "tools" / "page"
+GUIDES = {"train": "docs/techniques.md", "loader": "docs/loading.md"}  # they describe the scripts
+PAGES = "*.md", "[a-z]*/README.md", "docs/*.md", "results/*/README.md"
+WIDE = {  # what may be wider than the window scrolls, also by keyboard
+    "<pre>": '<pre tabindex="0">',
+    "<table>": '<div class="wide" tabindex="0"><table>',
+    "</table>": "</table></div>",
+}
+PARTS = ".css", ".js", ".html", ".png"  # of the site, beside its pages
 
 
 def hunks(base, variant):
@@ -28,21 +43,34 @@ def hunks(base, variant):
     ]
 
 
+def slug(title):
+    """Return the id that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def sentence(begin, text):
+    """Return the first sentence that begins so, without the marks of Markdown; "" if none does."""
+    plain = re.sub(r"\[([^]]*)\]\([^)]*\)|`", r"\1", " ".join(text.split()))
+    found = re.search(rf"(?:{begin})\b.*?\.(?= |$)", plain)
+    return found[0] if found else ""
+
+
 def sections(family):
-    """Return {script's name: its heading, title, section in the guide and launcher}."""
-    guide = (ROOT / "docs" / GUIDES[family]).read_text()
+    """Return {script's name: what the page has to know of its section in the guide}."""
+    guide = (ROOT / GUIDES[family]).read_text()
     found, group = {}, ""
     for title, text in re.findall(r"^##+ ([^\n]*)\n(.*?)(?=^##+ |\Z)", guide, re.M | re.S):
         if not (parts := re.fullmatch(rf"({family}\w*)\.py: (.*)", title)):
             group = title
             continue
         launcher = re.search(rf"^(\S.*)src/{family}", text, re.M)
-        section = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
         found[parts[1]] = dict(
             group=group,
             title=parts[2],
-            guide=f"{GUIDES[family]}#{section}",
+            guide=f"{GUIDES[family]}#{slug(title)}",
             launcher=launcher[1] if launcher else "python ",
+            pays=sentence("Pays|Can pay", text),
+            pays_not=sentence("Does not pay|Does nothing", text),
         )
     return found
 
@@ -55,9 +83,9 @@ def family_of(family):
     for path in sorted((ROOT / "src").glob(f"{family}_*.py")):
         changes = hunks(base, compose.script(path.stem).split("\n"))
         added = sum(bool(line.strip()) for *_, lines in changes for line in lines)
-        variants[path.stem.removeprefix(f"{family}_")] = dict(
-            described[path.stem], added=added, hunks=changes
-        )
+        about = dict(described[path.stem], added=added, hunks=changes)
+        about["guide"] = link(about["guide"], "", "")
+        variants[path.stem.removeprefix(f"{family}_")] = about
     order = [name.removeprefix(f"{family}_") for name in described if name != family]
     choices = compose.choices(order) if family == "train" else [order]
     return dict(base=base, variants=variants, choices=choices)
@@ -88,7 +116,7 @@ def measured(family, row, rows):
     )
 
 
-def records():
+def records(files):
     """Return the records in results/; those with a steady baseline come first."""
     found = []
     for folder, (kind, rows) in report.results().items():
@@ -104,7 +132,8 @@ def records():
             dict(
                 folder=folder,
                 family=family,
-                file=f"{kind}.json",
+                record=f"{files}/results/{folder}/{kind}.json",
+                tables=f"results/{folder}/README.html",
                 warning=warning,
                 limits=limits,
                 title=f"{report.workload(rows[0])}; {report.place(rows[0])}",
@@ -120,37 +149,89 @@ def records():
 
 
 def listed():
-    """Return the list of scripts for docs/index.html, which needs no JavaScript."""
+    """Return the list of scripts, which needs no JavaScript."""
     lines = []
     for family in GUIDES:
-        described = {family: dict(title="the baseline", guide="techniques.md")} | sections(family)
+        described = {family: dict(title="the baseline", guide=GUIDES[family])} | sections(family)
         lines += [
-            f'<li><a href="../src/{stem}.py">{stem}.py</a>: {html.escape(about["title"])} '
+            f'<li><a href="src/{stem}.py">{stem}.py</a>: {html.escape(about["title"])} '
             f'(<a href="{about["guide"]}">about {stem}</a>)</li>'
             for stem, about in described.items()
         ]
     return "\n".join(["<ul>", *lines, "</ul>"])
 
 
-def pages():
-    """Return {path: text} of what this script writes."""
+# ------------------------------------------------------------------------------ pages and links
+def link(target, folder, files):
+    """Return where a link of a page in `folder` leads on the site.
+
+    Markdown files are pages. What is not on the site is at the address `files`.
+    """
+    if re.match(r"\w+:|#", target):
+        return target
+    path, mark, section = target.partition("#")
+    if path.endswith(".md"):
+        return f"{path[:-3]}.html{mark}{section}"
+    if path.endswith(PARTS):
+        return target
+    return f"{files}/{posixpath.normpath(posixpath.join(folder, path))}{mark}{section}"
+
+
+def linked(text, page, files):
+    """Return HTML of tools/page, whose links start at the root, with its links on a page."""
+    up = "../" * page.count("/")
+
+    def moved(found):
+        target = found[2] if page == "index.html" else re.sub("^#", "index.html#", found[2])
+        target = link(target, "", files)
+        return f'{found[1]}="{target if re.match(r"[a-z]+:|#", target) else up + target}"'
+
+    return re.sub(r'\b(href|src)="([^"]*)"', moved, text)
+
+
+def article(page, files):
+    """Return (title, HTML) of a Markdown file."""
+    markdown = markdown_it.MarkdownIt("commonmark").enable("table")
+    tokens = markdown.parse((ROOT / page).read_text())
+    for token, following in zip(tokens, tokens[1:]):
+        if token.type == "heading_open":
+            token.attrSet("id", slug(following.content))
+        for child in token.children or ():
+            for name in {"href", "src"} & {*child.attrs}:
+                child.attrSet(name, link(child.attrs[name], posixpath.dirname(page), files))
+    text = markdown.renderer.render(tokens, markdown.options, {})
+    for old, new in WIDE.items():
+        text = text.replace(old, new)
+    return tokens[1].content.split(" [")[0], text
+
+
+def build(folder, files):
+    """Write the site into a folder; `files` is the address of the repository's files."""
+    index, frame = ((SOURCES / name).read_text() for name in ("index.html", "text.html"))
     families = {family: family_of(family) for family in GUIDES}
-    data = json.dumps(dict(families=families, records=records()), indent=0)
-    index = ROOT / "docs" / "index.html"
-    text = re.sub(
-        r"(<!-- scripts -->\n).*?(<!-- /scripts -->)",
-        lambda found: f"{found[1]}{listed()}\n{found[2]}",
-        index.read_text(),
-        flags=re.S,
-    )
-    return {
-        index: text,
-        index.with_name(
-            "data.js"
-        ): f"// made by `python tools/site.py` from src/ and results/\nconst DATA = {data};\n",
-    }
+    data = json.dumps(dict(families=families, records=records(files)), indent=0)
+    texts = {"index.html": linked(index.replace("<!-- scripts -->", listed()), "index.html", files)}
+    texts |= {name: (SOURCES / name).read_text() for name in ("page.css", "page.js")}
+    texts["data.js"] = f"const DATA = {data};\n"
+    nav = re.search(r"<nav.*?</nav>", index, re.S)[0]
+    for path in sorted(path for pattern in PAGES for path in ROOT.glob(pattern)):
+        page = path.relative_to(ROOT).as_posix()
+        title, text = article(page, files)
+        around = linked(frame.replace("<!-- nav -->", nav), page, files)
+        texts[page.replace(".md", ".html")] = around.replace(
+            "<!-- title -->", html.escape(title)
+        ).replace("<!-- text -->", text)
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    for path in [*ROOT.glob("docs/*.png"), *ROOT.glob("results/*/*.png")]:
+        shutil.copy(path, folder / path.relative_to(ROOT))
 
 
 if __name__ == "__main__":
-    for path, text in pages().items():
-        path.write_text(text)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--into", type=Path, default=ROOT / "site", help="folder of the site")
+    parser.add_argument("--files", default=ROOT.as_uri(), help="address of the repository's files")
+    args = parser.parse_args()
+    build(args.into, args.files)
+    print(args.into / "index.html")

@@ -1,5 +1,5 @@
 // The page, in the order of its sections: state and address, choose, gain, take, see.
-// DATA comes from data.js, which tools/site.py writes.
+// DATA comes from data.js, which tools/site.py makes.
 "use strict";
 
 const START = ["amp", "channels_last"]; // the choice of an address that names none
@@ -128,51 +128,18 @@ function change(changes) {
 }
 
 // ------------------------------------------------------------------------ choose
-const CONVOLUTIONS = {
-  amp: "Tensor cores are much faster in half precision.",
-  channels_last: "Tensor cores need this layout; otherwise each layer converts its input.",
-  compile: "Batch norm, ReLU and additions become fewer kernels.",
-  fused: "One kernel updates all weights.",
-};
-const { channels_last: _, ...PRODUCTS } = CONVOLUTIONS;
-const QUESTIONS = [
-  ["How many GPUs do you have?", [
-    ["one", {}, { DDP: "It does nothing on one GPU." }],
-    ["several", { DDP: "Each GPU has a process of its own; PyTorch recommends it over DP." }, {}],
-    ["none", {}, { amp: "It pays only on a CPU with bfloat16 instructions." }]]],
-  ["Where do the images come from?", [
-    ["memory: all fit decoded",
-      { cache: "Each image is decoded once. Three bytes a pixel have to fit." }, {}],
-    ["JPEGs, decoded each time", { DALI: "It decodes on the GPU or in C++ threads." }, {}],
-    ["a slow disk",
-      { LMDB: "Reading in one open file takes fewer requests than opening many." }, {}],
-    ["training does not wait for them", {}, {}]]],
-  ["What does the model compute?", [
-    ["mostly convolutions (ResNet)", CONVOLUTIONS, {}],
-    ["mostly matrix products", PRODUCTS,
-      { channels_last: "It pays for convolutions." }]]],
-];
-
-function buildQuestions() {
-  $("questions").replaceChildren(...QUESTIONS.map(([question, answers]) => {
-    const options = ["not answered", ...answers.map(([answer]) => answer)]
-      .map((text, i) => make("option", { value: i - 1 }, text));
-    return make("label", { className: "field" }, question, make("select", {}, ...options));
-  }));
-}
-
-/** Set the switches as the answers suggest, and say why. */
+/** Set the switches as the answers suggest, and say why with the sentences of the guide. */
 function advise() {
-  const answers = [...$("questions").querySelectorAll("select")]
-    .map((select, i) => QUESTIONS[i][1][select.value]).filter(Boolean);
-  const leave = Object.assign({}, ...answers.map((answer) => answer[2]));
-  const take = Object.assign({}, ...answers.map((answer) => answer[1]));
-  const names = Object.keys(take).filter((name) => !(name in leave));
-  const item = (name, reason) => make("li", {}, make("b", {}, name), `: ${reason}`);
+  const named = (key) => [...$("questions").querySelectorAll("option:checked")]
+    .flatMap((answer) => answer.dataset[key]?.split(" ") ?? []);
+  const leave = named("leave"), take = without(named("take"), leave);
+  const { variants } = DATA.families.train;
+  const reason = (word, name, text) => make("li", {}, word,
+    make("a", { href: variants[name].guide }, name), `: ${text}`);
   $("reasons").replaceChildren(
-    ...names.map((name) => item(name, take[name])),
-    ...Object.entries(leave).map(([name, reason]) => item(`not ${name}`, reason)));
-  change({ chosen: allowed("train", names) });
+    ...take.map((name) => reason("", name, variants[name].pays)),
+    ...leave.map((name) => reason("not ", name, variants[name].pays_not)));
+  change({ chosen: allowed("train", take) });
 }
 
 function buildSwitches() {
@@ -293,19 +260,19 @@ function showGain() {
         : "./loading.sh loader_DALI.py DATASET")));
     return;
   }
-  const { folder, file, warning, setting, limits } = state.record;
+  const { record, tables, warning, setting, limits } = state.record;
   const shown = comparison();
   const mine = shown.find(([, reasons]) => reasons.includes("your choice"));
   $("found").textContent = mine?.[0].speed ? "Your choice was measured with this workload."
     : `Your choice, ${called(state.chosen)}, was not measured with this workload. `
       + "Below are the nearest sets that were.";
-  const link = (name, text) => make("a", { href: `../results/${folder}/${name}` }, text);
+  const link = (href, text) => make("a", { href }, text);
   $("gain").replaceChildren(
     ...(warning ? [make("p", { className: "warning" }, warning)] : []),
     make("ol", { className: "bars" }, ...shown.map(([row, reasons]) => bar(row, reasons))),
     ...limits.map((text) => make("p", {}, text)),
     make("p", {}, "Bars: median of the epochs after the first; the thin line: slowest to fastest ",
-      "epoch. ", link(file, "The record"), " and ", link("README.md", "its tables"), "."),
+      "epoch. ", link(record, "The record"), " and ", link(tables, "its tables"), "."),
     make("details", {}, make("summary", {}, "Machine, versions and command"),
       make("p", {}, setting)));
 }
@@ -469,7 +436,6 @@ function show() {
   showCode(rows);
 }
 
-buildQuestions();
 readAddress(location.hash);
 show();
 
