@@ -200,8 +200,6 @@ def cells(row, base):
 
 def markdown(found):
     """Return the table of what whatif measured of a script, and of what was measured by hand."""
-    if "version" not in found:
-        return markdown_of_old(found)
     unit, plain = found["unit"], found["plain_by_hand"]
     rates = ", ".join(map(speed, plain))
     plain_rate = speed(found["baseline"]["rate"])
@@ -260,66 +258,13 @@ def shows(found):
         *(model["kind"] for model in facts["models"]),
         *(f"batch {batch:,}" for batch in batches if batch),
     ]
-    best = found["best"] if "version" not in found else " + ".join(found["best"])
+    best = " + ".join(found["best"])
     row = next((each for each in found["rows"] if each["name"] == best), None)
     told = best or "nothing is faster"
     if row:
-        told += f": {times(row) if 'version' in found else gain_of_old(row)}"
+        told += f": {times(row)}"
         told += f", by hand {row['by_hand'] / base:.2f}x" if row.get("by_hand") else ""
     return machine(facts), ", ".join(what), told, found["date"]
-
-
-# ------------------------------------------------------------------------------ older records
-def gain_of_old(row):
-    """Return '1.67x ±0.05', the ratio of a row of whatif.py."""
-    return f"{row['ratio']:.2f}x ±{row['spread']:.2f}" if "ratio" in row else ""
-
-
-def cells_of_old(row, base):
-    """Return the cells of a row of whatif.py; `base` is the plain script's speed by hand."""
-    runs, is_plain, hand = row["runs"], row["name"] == "as it is", row.get("by_hand")
-    if not runs:
-        return [row["name"], *[""] * 8, row["verdict"]]
-    gain = hand / base if hand else 0
-    rate, hand = (speed(each) if each else "" for each in (row["rate"], base if is_plain else hand))
-    memory = [run["memory"] for run in runs if run["memory"] is not None]
-    return [
-        row["name"],
-        rate,
-        hand,
-        "" if is_plain else gain_of_old(row),
-        f"{gain:.2f}x" if gain else "",
-        f"{gain / row['ratio'] - 1:+.0%}" if gain else "",
-        f"{statistics.fmean(run['wait'] for run in runs):.0%}",
-        f"{statistics.fmean(memory) / 1e9:.2f}" if any(memory) else "",
-        str(len(runs)),
-        row["verdict"],
-    ]
-
-
-def markdown_of_old(found):
-    """Return the table of a record of whatif.py, the tool before whatif/."""
-    unit, plain = found["unit"], found["plain_by_hand"]
-    rates = ", ".join(f"{rate:,.0f}" for rate in plain)
-    return report.text_of(
-        [
-            "This record is of whatif.py, an older tool that started a process for each run and had "
-            "other verdicts.",
-            report.table(
-                f"| | {unit}/s | by hand | as fast | by hand | apart | waits | GPU GB | n | verdict |",
-                [cells_of_old(row, statistics.mean(plain)) for row in found["rows"]],
-            ),
-            f"The script as it is: {found['rows'][0]['rate']:,.0f} {unit}/s by whatif.py; "
-            f"{rates} by hand.",
-            "`by hand` is a copy of the script that was changed as whatif.py says and ran once without "
-            "whatif.py: its speed, then how many times as fast it is as the script as it is (the mean "
-            "by hand). `apart`: how far the gain by hand is from the forecast.",
-            "`n` is the number of runs, ± the uncertainty of 95 %.",
-            [f"- Not tried: {name}: {why}" for name, why in found["left_out"].items()],
-            last_line(found["facts"], found),
-        ],
-        [],
-    )
 
 
 # ------------------------------------------------------------------------------ measuring

@@ -49,13 +49,18 @@ def test_every_script_has_its_section():
         assert path.name in loading, path
 
 
-def test_the_first_screen_has_a_chart_a_whole_diff_and_three_commands():
+def test_the_front_page_has_its_claim_then_whatif_then_a_whole_diff():
     lines = (ROOT / "README.md").read_text().splitlines()
-    screen = "\n".join(lines[:45])
-    assert len(lines) <= 200
-    assert "<!-- /chart" in screen and "<!-- /diff" in screen
-    commands = re.search(r"```bash\n(.*?)```", screen, re.DOTALL)[1]
-    assert len([line for line in commands.splitlines() if line]) == 3
+    assert len(lines) <= 150
+    claim = "\n".join(lines[:15])
+    assert "whole run" in claim and "top-1" in claim and "results/" in claim
+    commands = re.findall(r"```bash\n(.*?)```", "\n".join(lines), re.DOTALL)
+    assert commands[0].startswith("python whatif my_train.py")
+    order = ["## Your own script", "<!-- diff train_amp -->", "## Your own data", "## Join",
+             "## Load faster", "## Several GPUs", "## How it was measured"]
+    places = [next(number for number, line in enumerate(lines) if line.startswith(start))
+              for start in order]
+    assert places == sorted(places)
     for page in PAGES[2:]:
         assert len(page.read_text().splitlines()) <= 250, page
 

@@ -182,40 +182,6 @@ def test_a_kind_of_record_is_a_file_in_benchmarks(root, monkeypatch):
     assert "unknown" not in index and "toy" not in report.results()
 
 
-def test_the_table_of_an_older_forecast():
-    """whatif.py made it: the script as it is ran twice; by hand it trained 100 a second."""
-    def row(name, *rates, **details):
-        runs = [dict(memory=None, wait=0.5)] * len(rates)
-        measured = dict(ratio=rates[0] / 2000, spread=0.01, rate=rates[0]) if rates else {}
-        return dict(name=name, verdict="", runs=runs, **measured) | details
-    found = dict(
-        date="2026-11-24", command="python whatif.py main.py", script="mnist/main.py",
-        unit="samples", best="amp + fused", left_out={"tf32": "it needs an NVIDIA GPU"},
-        plain_by_hand=[90, 110], facts=dict(
-            models=[dict(kind="Net")], loaders=[dict(batch=64)], training=[0], cores=2,
-            processes=1, torch="2.14.1", python="3.12.1"),
-        rows=[row("as it is", 2000, 2000), row("amp", 3000, 3000, verdict="pays", by_hand=165),
-              row("cudnn", 2020, verdict="ran once"),
-              row("amp + fused", 3300, verdict="pays (1.10x of amp)", by_hand=150),
-              row("compile", verdict="RuntimeError: no compiler")])
-    tables, shows = report.functions("forecast")
-    text = tables(found)
-    assert text.startswith("This record is of whatif.py, an older tool")
-    assert text.splitlines()[4:9] == [
-        "| as it is | 2,000 | 100 |  |  |  | 50% |  | 2 |  |",
-        "| amp | 3,000 | 165 | 1.50x ±0.01 | 1.65x | +10% | 50% |  | 2 | pays |",
-        "| cudnn | 2,020 |  | 1.01x ±0.01 |  |  | 50% |  | 1 | ran once |",
-        "| amp + fused | 3,300 | 150 | 1.65x ±0.01 | 1.50x | -9% | 50% |  | 1 | "
-        "pays (1.10x of amp) |",
-        "| compile |  |  |  |  |  |  |  |  | RuntimeError: no compiler |"]
-    assert "2,000 samples/s by whatif.py; 90, 110 by hand" in text
-    assert "`n` is the number of runs, ± the uncertainty of 95 %." in text
-    assert "\n- Not tried: tf32: it needs an NVIDIA GPU\n" in text
-    assert "2 cores; torch 2.14.1, Python 3.12.1; 2026-11-24; `python whatif.py main.py`" in text
-    assert shows(found) == ("2 cores", "mnist/main.py, Net, batch 64",
-                            "amp + fused: 1.65x ±0.01, by hand 1.50x", "2026-11-24")
-
-
 def forecast_record():
     """A record of whatif's --json, with two sets, and what was measured by hand."""
     loader = dict(batch=64, workers=2, method="fork", pin=True, at="")
