@@ -183,6 +183,14 @@ def test_each_technique_that_an_answer_names_has_its_reason_in_the_guide():
         assert all(told[f"train_{name}"]["pays_not"] for name in leave)
 
 
+def test_the_answers_take_all_that_the_table_of_the_guide_names():
+    guide = (ROOT / SITE.GUIDES["train"]).read_text()
+    table = re.search(r"^\| training is held back by .*?\n\n", guide, re.M | re.S)[0]
+    named = {name for name in TECHNIQUES if re.search(rf"\b{name}\b", table)}
+    taken = {name for take, _ in answers().values() for name in take}
+    assert len(named) > 5 and named <= taken
+
+
 @pytest.mark.parametrize("answer, facts", [
     ("mostly convolutions (ResNet)", dict(seen=["image", "convolution"])),
     ("mostly matrix products", dict(seen=[])),

@@ -1,5 +1,7 @@
 """Ratios, intervals and verdicts: all statistics of whatif and of tools/ stand here.
 
+docs/verdicts.md tells the same in words.
+
 Every interval has a coverage of at least 95 %. There are three kinds of measurements:
 
 - windows by turns in one process (whatif): `ratios_of`, `estimate`, `quotient`
