@@ -209,7 +209,7 @@ def build(folder, files):
     """Write the site into a folder; `files` is the address of the repository's files."""
     index, frame = ((SOURCES / name).read_text() for name in ("index.html", "text.html"))
     families = {family: family_of(family) for family in GUIDES}
-    data = json.dumps(dict(families=families, records=records(files)), indent=0)
+    data = json.dumps(dict(families=families, records=records(files)))
     texts = {"index.html": linked(index.replace("<!-- scripts -->", listed()), "index.html", files)}
     texts |= {name: (SOURCES / name).read_text() for name in ("page.css", "page.js")}
     texts["data.js"] = f"const DATA = {data};\n"
