@@ -1,0 +1,37 @@
+"""Where the time of a run goes: shares, and a bar of text. The tools and whatif show the same."""
+
+# each part, what a reader calls it, and its sign in a bar
+PARTS = {
+    "start": ("imports and start", "S"),
+    "prepare": ("index or decoding, model", "P"),
+    "first_step": ("first step, compiling", "F"),
+    "steps": ("steps", "="),
+    "waiting": ("waiting for data", "."),
+    "validation": ("validation", "V"),
+    "checkpoints": ("checkpoints", "C"),
+    "between": ("between epochs", "B"),
+    "end": ("end", "E"),
+    "rest": ("the rest", "R")}
+WIDTH = 40
+
+
+def bar(parts, width=WIDTH):
+    """Return `width` signs for {part: seconds}: "SS======...V"; the largest remainders round up."""
+    total = sum(parts.values()) or 1
+    exact = {name: width * seconds / total for name, seconds in parts.items()}
+    signs = {name: int(each) for name, each in exact.items()}
+    missing = width - sum(signs.values())
+    for name in sorted(exact, key=lambda name: signs[name] - exact[name])[:missing]:
+        signs[name] += 1
+    return "".join(PARTS[name][1] * signs[name] for name in PARTS if name in parts)
+
+
+def legend(parts):
+    """Return "S imports and start, = steps": the signs of these parts."""
+    return ", ".join(f"{sign} {told}" for name, (told, sign) in PARTS.items() if name in parts)
+
+
+def shares(parts):
+    """Return {part: "12%"} of {part: seconds}, in their order."""
+    total = sum(parts.values()) or 1
+    return {name: f"{parts[name] / total:.0%}" for name in PARTS if name in parts}
