@@ -343,9 +343,12 @@ def test_some_steps_of_the_baseline_are_timed(step, images, options, ran, found,
 
 def test_a_calibration_that_fails_leaves_all_as_it_is(tmp_path, capsys):
     (tmp_path / "log").write_text("")
-    for answer in (("skip", 0, {"error": "time"}), ("fail", 1, {"error": "none"}),
+    for answer in (("skip", 1, {"error": "no package"}), ("fail", 1, {"error": "none"}),
                    ("ok", 0, dict(epochs=[dict(seconds=1)], lines=[1, 2]))):
         assert calibration.calibrate(lambda _: answer, [], tmp_path / "log") is None
+    given_up = calibration.calibrate(lambda _: ("skip", 0, {}), [], tmp_path / "log")
+    steps, epochs, told = calibration.fit(*given_up, 3, 5, True)
+    assert (steps, epochs) == (5, 3) and "a run would take too much of the 5 minutes" in told
     with pytest.raises(SystemExit) as end:
         calibration.calibrate(lambda _: ("skip", 2, {"error": "no data"}), [], tmp_path / "log")
     assert end.value.code == 2 and capsys.readouterr().err == "no data\n"

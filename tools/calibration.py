@@ -17,8 +17,8 @@ def calibrate(run, options, log):
     """Return the seconds of a step, the steps of an epoch, and the seconds from epoch to epoch.
 
     The latter are validation and checkpoint. `run(options)` trains two epochs, with its output in
-    `log`, and returns (status, exit code, record with "lines"). Return None if it does not end
-    well: the baseline's run will tell why.
+    `log`, and returns (status, exit code, record with "lines"). A step takes for ever if `run` gave
+    up. Return None if it does not end well: the baseline's run will tell why.
     """
     given = re.findall(r"--steps?[ =](\d+)", " ".join(options))
     whole = int(given[-1]) if given else math.inf
@@ -27,6 +27,8 @@ def calibrate(run, options, log):
         status, code, record = run([*options, "--steps", str(steps)])
         if code == 2:  # wrong use is the same for every script
             refuse(record["error"])
+        if (status, code) == ("skip", 0):
+            return math.inf, math.inf, 0
         images = re.search(r"([\d,]+) images", log.read_text(errors="replace"))
         if status != "ok" or len(record["lines"]) != 2 or not images:
             return None
@@ -51,8 +53,8 @@ def fit(step, whole, between, epochs, minutes, is_compared):
         steps = max(LEAST_STEPS, int(max(seconds - between, seconds / 2) / step))
         if steps < whole:
             told = (
-                f"a run would take {takes:.0f} s of the {minutes:g} minutes, so all epochs end "
-                f"after {steps} steps (--steps)"
+                f"a run would take {f'{takes:.0f} s' if takes < math.inf else 'too much'} of the "
+                f"{minutes:g} minutes, so all epochs end after {steps} steps (--steps)"
             )
             return steps, epochs, told
     more = int(min(1 + math.ceil(SECONDS / (whole * step)), min(most, LONGEST) / takes * epochs))

@@ -306,6 +306,8 @@ class Table:
         if first:
             self.took.append(seconds)
         else:
+            if self.server:
+                self.common["import_seconds"] = self.server.seconds
             self.took, self.rest = [seconds], seconds - (lines or [seconds])[0]
         kept = {key: details[key] for key in ("images_per_second", "warmup_seconds")}
         details["runs"] = [

@@ -20,7 +20,7 @@ def bar(parts, width=WIDTH):
     total = sum(parts.values()) or 1
     exact = {name: width * seconds / total for name, seconds in parts.items()}
     signs = {name: int(each) for name, each in exact.items()}
-    missing = width - sum(signs.values())
+    missing = width - sum(signs.values()) if sum(parts.values()) else 0
     for name in sorted(exact, key=lambda name: signs[name] - exact[name])[:missing]:
         signs[name] += 1
     return "".join(PARTS[name][1] * signs[name] for name in PARTS if name in parts)
