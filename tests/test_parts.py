@@ -36,7 +36,7 @@ def test_a_record_that_lacks_some_has_no_parts(record, lines):
 
 @pytest.mark.parametrize("seconds, width, shown", [
     (dict(start=1, steps=2, waiting=1), 8, "SS====.."), (dict(start=1, steps=999), 10, "=" * 10),
-    (dict(steps=1, waiting=1, end=1), 4, "==.E"), (dict(rest=0, steps=0), 4, ""), ({}, 4, "")])
+    (dict(steps=1, waiting=1, end=1), 4, "==.E"), (dict(next=0, steps=0), 4, ""), ({}, 4, "")])
 def test_a_bar_has_a_sign_for_each_share(seconds, width, shown):
     assert parts.bar(seconds, width) == shown
 
@@ -44,6 +44,7 @@ def test_a_bar_has_a_sign_for_each_share(seconds, width, shown):
 def test_shares_and_legend():
     assert parts.shares(dict(steps=3, start=1)) == dict(start="25%", steps="75%")
     assert parts.legend(["start", "steps"]) == "S imports and start, = steps"
+    assert parts.legend(dict(steps=3), dict(steps="75%")) == "= steps 75%"
 
 
 def row_of(speed, *techniques, found=FOUND, **details):

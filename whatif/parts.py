@@ -3,6 +3,8 @@
 # each part, what a reader calls it, and its sign in a bar
 PARTS = {
     "start": ("imports and start", "S"),
+    "began": ("start to the end of the first step", "S"),  # whatif sees a script from there on
+    "next": ("the next three steps", "N"),
     "prepare": ("index or decoding, model", "P"),
     "first_step": ("first step, compiling", "F"),
     "steps": ("steps", "="),
@@ -11,7 +13,7 @@ PARTS = {
     "checkpoints": ("checkpoints", "C"),
     "between": ("between epochs", "B"),
     "end": ("end", "E"),
-    "rest": ("the rest", "R")}
+    "aside": ("validation, between epochs", "V")}
 WIDTH = 40
 
 
@@ -26,12 +28,21 @@ def bar(parts, width=WIDTH):
     return "".join(PARTS[name][1] * signs[name] for name in PARTS if name in parts)
 
 
-def legend(parts):
-    """Return "S imports and start, = steps": the signs of these parts."""
-    return ", ".join(f"{sign} {told}" for name, (told, sign) in PARTS.items() if name in parts)
-
-
 def shares(parts):
     """Return {part: "12%"} of {part: seconds}, in their order."""
     total = sum(parts.values()) or 1
     return {name: f"{parts[name] / total:.0%}" for name in PARTS if name in parts}
+
+
+def legend(parts, shares={}):
+    """Return "S imports and start 12%, = steps 88%": the signs of these parts, and their shares."""
+    return ", ".join(f"{sign} {told} {shares.get(name, '')}".rstrip()
+                     for name, (told, sign) in PARTS.items() if name in parts)
+
+
+def of_watched(watched, began):
+    """Return {part: seconds} of what whatif has watched of a script that `began` at that time."""
+    return {} if "began" not in watched else dict(
+        began=max(0, watched["began"] - began), next=watched["next"],
+        steps=watched["seconds"] - watched["wait"], waiting=watched["wait"],
+        aside=max(0, watched["whole"] - watched["seconds"]))
