@@ -621,6 +621,21 @@ def test_wrong_options_for_the_scripts_end_it_at_once(words, part, project, digi
     assert len(done.stderr.splitlines()) == 1 and part in done.stderr
 
 
+@pytest.mark.parametrize("told, batch", [
+    ("143771\n", 256), ("81559\n16384\n", 128), ("8192\n", 64), ("4096\n", 32), ("[N/A]\n", 32),
+    (None, 32)])
+def test_without_a_dataset_a_gpu_gets_work(told, batch, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if told:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{told}'")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    words = running.gpu_workload(["--lr", "0.1"], runs.gpu_gigabytes())
+    found = runs.module_of(ROOT / "src" / "train.py").build_parser().parse_args(words)
+    assert (found.model, found.image_size, found.batch_size) == ("resnet50", 224, batch)
+    for own in (["--model", "resnet18"], ["--batch_size=9"], ["--image_size", "64"]):
+        assert running.gpu_workload(own, 80) == []
+
+
 def test_without_a_dataset_it_draws_the_digits_first(stand_ins):
     mine = stand_ins / "data" / "digits" / "mine.txt"
     mine.parent.mkdir(parents=True)

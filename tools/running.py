@@ -26,6 +26,7 @@ from runs import (
     failure,
     folder_of_its_own,
     follow,
+    gpu_gigabytes,
     guarded,
     launched,
     need_packages,
@@ -62,6 +63,8 @@ FIRST_SECONDS = 300  # its first epoch may take this longer (it compiles, decode
 FIRST_SHARE = 5  # ... limit of time this part of it, if that is less
 FIRST = ("channels_last", "amp", "cache", "DALI", "compile")  # these usually pay most
 MINUTES = 5  # of the whole without a DATASET
+GPU_WORKLOAD = ("--model", "resnet50", "--image_size", "224")  # without a DATASET, and ...
+GPU_BATCHES = {30: 256, 15: 128, 7: 64, 0: 32}  # {GB of the smallest GPU, at least: images}
 CLOSING_SECONDS = 15  # for the table and the chart at the end
 VERDICTS = {
     stats.Verdict.FASTER: Verdict.FASTER,
@@ -222,6 +225,42 @@ def run(techniques, options, folder, processes, check, server=None):
     return "ok", 0, read_record(record) | {"lines": lines, "wall_seconds": seconds}
 
 
+def giving_up(limit, minutes, epochs, usual, rest):
+    """Return a function that gives up a run after `limit` seconds, or if it is hopeless.
+
+    The baseline took `usual` seconds, `rest` of them after its first epoch; 0 if that is unknown.
+    """
+    allowed = SLOW * usual + min(FIRST_SECONDS, 60 * minutes / FIRST_SHARE)
+
+    def check(lines, seconds):
+        if seconds > limit:
+            raise GiveUp(
+                f"time: cut off after {seconds:.0f} s, so that all fits into "
+                f"{minutes:g} minutes (--minutes)"
+            )
+        since = seconds - lines[0] if lines else 0
+        is_slow = since > max(SLOW * rest, SLOW_SECONDS) if lines else seconds > allowed
+        if usual and is_slow:
+            raise GiveUp(
+                f"given up after {seconds:.0f} s, in epoch {len(lines) + 1} of "
+                f"{epochs}: all of the baseline took {usual:.0f} s"
+            )
+
+    return check
+
+
+def as_run(number, details, lines, seconds):
+    """Return what a row keeps of each of its runs."""
+    return dict(
+        number=number,
+        rates=report.speeds(Training.read(details)),
+        wall_seconds=seconds,
+        parts=records.Parts.written(details, lines, seconds),
+        images_per_second=details["images_per_second"],
+        warmup_seconds=details["warmup_seconds"],
+    )
+
+
 class Table:
     """The rows of one table, measured one after another, and the time left for more."""
 
@@ -242,11 +281,11 @@ class Table:
         """Return whether there is time for so many runs besides those that are reserved."""
         return self.time_left() > (self.reserved + runs) * statistics.median(self.took)
 
-    def run(self, techniques, options, epochs, check):
-        """Run a set of techniques; return what `run` returns."""
+    def run(self, techniques, options, epochs, limit):
+        """Run a set of techniques for at most `limit` seconds; return what `run` returns."""
         words = ["--epochs", str(epochs), *options_of(techniques, options)]
-        processes = self.common["processes"]
-        return run(techniques, words, self.folder, processes, check, self.server)
+        check = giving_up(limit, self.minutes, epochs, self.took[0], self.rest)
+        return run(techniques, words, self.folder, self.common["processes"], check, self.server)
 
     def calibrate(self):
         """Set --steps or the epochs of all runs, if they would be too long or too short."""
@@ -254,9 +293,10 @@ class Table:
         if self.minutes == math.inf and not is_compared:
             return
         say("Timing some steps of train.py.")
-        check = self.check(self.time_left() / 2)
         found = calibration.calibrate(
-            lambda options: self.run([], options, 2, check), self.options, self.folder / "train.log"
+            lambda options: self.run([], options, 2, self.time_left() / 2),
+            self.options,
+            self.folder / "train.log",
         )
         if found:
             limits = self.epochs, self.minutes, is_compared
@@ -264,27 +304,6 @@ class Table:
             self.options += ["--steps", str(steps)] * bool(steps)
             if told:
                 say(f"        {told}")
-
-    def check(self, limit):
-        """Return a function that gives up a run after `limit` seconds, or if it is hopeless."""
-        usual, rest = self.took[0], self.rest
-        allowed = SLOW * usual + min(FIRST_SECONDS, 60 * self.minutes / FIRST_SHARE)
-
-        def checked(lines, seconds):
-            if seconds > limit:
-                raise GiveUp(
-                    f"time: cut off after {seconds:.0f} s, so that all fits into "
-                    f"{self.minutes:g} minutes (--minutes)"
-                )
-            since = seconds - lines[0] if lines else 0
-            is_slow = since > max(SLOW * rest, SLOW_SECONDS) if lines else seconds > allowed
-            if usual and is_slow:
-                raise GiveUp(
-                    f"given up after {seconds:.0f} s, in epoch {len(lines) + 1} of "
-                    f"{self.epochs}: all of the baseline took {usual:.0f} s"
-                )
-
-        return checked
 
     def measure(self, techniques):
         """Run a set of techniques if the time allows; return what `run` returns, with "runs"."""
@@ -298,8 +317,7 @@ class Table:
                 0,
                 {"error": f"time: it does not fit into the {self.minutes:g} minutes (--minutes)"},
             )
-        check = self.check(limit)
-        status, code, details = self.run(techniques, self.options, self.epochs, check)
+        status, code, details = self.run(techniques, self.options, self.epochs, limit)
         if status != "ok":
             return status, code, details
         seconds, lines = details.pop("wall_seconds"), details.pop("lines")
@@ -309,16 +327,7 @@ class Table:
             if self.server:
                 self.common["import_seconds"] = self.server.seconds
             self.took, self.rest = [seconds], seconds - (lines or [seconds])[0]
-        kept = {key: details[key] for key in ("images_per_second", "warmup_seconds")}
-        details["runs"] = [
-            dict(
-                number=len(self.took),
-                rates=report.speeds(Training.read(details)),
-                wall_seconds=seconds,
-                parts=records.Parts.written(details, lines, seconds),
-                **kept,
-            )
-        ]
+        details["runs"] = [as_run(len(self.took), details, lines, seconds)]
         return status, code, details
 
     def repeat(self, row):
@@ -521,6 +530,28 @@ def digits():
     return ROOT / "data" / "digits"
 
 
+def grid():
+    """Return [(row, column, techniques), ...] of the grid; the baseline is the first."""
+    return [
+        (row, column, report.ROWS[row] + report.COLUMNS[column])
+        for row in report.ROWS
+        for column in report.COLUMNS
+    ]
+
+
+def gpu_workload(options, gigabytes):
+    """Return options that keep a GPU busy with the digits; none if `options` choose a workload.
+
+    With train.py's defaults, a small network and small images, the host is what is measured.
+    """
+    if {word.split("=")[0] for word in options} & {"--model", "--image_size", "--batch_size"}:
+        return []
+    batch = next(images for least, images in GPU_BATCHES.items() if gigabytes >= least)
+    words = [*GPU_WORKLOAD, "--batch_size", str(batch)]
+    say(f"Without a DATASET all runs get {' '.join(words)}, which keeps a GPU busy.")
+    return words
+
+
 def main():
     started = time.monotonic()
     args, options = parse(sys.argv[1:])
@@ -537,12 +568,7 @@ def main():
         if name in compose.TECHNIQUES and name not in args.wanted
     }
     allowed = {*compose.TECHNIQUES} - {*left_out, *args.without}
-    cells = [
-        (row, column, report.ROWS[row] + report.COLUMNS[column])
-        for row in report.ROWS
-        for column in report.COLUMNS
-    ]
-    baseline, *cells = [cell for cell in cells if {*cell[2]} <= allowed]
+    baseline, *cells = [cell for cell in grid() if {*cell[2]} <= allowed]
     cells = [] if args.part == "staircase" else cells
     stairs = [] if args.part == "cells" or args.EPOCHS == 1 else stairs_of(here["gpus"], allowed)
     for name, why in left_out.items():
@@ -554,6 +580,8 @@ def main():
         )
 
     # for how long, and with what
+    if here["gpus"] and not args.DATASET:
+        options = [*gpu_workload(options, gpu_gigabytes()), *options]
     minutes = args.minutes or (math.inf if args.DATASET else MINUTES)
     if minutes < math.inf:
         say(f"This takes at most {minutes:g} minutes.")

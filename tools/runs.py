@@ -91,6 +91,18 @@ def machine(*others):
     )
 
 
+def gpu_gigabytes():
+    """Return the memory of the smallest GPU; 0 if that is unknown."""
+    told = ""
+    with contextlib.suppress(OSError):
+        told = subprocess.run(
+            ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+        ).stdout
+    return min(map(int, re.findall(r"^\d+", told, re.M)), default=0) / 1000
+
+
 def setting(command, *others):
     """Return the date, the machine and the command as a record has them; `others`: see machine."""
     return dict(
