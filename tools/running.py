@@ -312,11 +312,8 @@ class Table:
         if not first:
             limit /= 2
         elif limit < 0.8 * min(self.took):
-            return (
-                "skip",
-                0,
-                {"error": f"time: it does not fit into the {self.minutes:g} minutes (--minutes)"},
-            )
+            told = f"time: it does not fit into the {self.minutes:g} minutes (--minutes)"
+            return "skip", 0, {"error": told}
         status, code, details = self.run(techniques, self.options, self.epochs, limit)
         if status != "ok":
             return status, code, details
