@@ -346,6 +346,11 @@ def test_a_calibration_that_fails_leaves_all_as_it_is(tmp_path, capsys):
     for answer in (("skip", 1, {"error": "no package"}), ("fail", 1, {"error": "none"}),
                    ("ok", 0, dict(epochs=[dict(seconds=1)], lines=[1, 2]))):
         assert calibration.calibrate(lambda _: answer, [], tmp_path / "log") is None
+    (tmp_path / "log").write_text("train: 1 parameters, 999 images, 2 classes, cpu")
+    answers = iter([("ok", 0, dict(options=dict(batch_size=9), lines=[1, 3],
+                                   epochs=[dict(seconds=0.1)])), ("skip", 0, {})])
+    assert calibration.calibrate(lambda _: next(answers), [], tmp_path / "log") == pytest.approx(
+        (0.02, 111, 1.9))
     given_up = calibration.calibrate(lambda _: ("skip", 0, {}), [], tmp_path / "log")
     steps, epochs, told = calibration.fit(*given_up, 3, 5, True)
     assert (steps, epochs) == (5, 3) and "a run would take too much of the 5 minutes" in told

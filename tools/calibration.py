@@ -18,26 +18,27 @@ def calibrate(run, options, log):
 
     The latter are validation and checkpoint. `run(options)` trains two epochs, with its output in
     `log`, and returns (status, exit code, record with "lines"). A step takes for ever if `run` gave
-    up. Return None if it does not end well: the baseline's run will tell why.
+    up at once. Return None if it does not end well: the baseline's run will tell why.
     """
     given = re.findall(r"--steps?[ =](\d+)", " ".join(options))
-    whole = int(given[-1]) if given else math.inf
+    whole, found = int(given[-1]) if given else math.inf, (math.inf, math.inf, 0)
     for steps in STEPS:
         steps = min(steps, whole)
         status, code, record = run([*options, "--steps", str(steps)])
         if code == 2:  # wrong use is the same for every script
             refuse(record["error"])
         if (status, code) == ("skip", 0):
-            return math.inf, math.inf, 0
-        images = re.search(r"([\d,]+) images", log.read_text(errors="replace"))
+            return found
+        images = re.search(r"parameters, ([\d,]+) images", log.read_text(errors="replace"))
         if status != "ok" or len(record["lines"]) != 2 or not images:
             return None
         batch, seconds = record["options"]["batch_size"], record["epochs"][-1]["seconds"]
         whole = min(whole, int(images[1].replace(",", "")) // batch)
         steps, (first, second) = min(steps, whole), record["lines"]
+        found = seconds / steps, whole, max(0, second - first - seconds)
         if seconds > ENOUGH or steps == whole:
             break
-    return seconds / steps, whole, max(0, second - first - seconds)
+    return found
 
 
 def fit(step, whole, between, epochs, minutes, is_compared):
