@@ -25,6 +25,7 @@ SETTINGS = {
                   "3.10": "a version of Python"},
     "loading.md": {"20%": "a threshold", "10,000": "a setting of loading.sh"},
     "measuring.md": {"5 s": "a setting of running.sh", "30 s": "a setting of running.sh",
+                     "300 s": "a setting of running.sh",
                      "95%": "of Student's t", "20%": "of a single ratio, in stats.py",
                      "1%": "twice STEADY there",
                      "2%": "ADVISED in stats.py", "10%": "CLEAR and MOVED there"},
