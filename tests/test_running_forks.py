@@ -109,6 +109,19 @@ def test_workers_of_a_fork_start_by_any_method(tmp_path):
         server.process.wait()
 
 
+def test_imports_that_open_a_gpu_leave_every_run_a_process(tmp_path):
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidia0").touch()
+    (tmp_path / "opening.py").write_text(f"file = open({str(tmp_path / 'dev' / 'nvidia0')!r})")
+    script = tmp_path / "train.py"
+    script.write_text("import opening, os\nprint(os.getppid())")
+    server = forking.Server(script, os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert outcome(script, "", server, tmp_path / "log") == (0, [str(os.getpid())])
+    assert server.seconds is None
+    server.process.kill()
+    server.process.wait()
+
+
 def test_a_run_that_is_stopped_ends_with_its_children_and_the_server_goes_on(
         script, server, tmp_path):
     script.write_text(TEXT.replace('    how = sys.argv[1]', """    how = sys.argv[1]

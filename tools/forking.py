@@ -51,7 +51,7 @@ class Fork:
 class Server:
     """The process that imports and forks. It runs one script at a time, and ends with the driver.
 
-    `seconds` is how long its imports took, once a run has been started.
+    `seconds` is how long its imports took, once a run has been forked.
     """
 
     def __init__(self, script, variables):
@@ -71,11 +71,17 @@ class Server:
         self.is_ready = False
 
     def start(self, words, log):
-        """Start `python WORD ...` in a fork, its output at the end of the file `log`."""
+        """Start `python WORD ...` in a fork, its output at the end of the file `log`.
+
+        Return None if the imports have opened a GPU: a fork could not use it.
+        """
         if self.process.poll() is not None:
             self.launch()
         if not self.is_ready:
-            self.seconds, self.is_ready = float(self.process.stdout.readline()), True
+            told, self.is_ready = self.process.stdout.readline(), True
+            self.seconds = float(told) if told.strip() else None
+        if self.seconds is None:
+            return None
         self.process.stdin.write(json.dumps([words, str(log)]).encode() + b"\n")
         return Fork(self.process.stdout)
 
@@ -89,12 +95,21 @@ def import_as(script):
                 exec(compile(ast.Module([node], []), script, "exec"), {})
 
 
+def has_opened_gpu():
+    """Return whether this process has opened the device of a GPU."""
+    opened = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            opened.append(os.readlink(f"/proc/self/fd/{number}"))
+    return any("/dev/nvidia" in path for path in opened)
+
+
 def serve(script):
     """Fork for each request; return the request in a fork, and None at the end."""
     answers, began = os.dup(1), time.monotonic()
     os.dup2(2, 1)  # so that a library's words are no answers
     import_as(script)
-    os.write(answers, b"%.3f\n" % (time.monotonic() - began))
+    os.write(answers, b"\n" if has_opened_gpu() else b"%.3f\n" % (time.monotonic() - began))
     for line in sys.stdin:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python 3.12 warns of NumPy's idle threads

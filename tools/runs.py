@@ -137,22 +137,19 @@ def follow(command, log, watch, more=(), server=None):
     """Run `command` to its end and return (exit code, seconds); append its output to the file `log`.
 
     `watch(line, seconds)` is called for every line, and with None in between; what it raises stops
-    the command. It gets the variables `more`, or is forked by `server`.
+    the command. It gets the variables `more`, or is forked by `server` if that can.
     """
     with open(log, "a") as output, open(log, "rb") as reader:
         print(f"$ {shlex.join(command)}", file=output, flush=True)
         reader.seek(0, os.SEEK_END)
-        process = (
-            server.start(command[1:], log)
-            if server
-            else subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=variables_of(more),
-                start_new_session=True,
-            )
+        process = server and server.start(command[1:], log)
+        process = process or subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=variables_of(more),
+            start_new_session=True,
         )
         started, text, ended = time.monotonic(), b"", False
         try:
