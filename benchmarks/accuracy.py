@@ -12,7 +12,6 @@ import argparse
 import collections
 import functools
 import itertools
-import os
 import runpy
 import shutil
 import statistics
@@ -76,12 +75,21 @@ def train(row, seed, goal, processes, folder, end):
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
     words, variables = runs.launched(row.command[0], processes)
-    variables |= dict(TORCHINDUCTOR_CACHE_DIR=row.code, TRITON_CACHE_DIR=row.code / "triton")
+    variables |= dict(
+        TORCHINDUCTOR_CACHE_DIR=str(row.code), TRITON_CACHE_DIR=str(row.code / "triton")
+    )
     command = [*words, *row.command[1:], "--seed", seed, "--result_dir", place]
+    limit, lines = end - time.monotonic(), []
+    log.unlink(missing_ok=True)
+
+    def watch(line, seconds):
+        if line and line.startswith("epoch "):
+            lines.append(seconds)
+        if seconds > limit:
+            raise subprocess.TimeoutExpired(row.name, limit)
+
     try:
-        status, wall = peers.timed(
-            command, log, end - time.monotonic(), env={**os.environ, **variables}
-        )
+        status, wall = runs.follow([*map(str, command)], log, watch, variables)
     finally:
         if status != 0 and row.compiled == "new":  # some of the compiled code may be missing
             shutil.rmtree(row.code, ignore_errors=True)
@@ -98,6 +106,7 @@ def train(row, seed, goal, processes, folder, end):
         **{key: record[key] for key in keys},
         training_seconds=sum(epoch["seconds"] for epoch in epochs[1:]),
         seconds_to_goal=seconds_to(goal, record["warmup_seconds"], epochs),
+        parts=records.Parts.written(record, lines, wall),
         epochs=epochs,
     )
 
@@ -128,7 +137,7 @@ def cells(row, base):
     found = {
         key: [run[key] for run in row["runs"] if run[key] is not None]
         for key in row["runs"][0]
-        if key != "epochs"
+        if key not in ("epochs", "parts")
     }
     reached, memory = found["seconds_to_goal"], found["peak_memory_bytes"]
     some = f", {len(reached)} of {count} runs" if len(reached) < count else ""
@@ -148,6 +157,18 @@ def cells(row, base):
     ]
 
 
+def parts_of(record):
+    """Return {a row's name: {part: seconds}}: the medians of its runs."""
+    found = {
+        row["name"]: [run["parts"] for run in row["runs"] if run.get("parts")] for row in record
+    }
+    return {
+        name: {part: statistics.median(run[part] for run in each) for part in each[0]}
+        for name, each in found.items()
+        if each
+    }
+
+
 def markdown(record):
     """Return the page of a record."""
     first, goal, base = record[0], f"{100 * record[0]['goal']:g}%", base_of(record)
@@ -161,6 +182,7 @@ def markdown(record):
             f"{report.recipe(about)}, --augment {first['options']['augment']}, --lr "
             f"{first['options']['lr']:g}. Each run of a row has another seed; the rows took turns.",
             [note.format(goal) for note in (NOTES if has_kept else NOTES[:-1])],
+            report.parts_table(parts_of(record)),
             report.setting(about),
             [f"- Also: `{each}`" for each in commands if each != first["command"]],
         ],

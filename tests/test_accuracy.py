@@ -12,7 +12,7 @@ import accuracy
 SCRIPT = ROOT / "benchmarks" / "accuracy.py"
 SHORT = ["--", *TINY, "--steps", 1]
 RUN = {"seed", "wall_seconds", "warmup_seconds", "training_seconds", "val_top1", "seconds_to_goal",
-       "images_per_second", "peak_memory_bytes", "epochs"}
+       "images_per_second", "peak_memory_bytes", "epochs", "parts"}
 
 
 def outcome(folder, *words, stop_at=None):

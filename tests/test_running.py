@@ -6,6 +6,7 @@ they are, so nothing here depends on the machine.
 
 import itertools
 import json
+import math
 import os
 import pty
 import re
@@ -22,6 +23,7 @@ import pytest
 from helpers import (ROOT, TECHNIQUES, TINY, assert_one_line, change, processes_of, run, run_forked,
                      start, wait_until)
 
+import calibration
 import compose
 import running
 import runs
@@ -47,7 +49,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from tqdm import tqdm
 
 
 def build_parser():
@@ -57,6 +58,7 @@ def build_parser():
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--batch_size", type=int, default=10)
     parser.add_argument("--pause", type=float, default=0.01)
+    parser.add_argument("--images", type=int)  # with it, an epoch has its true seconds
     parser.add_argument("--result_dir", type=Path)
 
     amp_option = 0
@@ -91,14 +93,15 @@ def main():
 
     # ------ training
     rank = int(os.environ.get("RANK", 0))
+    if rank == 0:
+        print(f"{script}: 1 parameters, {args.images or 30} images, 10 classes, cpu", flush=True)
     speed = 1000 * data * amp * channels_last * compile * cudnn * fused * parallel
     for epoch in range(args.epochs):
-        for _ in tqdm(range(args.steps), f"epoch {epoch + 1}", leave=False,
-                      disable=None if rank == 0 else True):
-            time.sleep(args.pause)
+        time.sleep(args.steps * args.pause)
         if rank == 0:
             print(f"epoch {epoch + 1}/{args.epochs}  loss 1.0  {speed} images/s", flush=True)
-    epochs = [dict(images_per_second=speed, seconds=10000 / speed, data_wait=0.1)] * args.epochs
+    seconds = args.steps * args.pause if args.images else 10000 / speed
+    epochs = [dict(images_per_second=speed, seconds=seconds, data_wait=0.1)] * args.epochs
     options = dict(vars(args), model="conv11", width=16, image_size=32)
     record = dict(script=script, options=options, environment=dict(torch="2", device="cpu"),
                   parameters=1, epochs=epochs, images_per_second=speed, val_top1=0.9,
@@ -369,7 +372,8 @@ def test_a_table_says_that_the_baseline_moved(stand_ins, data):
     moved = "speed = (1000 if args.result_dir.joinpath('second').exists() else 1300) *"
     change(stand_ins / "src" / "train.py", "speed = 1000 *", moved)
     change(stand_ins / "src" / "train.py", "    options = dict(",
-           "    args.result_dir.joinpath('second').touch()\n    options = dict(")
+           "    if args.steps == 3:  # the steps that are timed before are 5\n"
+           "        args.result_dir.joinpath('second').touch()\n    options = dict(")
     for path in (stand_ins / "src").glob("train_*.py"):
         path.unlink() if path.stem != "train_DDP" else None
     done = drive(stand_ins, "2", data, "--part", "cells")
@@ -381,13 +385,12 @@ def test_a_table_says_that_the_baseline_moved(stand_ins, data):
 
 # ------------------------------------------------------------------------------ limits of time
 def test_a_technique_that_is_plainly_slower_is_given_up(stand_ins, data):
-    slow = "amp, args.pause, args.steps = 1, 0.2, 999"
-    change(stand_ins / "src" / "train_amp.py", "amp = 1.5", slow)
+    change(stand_ins / "src" / "train_amp.py", "args.steps * args.pause", "60 * epoch")
     done = drive(stand_ins, "2", data, "--with", "amp", "--part", "cells", "--without", "DDP")
     assert done.returncode == 0, done.stdout + done.stderr
     first, slow = rows_of(stand_ins / "results")
     assert (first["status"], slow["status"]) == ("ok", "skip")
-    assert re.fullmatch(r"given up after \d+ s, in epoch 1 of 2: all of the baseline took \d+ s",
+    assert re.fullmatch(r"given up after \d+ s, in epoch 2 of 2: all of the baseline took \d+ s",
                         slow["error"])
     assert f"train_amp: SKIP: {slow['error']}" in done.stdout
     assert processes_of(stand_ins) == []
@@ -406,7 +409,7 @@ def test_long_epochs_are_cut_short_where_time_is_limited(stand_ins, data):
     for path in (stand_ins / "src").glob("train_*.py"):
         path.unlink()
     done = drive(stand_ins, "2", data, "--minutes", "2", "--", "--steps", "9999",
-                 "--pause", "0.05")
+                 "--pause", "0.05", "--images", "99990")
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = rows_of(stand_ins / "results")
     assert row["status"] == "ok" and 5 <= row["options"]["steps"] < 999
@@ -419,47 +422,29 @@ def test_cores_are_those_of_the_quota():
     assert runs.cores is machine.cores
 
 
-def test_progress(monkeypatch):
-    clock = [100.0]
-    monkeypatch.setattr(runs.time, "monotonic", lambda: clock[0])
-    progress = runs.Progress()
-    assert progress.pace() is None and progress.estimate(5) is None
-    clock[0] = 130  # the first step compiles
-    progress.update(1, 1, 10)
-    for step in range(2, 6):
-        clock[0] += 20 if step == 2 else 2  # the second step still searches
-        progress.update(1, step, 10)
-    assert progress.pace() == 0.5 and progress.estimate(2) == (30 + 20 * 2, 30)
-    clock[0] += 40  # a stall
-    progress.update(1, 6, 10)
-    clock[0] += 2
-    progress.update(1, 10, 10)
-    assert progress.estimate(2)[0] == 30 + 20 * 26 / 4  # of the half without it
-    clock[0] += 32  # validation
-    progress.update(2, 1, 10)
-    assert progress.pace() is None  # an epoch is judged alone: validation stands between
-    assert progress.estimate(2) == (30 + 20 * 100 / 10, 30)
+def test_time_left_by_the_lines_of_epochs():
+    assert running.under_way([], 3.2, 4) == "        3 s  epoch 1/4"
+    assert running.under_way([9], 10, 4) == "        10 s  epoch 2/4"
+    assert running.under_way([9, 12], 13, 4) == "        13 s  epoch 3/4  5 s left"
+    assert running.under_way([9, 12, 15, 18], 19, 4).endswith("epoch 4/4  0 s left")
 
 
-def test_a_baseline_is_not_judged_while_the_host_is_ahead_of_the_gpu(monkeypatch):
-    """Seen on an H200: its first ten steps seemed to take half of their time."""
-    clock = [0.0]
-    monkeypatch.setattr(runs.time, "monotonic", lambda: clock[0])
-    session = running.Table([], 4, 4, 3, 180, None, {})
-    progress = runs.Progress()
-    with pytest.raises(runs.GiveUp, match=r"a run would take 1\d s of the 3 minutes"):
-        for step in range(1, 98):
-            clock[0] += 5 if step == 1 else 0.001 if step < 12 else 0.043
-            progress.update(1, step, 97)
-            session.shorten(progress)
-    assert clock[0] > 7 and 30 < session.steps < 60 and session.options == [
-        "--steps", str(session.steps)]  # 4 epochs in 6 s would be 35
+@pytest.mark.parametrize("minutes, epochs, runs, step, whole, between, steps, then", [
+    (3, 4, 4, 0.043, 97, 0, 34, 4),  # 6 s of 16
+    (3, 4, 4, 0.043, 97, 0.5, 23, 4),  # 4 times 0.5 s are no steps
+    (3, 4, 4, 0.043, 97, 9, 17, 4),  # at least half are
+    (3, 4, 4, 9, 97, 0, 5, 4), (3, 2, 1, 0.01, 100, 0.1, None, 2), (3, 1, 4, 0.01, 10, 0, None, 1),
+    (3, 2, 4, 0.01, 100, 0.1, None, 5), (math.inf, 2, 4, 0.01, 100, 0.1, None, 6),
+    (math.inf, 2, 4, 0.01, 10, 1, None, 27), (math.inf, 2, 4, 9, 10, 1, None, 2)])
+def test_epochs_fit_the_time(minutes, epochs, runs, step, whole, between, steps, then):
+    found = calibration.fit(step, whole, between, epochs, minutes, 1 not in (epochs, runs))
+    assert found[:2] == (steps, then) and bool(found[2]) == bool(steps or then > epochs)
 
 
 # ------------------------------------------------------------------------------ the display
 def test_a_terminal_shows_the_run_under_way_in_place(stand_ins, data):
     ours, its = pty.openpty()
-    process = start([sys.executable, stand_ins / "tools" / "running.py", "2", data, "--part",
+    process = start([sys.executable, stand_ins / "tools" / "running.py", "3", data, "--part",
                      "cells", "--without", "DDP", "--without", "amp", "--", "--steps", "9",
                      "--pause", "0.2"], stdout=its)
     os.close(its)
@@ -474,32 +459,27 @@ def test_a_terminal_shows_the_run_under_way_in_place(stand_ins, data):
         shown += piece
     os.close(ours)
     assert process.wait() == 0, process.stderr.read()
-    assert re.search(rb"\r +\d+ s  starting\x1b\[K", shown)
-    assert re.search(rb"\r +\d+ s  epoch 1/2  step \d/9[^\n]*\x1b\[K", shown)
-    assert b"epoch 1/2  loss" not in shown  # that is for logs
+    assert re.search(rb"\r +\d+ s  epoch 1/3\x1b\[K", shown)
+    assert re.search(rb"\r +\d+ s  epoch 3/3  \d+ s left\x1b\[K", shown)
+    assert b"epoch 1/3  loss" not in shown  # that is for logs
 
 
-def test_a_script_has_a_terminal_and_its_log_whole_lines(tmp_path, monkeypatch):
-    """Its progress is read off bars, which the user's environment may turn off."""
-    monkeypatch.setenv("TQDM_DISABLE", "1")
-    monkeypatch.setenv("TQDM_BAR_FORMAT", "{n}")
+def test_a_log_has_all_lines_of_a_run(tmp_path):
     code = """import sys
-from tqdm import tqdm
-for i in tqdm(range(3), "reading"): pass
-for i in tqdm(range(5), "epoch 7", leave=False):
-    print("a warning in between", file=sys.stderr)
-assert sys.stderr.isatty()
-print("no line end", end="")"""
-    seen = []
-    log = tmp_path / "log"
-    command = [sys.executable, "-c", code]
-    assert runs.follow(command, log, lambda progress, line: seen.append(
-        (progress.epoch, progress.steps, line))) == 0
-    lines = log.read_text().splitlines()
-    assert lines[-6:] == [*["a warning in between"] * 5, "no line end"]
-    assert not any("%|" in line for line in lines[-6:]) and (7, 5, "no line end") in seen
+print("epoch 1", flush=True)
+print("a warning", file=sys.stderr)
+print("no line end", end="")
+sys.exit(3)"""
+    seen, log = [], tmp_path / "log"
+    status, seconds = runs.follow([sys.executable, "-c", code], log,
+                                  lambda line, at: seen.append((line, at)))
+    assert status == 3 and [line for line, _ in seen if line] == [
+        "epoch 1", "a warning", "no line end"] == log.read_text().splitlines()[-3:]
+    moments = [at for _, at in seen]
+    assert moments == sorted(moments) and 0 <= moments[0] and moments[-1] <= seconds
 
 
+# ------------------------------------------------------------------------------ forks
 # ------------------------------------------------------------------------------ signals
 @pytest.mark.fault("Ctrl-C", "Ctrl-C in running.sh")
 @pytest.mark.parametrize("number, whole_group", [(signal.SIGINT, True), (signal.SIGTERM, False)])
@@ -510,14 +490,14 @@ def test_ctrl_c_in_the_third_run(number, whole_group, stand_ins, data):
     change(stand_ins / "src" / "train_amp.py", "amp = 1.5", child)
     process = start([stand_ins / "running.sh", "2", data, "--part", "cells", *ALL],
                     cwd=stand_ins, start_new_session=True)
-    while not any("train_amp" in " ".join(each.cmdline()) for each in processes_of("987")):
+    while not any("train_amp" in " ".join(each.info["cmdline"]) for each in processes_of("987")):
         assert process.poll() is None
         time.sleep(0.05)
     (os.killpg if whole_group else os.kill)(process.pid, number)
     out, err = process.communicate()
     assert process.returncode == 130
     assert processes_of(stand_ins) == [] and not list(stand_ins.rglob("*.part"))
-    assert not any("train_amp" in " ".join(each.cmdline()) for each in processes_of("987"))
+    assert not any("train_amp" in " ".join(each.info["cmdline"]) for each in processes_of("987"))
     rows = rows_of(stand_ins / "results")
     assert [row["column"] for row in rows] == ["plain", "+cudnn"]
     assert "| single | " in out and "after 2 of 12 runs" in out and "Traceback" not in out + err
@@ -639,6 +619,21 @@ def test_wrong_options_for_the_scripts_end_it_at_once(words, part, project, digi
     done = drive(project, *[digits if word == "DIGITS" else word for word in words], cwd=project)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1 and part in done.stderr
+
+
+@pytest.mark.parametrize("told, batch", [
+    ("143771\n", 256), ("81559\n16384\n", 128), ("8192\n", 64), ("4096\n", 32), ("[N/A]\n", 32),
+    (None, 32)])
+def test_without_a_dataset_a_gpu_gets_work(told, batch, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if told:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{told}'")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    words = running.gpu_workload(["--lr", "0.1"], runs.gpu_gigabytes())
+    found = runs.module_of(ROOT / "src" / "train.py").build_parser().parse_args(words)
+    assert (found.model, found.image_size, found.batch_size) == ("resnet50", 224, batch)
+    for own in (["--model", "resnet18"], ["--batch_size=9"], ["--image_size", "64"]):
+        assert running.gpu_workload(own, 80) == []
 
 
 def test_without_a_dataset_it_draws_the_digits_first(stand_ins):

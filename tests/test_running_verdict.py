@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+import calibration
 import report
 import running
 import runs
@@ -97,7 +98,7 @@ def session_of(speed_of, monkeypatch, runs=4, minutes=math.inf, epochs=5, second
     """
     ran, clock = [], [0]
 
-    def made_up(techniques, options, folder, processes, judge):
+    def made_up(techniques, options, folder, processes, check, server):
         speed = speed_of(techniques, len(ran))
         ran.append(" ".join(techniques))
         clock[0] += seconds
@@ -105,7 +106,8 @@ def session_of(speed_of, monkeypatch, runs=4, minutes=math.inf, epochs=5, second
         number = int(options[options.index("--epochs") + 1])
         return "ok", 0, dict(epochs=[epoch] * number, options=OPTIONS, images_per_second=speed,
                              train_seconds=1, val_top1=0.9, warmup_seconds=1,
-                             peak_memory_bytes=None) | details
+                             peak_memory_bytes=None, lines=[seconds / 5 * i for i in range(
+                                 1, number + 1)], wall_seconds=seconds) | details
     monkeypatch.setattr(running, "run", made_up)
     monkeypatch.setattr(running, "options_of", lambda techniques, options: options)
     monkeypatch.setattr(running.time, "monotonic", lambda: clock[0])
@@ -307,30 +309,54 @@ def test_what_gains_in_its_first_run_is_kept_and_the_table_says_how_sure_that_is
 def test_a_run_is_given_up_when_it_takes_far_longer_not_when_it_stalls(monkeypatch):
     session, _ = session_of(lambda *_: 100, monkeypatch)  # the baseline took 10 s
 
-    def judged(until, message):
-        def stalled(techniques, options, folder, processes, judge):
-            progress = runs.Progress()
-            progress.started, progress.first = 0, (5, 1)
-            judge(progress, until)
+    def judged(lines, until, message):
+        def stalled(techniques, options, folder, processes, check, server):
+            check(lines, until)
             with pytest.raises(runs.GiveUp, match=message):
-                judge(progress, until + 1)
+                check(lines, until + 1)
             return "skip", 0, {"error": ""}
         monkeypatch.setattr(running, "run", stalled)
         assert session.measure(["a"])[0] == "skip"
-    judged(40, "given up after 41 s")  # three times 10 s, and twice the start
+    judged([], 330, "given up after 331 s, in epoch 1 of 5")  # three times 10 s, and five minutes
+    judged([200], 224, "given up after 225 s, in epoch 2 of 5")  # three times 8 s after the first
     # a minute less those 10 s, and 15 s for the baseline's last run
     session, _ = session_of(lambda *_: 100, monkeypatch, minutes=1)
-    judged(35, r"time: cut off after 36 s, so that all fits into 1 minutes \(--minutes\)")
+    judged([], 35, r"time: cut off after 36 s, so that all fits into 1 minutes \(--minutes\)")
 
 
-def test_short_epochs_become_more(monkeypatch, capsys):
-    session, ran = session_of(lambda *_: 2000, monkeypatch, epochs=2, seconds=3)
-    assert session.epochs == len(session.rows[0].epochs) == 11 and ran == ["", ""]
-    assert "all runs have 11" in capsys.readouterr().out
-    for details in (dict(runs=1), dict(epochs=11), dict(epochs=1), dict(minutes=0.1)):
-        session, ran = session_of(lambda *_: 2000, monkeypatch, seconds=3,
-                                  **{"epochs": 2, **details})
-        assert session.epochs == details.get("epochs", 2) and ran == [""]
+@pytest.mark.parametrize("step, images, options, ran, found", [
+    (0.2, 1000, [], [5], (0.2, 10, 3)), (0.01, 5050, [], [5, 40], (0.01, 50, 3)),
+    (0.01, 300, [], [5], (0.01, 3, 3)),  # shorter than five steps
+    (0.01, 5000, ["--steps", "9", "--steps=30"], [5, 30], (0.01, 30, 3))])
+def test_some_steps_of_the_baseline_are_timed(step, images, options, ran, found, tmp_path):
+    taken = []
+
+    def made_up(words):
+        taken.append(int(words[-1]))
+        (tmp_path / "log").write_text(f"train: 4 parameters, {images:,} images, 2 classes, cpu\n")
+        seconds = step * min(taken[-1], images // 100)
+        return "ok", 0, dict(options=dict(batch_size=100), epochs=[dict(seconds=9),
+                             dict(seconds=seconds)], lines=[20, 20 + seconds + 3])
+    told = calibration.calibrate(made_up, options, tmp_path / "log")
+    assert taken == ran and told == pytest.approx(found)
+
+
+def test_a_calibration_that_fails_leaves_all_as_it_is(tmp_path, capsys):
+    (tmp_path / "log").write_text("")
+    for answer in (("skip", 1, {"error": "no package"}), ("fail", 1, {"error": "none"}),
+                   ("ok", 0, dict(epochs=[dict(seconds=1)], lines=[1, 2]))):
+        assert calibration.calibrate(lambda _: answer, [], tmp_path / "log") is None
+    (tmp_path / "log").write_text("train: 1 parameters, 999 images, 2 classes, cpu")
+    answers = iter([("ok", 0, dict(options=dict(batch_size=9), lines=[1, 3],
+                                   epochs=[dict(seconds=0.1)])), ("skip", 0, {})])
+    assert calibration.calibrate(lambda _: next(answers), [], tmp_path / "log") == pytest.approx(
+        (0.02, 111, 1.9))
+    given_up = calibration.calibrate(lambda _: ("skip", 0, {}), [], tmp_path / "log")
+    steps, epochs, told = calibration.fit(*given_up, 3, 5, True)
+    assert (steps, epochs) == (5, 3) and "a run would take too much of the 5 minutes" in told
+    with pytest.raises(SystemExit) as end:
+        calibration.calibrate(lambda _: ("skip", 2, {"error": "no data"}), [], tmp_path / "log")
+    assert end.value.code == 2 and capsys.readouterr().err == "no data\n"
 
 
 # ------------------------------------------------------------------------------ pay-back

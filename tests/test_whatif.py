@@ -87,6 +87,7 @@ def test_validation_is_not_in_the_rate_and_workers_end(scripts):
     watched = result["watched"]
     assert watched["wait"] / watched["seconds"] > 0.5
     assert watched["whole"] - watched["seconds"] > 0.35
+    assert watched["began"] > 0 <= watched["next"]
     assert rate_of(result) > 2 * 4 / 0.08  # batches are repeated
     assert result["log"].splitlines()[-1] == "0 workers"
 

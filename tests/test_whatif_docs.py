@@ -54,7 +54,8 @@ class Data(torch.utils.data.Dataset):
 def result_of_run(command, spec, *_):
     """Return what a run of a session gives: the turns, or a whole process with a set or without."""
     base = run.Results().merged() | dict(error="", facts=SEEN)
-    watched = dict(seconds=2.0, steps=40, samples=400, wait=0.1, whole=2.2, batches=1.0)
+    watched = dict(seconds=2.0, steps=40, samples=400, wait=0.1, whole=2.2, batches=1.0,
+                   began=time.time() + 5, next=0.2)
     if spec["mode"] == "fixed":
         seconds = 1.0 if spec["techniques"] else 2.0 + spec["seed"] / 100
         return base | dict(windows=[watched | dict(seconds=seconds)], memory=10**9,

@@ -105,6 +105,16 @@ def test_an_option_of_the_script_is_the_advice():
     assert report.record(made)["options"] == {"amp bfloat16": ["--amp"]}
 
 
+def test_where_the_first_seconds_went():
+    spent = dict(began=6.0, next=0.5, steps=2.5, waiting=1.0, aside=0.0)
+    text = text_of(parts=spent)
+    assert ("\nWhere the script's first 10 s went\n  SSSSSSSSSSSSSSSSSSSSSSSSNN==========....\n"
+            "  S start to the end of the first step 60%, N the next three steps 5%, = steps 25%, "
+            ". waiting for\n  data 10%, V validation, between epochs 0%\n") in text
+    assert report.record(result(parts=spent))["parts"] == spent
+    assert "Where the script's" not in text_of()
+
+
 def test_what_holds_it_back():
     text = text_of()
     assert "  The device: the GPU works in 89% of a step; a step takes 39.4 ms and its" in text

@@ -219,17 +219,16 @@ def run(script, words, folder, state):
     command = [sys.executable, str(script), *words, "--result_dir", str(folder)]
     marks = []  # (moment, CPU seconds, bytes read) at the start and after each epoch
 
-    def watch(progress, line):
+    def watch(line, seconds):
         if line is None:
             runs.show(
-                f"{script.name} {state}: epoch {progress.epoch}, batch {progress.step} of "
-                f"{progress.steps}"
+                f"{script.name} {state}: {seconds:.0f} s, epochs done: {max(0, len(marks) - 1)}"
             )
         elif line.startswith(("epoch ", f"{script.stem}: ")):
             marks.append((time.monotonic(), *work_so_far()))
 
     with GPUWatch() as gpu:
-        code = runs.follow(command + ["--cold"] * (state == "cold"), log, watch)
+        code, _ = runs.follow(command + ["--cold"] * (state == "cold"), log, watch)
     if code or not record.exists() or len(marks) < 2:
         return runs.failure(code, log)
     details = json.loads(record.read_text())

@@ -19,6 +19,57 @@ class Verdict(enum.Enum):
 
 
 @dataclasses.dataclass(kw_only=True)
+class Parts:
+    """Where the seconds of a run went; whatif/parts.py has a reader's names for them."""
+
+    start: float
+    prepare: float
+    first_step: float
+    steps: float
+    waiting: float
+    validation: float
+    checkpoints: float
+    between: float
+    end: float
+
+    @classmethod
+    def of(cls, record, lines, seconds):
+        """Return the parts of a run of so many `seconds`; None if its record lacks some of them.
+
+        `lines` are the seconds from the start of the process to the end of each epoch's line. The
+        script tells the time of its first step, validation and checkpoints, and of all steps.
+        """
+        epochs, first = record["epochs"], record.get("first_step_seconds")
+        if first is None or len(lines) != len(epochs) or "val_seconds" not in epochs[-1]:
+            return None  # of an older script, of another one, or of a run that was resumed
+        one, later = epochs[0], epochs[1:]
+        # how much of the first step's wait is in its data_wait is not known
+        in_first = (one["seconds"] - first) * (later[0]["data_wait"] if later else 0)
+        waiting = in_first + sum(each["seconds"] * each["data_wait"] for each in later)
+        saved, validated = (
+            [each[key] for each in epochs] for key in ("save_seconds", "val_seconds")
+        )
+        known = sum(each["seconds"] for each in later) + sum(validated[1:]) + sum(saved[:-1])
+        return cls(
+            start=max(0, lines[0] - record["warmup_seconds"] - validated[0]),
+            prepare=record["warmup_seconds"] - one["seconds"],
+            first_step=first,
+            steps=sum(each["seconds"] for each in epochs) - first - waiting,
+            waiting=waiting,
+            validation=sum(validated),
+            checkpoints=sum(saved),
+            between=max(0, lines[-1] - lines[0] - known),
+            end=max(0, seconds - lines[-1] - saved[-1]),
+        )
+
+    @classmethod
+    def written(cls, *found):
+        """Return what `of` returns as a dict for the file, or None."""
+        parts = cls.of(*found)
+        return parts and dataclasses.asdict(parts)
+
+
+@dataclasses.dataclass(kw_only=True)
 class Row:
     """What every row has: how a run ended, where and with what.
 

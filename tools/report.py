@@ -18,6 +18,7 @@ from paths import ROOT
 import hazards
 import records
 from records import Row, Verdict
+from whatif import parts
 from whatif.stats import ADVISED, MOVED, compare, doubt_of
 
 # the grid of running.sh: the name of a row or column, and the techniques it stands for
@@ -397,7 +398,7 @@ def markdown(rows):
                 + (f", then {statistics.median(later):.1f} s" if later else ""),
             ]
         )
-    parts = [
+    pieces = [
         warning(rows),
         staircase(rows),
         grid(rows),
@@ -409,7 +410,10 @@ def markdown(rows):
         [f"- {', '.join(names)}: {why}" for why, names in problems.items()],
     ]
     if good := first_good(rows):
-        parts += [
+        spent = parts_of(rows)
+        pieces += [
+            parts_table(spent),
+            import_note(good, spent),
             f"{recipe(good)}. Seconds and images/s are of {which_epochs(good)}; the warm-up "
             "is start and first epoch. A ratio compares each run with the other set's speed "
             "at that time, so it can differ from the quotient of two images/s; ± is its 95 % "
@@ -418,13 +422,54 @@ def markdown(rows):
         ]
         if good.left_out:
             reasons = [f"{name}, because {why}" for name, why in good.left_out.items()]
-            parts.append(f"Left out: {'; '.join(reasons)}.")
+            pieces.append(f"Left out: {'; '.join(reasons)}.")
         if not good.machine["gpus"]:
-            parts.append(
+            pieces.append(
                 f"There is no GPU here: DDP is {good.processes} processes on the same "
                 "cores, and amp is bfloat16. This does not show what a GPU gains."
             )
-    return text_of(parts, [row.stopped for row in rows])
+    return text_of(pieces, [row.stopped for row in rows])
+
+
+def parts_table(found):
+    """Return the table of where the time of runs went: `found` is {name: {part: seconds}}."""
+    if not found:
+        return []
+    names = [name for name in parts.PARTS if any(name in each for each in found.values())]
+    head = " | ".join(parts.PARTS[name][0] for name in names)
+    cells = [
+        [
+            name,
+            f"{sum(each.values()):.1f} s",
+            *map(parts.shares(each).get, names),
+            f"`{parts.bar(each)}`",
+        ]
+        for name, each in found.items()
+    ]
+    return [*table(f"| whole run | seconds | {head} | |", cells), "", f"{parts.legend(names)}."]
+
+
+def parts_of(rows):
+    """Return {name: {part: seconds}} of the first run of each set of running.sh."""
+    return {
+        " + ".join(row.techniques) or "baseline": found
+        for row in rows
+        if row.status == "ok" and (found := runs(row)[0].get("parts"))
+    }
+
+
+def import_note(row, where):
+    """Return the sentence about what forked runs save, if they were forked."""
+    seconds = row.other.get("import_seconds")
+    return (
+        where
+        and seconds
+        and (
+            f"These are of the first run of each set. A run here is a fork of a process that has "
+            f"imported PyTorch; one that you start takes {seconds:.1f} s longer to start. DDP's is not "
+            "a fork."
+        )
+    )
 
 
 def color(kind):
@@ -487,21 +532,41 @@ def draw(axis, bars, rows):
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
 
+def draw_parts(axis, spent):
+    """Draw a stacked bar of seconds for each of {name: {part: seconds}}."""
+    left = [0] * len(spent)
+    for name, (told, _) in parts.PARTS.items():
+        seconds = [each.get(name, 0) for each in spent.values()]
+        if any(seconds):
+            axis.barh(range(len(spent)), seconds, left=left, label=told)
+            left = [sum(pair) for pair in zip(left, seconds)]
+    axis.set_title("Where the seconds of a whole run went", loc="left", fontsize=10)
+    axis.set_yticks(range(len(spent)), spent)
+    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=9)
+    axis.invert_yaxis()
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_xlabel("seconds of the first run")
+
+
 def chart(rows, path):
     """Draw what was measured, if the baseline ended well."""
     if rows[0].status != "ok":
         return
     from matplotlib.figure import Figure
 
-    panels = panels_of(rows)
-    sizes = [len(bars) for _, bars in panels]
-    figure = Figure(figsize=(9, 0.5 + 0.75 * len(panels) + 0.3 * sum(sizes)), layout="constrained")
+    panels, spent = panels_of(rows), parts_of(rows)
+    sizes = [len(bars) for _, bars in panels] + [max(5, len(spent))] * bool(spent)
+    figure = Figure(figsize=(9, 0.5 + 0.75 * len(sizes) + 0.3 * sum(sizes)), layout="constrained")
     figure.suptitle(f"{place(rows[0])}: {workload(rows[0])}", fontsize=11, fontweight="bold")
-    axes = figure.subplots(len(panels), squeeze=False, height_ratios=sizes)[:, 0]
+    axes = figure.subplots(len(sizes), squeeze=False, height_ratios=sizes)[:, 0]
     for axis, (title, bars) in zip(axes, panels):
         axis.set_title(title, loc="left", fontsize=10)
         draw(axis, bars, rows)
-    axes[-1].set_xlabel("images/s in training: median of the epochs, lines from least to most")
+    if spent:
+        draw_parts(axes[-1], spent)
+    axes[len(panels) - 1].set_xlabel(
+        "images/s in training: median of the epochs, lines from least to most"
+    )
     figure.savefig(path, dpi=100)
 
 

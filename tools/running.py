@@ -10,7 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+import calibration
 import compose
+import forking
+import records
 import report
 from options import Parser, split
 from records import Training, Verdict
@@ -23,6 +26,7 @@ from runs import (
     failure,
     folder_of_its_own,
     follow,
+    gpu_gigabytes,
     guarded,
     launched,
     need_packages,
@@ -31,6 +35,7 @@ from runs import (
     say,
     setting,
     show,
+    variables_of,
 )
 from whatif import search, stats
 from whatif.search import Step, Turn
@@ -52,16 +57,14 @@ USAGE = (
 ABOUT = """Run every training script on this machine, alone and one on top of another, and print what
 each gains. What cannot gain here is left out. Writes running.md, .json and .png in DIR; the scripts,
 their records and logs are in DIR/running."""
-SECONDS = 5  # the least training to compare in a run: with less, all runs get more epochs, ...
-LONGEST = 30  # ... unless a run would then take longer than this after its start
 EVERY = 5  # after so many runs the baseline runs again
-SLOW, SLOW_SECONDS = 3, 10  # a run may take 3 times the baseline's seconds, 10 if that is more, ...
-START_SECONDS = 150  # ... plus twice its own start, of which at most this counts
+SLOW, SLOW_SECONDS = 3, 10  # after its first epoch a run may take 3 times the baseline's seconds
+FIRST_SECONDS = 300  # its first epoch may take this longer (it compiles, decodes), or with a ...
+FIRST_SHARE = 5  # ... limit of time this part of it, if that is less
 FIRST = ("channels_last", "amp", "cache", "DALI", "compile")  # these usually pay most
 MINUTES = 5  # of the whole without a DATASET
-SHARE = 30  # with a limit of time, the baseline takes at most this part of it after its start
-LEAST_STEPS = 5  # an epoch is not made shorter than this
-AHEAD = 2  # seconds after the first step in which the host may be far ahead of the GPU
+GPU_WORKLOAD = ("--model", "resnet50", "--image_size", "224")  # without a DATASET, and ...
+GPU_BATCHES = {30: 256, 15: 128, 7: 64, 0: 32}  # {GB of the smallest GPU, at least: images}
 CLOSING_SECONDS = 15  # for the table and the chart at the end
 VERDICTS = {
     stats.Verdict.FASTER: Verdict.FASTER,
@@ -173,23 +176,20 @@ def options_of(techniques, options):
     return kept
 
 
-def under_way(progress, seconds, epochs):
-    """Return the line that a terminal shows while a run is under way."""
-    if not progress.epoch:
-        return f"        {seconds:.0f} s  starting"
-    pace, told = progress.pace(), progress.estimate(epochs)
-    return (
-        f"        {seconds:.0f} s  epoch {progress.epoch}/{epochs}  "
-        f"step {progress.step}/{progress.steps}"
-        + (f"  {pace:.1f} steps/s" if pace else "")
-        + (f"  {max(0, told[0] - seconds):.0f} s left" if told else "")
-    )
+def under_way(lines, seconds, epochs):
+    """Return the line that a terminal shows: `lines` are the seconds at the end of each epoch."""
+    text = f"        {seconds:.0f} s  epoch {min(len(lines) + 1, epochs)}/{epochs}"
+    if len(lines) > 1:
+        each = (lines[-1] - lines[0]) / (len(lines) - 1)
+        text += f"  {max(0, lines[-1] + (epochs - len(lines)) * each - seconds):.0f} s left"
+    return text
 
 
-def run(techniques, options, folder, processes, check):
-    """Run one joined script; `check(progress, seconds)` may raise GiveUp.
+def run(techniques, options, folder, processes, check, server=None):
+    """Run one joined script, in a fork of `server` if it can.
 
-    Return (status, exit code, its record or {"error"}, with "log" if it failed).
+    `check(lines, seconds)` may raise GiveUp; `lines` are the seconds at the end of each epoch.
+    Return (status, exit code, its record with "lines", or {"error"} with "log" if it failed).
     """
     script = folder / ("_".join(["train", *techniques]) + ".py")
     log, record = script.with_suffix(".log"), script.with_suffix(".json")
@@ -201,38 +201,77 @@ def run(techniques, options, folder, processes, check):
         log.write_text(f"{error}\n")
         return "fail", 1, {"error": str(error).splitlines()[0], "log": str(log)}
     words, variables = launched(script, processes)
-    epochs, started = int(options[options.index("--epochs") + 1]), time.monotonic()
+    if variables or "spawn" in script.read_text():
+        server = None
+    epochs, lines = int(options[options.index("--epochs") + 1]), []
 
-    def watch(progress, line):
-        seconds = time.monotonic() - started
-        if line and line.startswith("epoch ") and not sys.stdout.isatty():
-            say(f"        {line}")
-        check(progress, seconds)
-        show(under_way(progress, seconds, epochs))
+    def watch(line, seconds):
+        if line and line.startswith("epoch "):
+            lines.append(seconds)
+            if not sys.stdout.isatty():
+                say(f"        {line}")
+        check(lines, seconds)
+        show(under_way(lines, seconds, epochs))
 
+    command = [*words, *options, "--result_dir", str(folder)]
     try:
-        code = follow([*words, *options, "--result_dir", str(folder)], log, watch, variables)
+        code, seconds = follow(command, log, watch, variables, server)
     except GiveUp as reason:
         return "skip", 0, {"error": str(reason)}
     finally:  # half a checkpoint of a run that was stopped
         script.with_suffix(".pt.part").unlink(missing_ok=True)
     if code or not record.exists():
         return failure(code, log)
-    return "ok", 0, read_record(record)
+    return "ok", 0, read_record(record) | {"lines": lines, "wall_seconds": seconds}
+
+
+def giving_up(limit, minutes, epochs, usual, rest):
+    """Return a function that gives up a run after `limit` seconds, or if it is hopeless.
+
+    The baseline took `usual` seconds, `rest` of them after its first epoch; 0 if that is unknown.
+    """
+    allowed = SLOW * usual + min(FIRST_SECONDS, 60 * minutes / FIRST_SHARE)
+
+    def check(lines, seconds):
+        if seconds > limit:
+            raise GiveUp(
+                f"time: cut off after {seconds:.0f} s, so that all fits into "
+                f"{minutes:g} minutes (--minutes)"
+            )
+        since = seconds - lines[0] if lines else 0
+        is_slow = since > max(SLOW * rest, SLOW_SECONDS) if lines else seconds > allowed
+        if usual and is_slow:
+            raise GiveUp(
+                f"given up after {seconds:.0f} s, in epoch {len(lines) + 1} of "
+                f"{epochs}: all of the baseline took {usual:.0f} s"
+            )
+
+    return check
+
+
+def as_run(number, details, lines, seconds):
+    """Return what a row keeps of each of its runs."""
+    return dict(
+        number=number,
+        rates=report.speeds(Training.read(details)),
+        wall_seconds=seconds,
+        parts=records.Parts.written(details, lines, seconds),
+        images_per_second=details["images_per_second"],
+        warmup_seconds=details["warmup_seconds"],
+    )
 
 
 class Table:
     """The rows of one table, measured one after another, and the time left for more."""
 
-    def __init__(self, options, epochs, runs, minutes, deadline, folder, common):
+    def __init__(self, options, epochs, runs, minutes, deadline, folder, common, server=None):
         self.options, self.epochs, self.folder, self.common = options, epochs, folder, common
-        self.runs, self.minutes, self.deadline = runs, minutes, deadline
+        self.runs, self.minutes, self.deadline, self.server = runs, minutes, deadline, server
         self.rows, self.results = [], {}
         self.took = [0.0]  # seconds of each run that ended well, start included
-        self.start = 0.0  # of the baseline: seconds until its first step is done
+        self.rest = 0.0  # of the baseline's first run: seconds after its first epoch
         self.count = 0  # of all rows, those of the staircase that are to come included
         self.reserved = 0  # runs that are to come before a second try or run of a technique
-        self.steps = None  # of each epoch, if epochs were cut short
 
     def time_left(self):
         """Return the seconds left, less those kept for the baseline's last run."""
@@ -242,40 +281,29 @@ class Table:
         """Return whether there is time for so many runs besides those that are reserved."""
         return self.time_left() > (self.reserved + runs) * statistics.median(self.took)
 
-    def shorten(self, progress):
-        """Give up a baseline that would take too long, and add --steps for all runs."""
-        whole, self.start = progress.estimate(self.epochs) or (0, self.start)
-        most = max(60 * self.minutes / SHARE, SECONDS)
-        if (
-            whole - self.start <= most
-            or self.steps
-            or (time.monotonic() < progress.first[0] + AHEAD)
-        ):
-            return
-        steps = max(LEAST_STEPS, int(progress.steps * most / (whole - self.start)))
-        if steps < progress.steps:
-            self.steps, self.options = steps, [*self.options, "--steps", str(steps)]
-            raise GiveUp(
-                f"a run would take {whole:.0f} s of the {self.minutes:g} minutes, so all "
-                f"epochs end after {steps} steps (--steps)"
-            )
+    def run(self, techniques, options, epochs, limit):
+        """Run a set of techniques for at most `limit` seconds; return what `run` returns."""
+        words = ["--epochs", str(epochs), *options_of(techniques, options)]
+        check = giving_up(limit, self.minutes, epochs, self.took[0], self.rest)
+        return run(techniques, words, self.folder, self.common["processes"], check, self.server)
 
-    def lengthen(self, record):
-        """Take more epochs for all runs if the baseline's are short; return the line about it."""
-        if self.steps or 1 in (self.epochs, self.runs):
-            return ""
-        training = statistics.median(report.speeds(Training.read(record), "seconds"))
-        whole_epoch = (self.took[0] - self.start) / self.epochs  # with validation
-        epochs = int(
-            min(
-                1 + math.ceil(SECONDS / training),
-                min(60 * self.minutes / SHARE, LONGEST) / whole_epoch,
-            )
+    def calibrate(self):
+        """Set --steps or the epochs of all runs, if they would be too long or too short."""
+        is_compared = 1 not in (self.epochs, self.runs)
+        if self.minutes == math.inf and not is_compared:
+            return
+        say("Timing some steps of train.py.")
+        found = calibration.calibrate(
+            lambda options: self.run([], options, 2, self.time_left() / 2),
+            self.options,
+            self.folder / "train.log",
         )
-        if epochs <= self.epochs:
-            return ""
-        self.epochs = epochs
-        return f"epochs are short, so all runs have {epochs}: more to compare (not with --runs 1)"
+        if found:
+            limits = self.epochs, self.minutes, is_compared
+            steps, self.epochs, told = calibration.fit(*found, *limits)
+            self.options += ["--steps", str(steps)] * bool(steps)
+            if told:
+                say(f"        {told}")
 
     def measure(self, techniques):
         """Run a set of techniques if the time allows; return what `run` returns, with "runs"."""
@@ -284,48 +312,19 @@ class Table:
         if not first:
             limit /= 2
         elif limit < 0.8 * min(self.took):
-            return (
-                "skip",
-                0,
-                {"error": f"time: it does not fit into the {self.minutes:g} minutes (--minutes)"},
-            )
-
-        def check(progress, seconds):
-            if seconds > limit:
-                raise GiveUp(
-                    f"time: cut off after {seconds:.0f} s, so that all fits into "
-                    f"{self.minutes:g} minutes (--minutes)"
-                )
-            if not first:
-                self.shorten(progress)
-            elif first.status == "ok":
-                start = progress.first[0] - progress.started if progress.first else seconds
-                usual = self.took[0]
-                if seconds > max(SLOW * usual, SLOW_SECONDS) + 2 * min(start, START_SECONDS):
-                    raise GiveUp(
-                        f"given up after {seconds:.0f} s, in epoch {progress.epoch} of "
-                        f"{self.epochs}: all of the baseline took {usual:.0f} s"
-                    )
-
-        options = ["--epochs", str(self.epochs), *options_of(techniques, self.options)]
-        status, code, details = run(
-            techniques, options, self.folder, self.common["processes"], check
-        )
-        seconds = time.monotonic() - begin
-        if not first:
-            self.took = [seconds]
-        elif status == "ok":
+            told = f"time: it does not fit into the {self.minutes:g} minutes (--minutes)"
+            return "skip", 0, {"error": told}
+        status, code, details = self.run(techniques, self.options, self.epochs, limit)
+        if status != "ok":
+            return status, code, details
+        seconds, lines = details.pop("wall_seconds"), details.pop("lines")
+        if first:
             self.took.append(seconds)
-        if status == "ok":
-            kept = {key: details[key] for key in ("images_per_second", "warmup_seconds")}
-            details["runs"] = [
-                dict(
-                    number=len(self.took),
-                    rates=report.speeds(Training.read(details)),
-                    wall_seconds=seconds,
-                    **kept,
-                )
-            ]
+        else:
+            if self.server:
+                self.common["import_seconds"] = self.server.seconds
+            self.took, self.rest = [seconds], seconds - (lines or [seconds])[0]
+        details["runs"] = [as_run(len(self.took), details, lines, seconds)]
         return status, code, details
 
     def repeat(self, row):
@@ -363,10 +362,6 @@ class Table:
         key = frozenset(techniques)
         if key not in self.results:
             status, code, details = self.measure(techniques)
-            if not base and (self.steps or status == "ok"):  # too long, or perhaps too short
-                if changed := details["error"] if self.steps else self.lengthen(details):
-                    say(f"        {changed}")
-                    status, code, details = self.measure(techniques)
             if not base and code == 2:  # wrong use is the same for every script
                 refuse(details["error"])
             about = dict(techniques=techniques, status=status)
@@ -532,6 +527,28 @@ def digits():
     return ROOT / "data" / "digits"
 
 
+def grid():
+    """Return [(row, column, techniques), ...] of the grid; the baseline is the first."""
+    return [
+        (row, column, report.ROWS[row] + report.COLUMNS[column])
+        for row in report.ROWS
+        for column in report.COLUMNS
+    ]
+
+
+def gpu_workload(options, gigabytes):
+    """Return options that keep a GPU busy with the digits; none if `options` choose a workload.
+
+    With train.py's defaults, a small network and small images, the host is what is measured.
+    """
+    if {word.split("=")[0] for word in options} & {"--model", "--image_size", "--batch_size"}:
+        return []
+    batch = next(images for least, images in GPU_BATCHES.items() if gigabytes >= least)
+    words = [*GPU_WORKLOAD, "--batch_size", str(batch)]
+    say(f"Without a DATASET all runs get {' '.join(words)}, which keeps a GPU busy.")
+    return words
+
+
 def main():
     started = time.monotonic()
     args, options = parse(sys.argv[1:])
@@ -548,12 +565,7 @@ def main():
         if name in compose.TECHNIQUES and name not in args.wanted
     }
     allowed = {*compose.TECHNIQUES} - {*left_out, *args.without}
-    cells = [
-        (row, column, report.ROWS[row] + report.COLUMNS[column])
-        for row in report.ROWS
-        for column in report.COLUMNS
-    ]
-    baseline, *cells = [cell for cell in cells if {*cell[2]} <= allowed]
+    baseline, *cells = [cell for cell in grid() if {*cell[2]} <= allowed]
     cells = [] if args.part == "staircase" else cells
     stairs = [] if args.part == "cells" or args.EPOCHS == 1 else stairs_of(here["gpus"], allowed)
     for name, why in left_out.items():
@@ -565,6 +577,8 @@ def main():
         )
 
     # for how long, and with what
+    if here["gpus"] and not args.DATASET:
+        options = [*gpu_workload(options, gpu_gigabytes()), *options]
     minutes = args.minutes or (math.inf if args.DATASET else MINUTES)
     if minutes < math.inf:
         say(f"This takes at most {minutes:g} minutes.")
@@ -576,10 +590,12 @@ def main():
         started + 60 * minutes - CLOSING_SECONDS,
         folder,
         {**shared, "processes": here["gpus"] or 2, "left_out": left_out},
+        forking.Server(ROOT / "src" / "train.py", variables_of()),
     )
     table.count = 1 + len(cells) + sum(len(names) for _, names in stairs)
     interrupted = ""
     try:
+        table.calibrate()
         table.attempt(*baseline)
         table.climb(stairs, cells)
         for cell in cells:

@@ -9,19 +9,14 @@ import importlib.util
 import json
 import os
 import platform
-import pty
 import re
-import select
 import shlex
 import signal
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
-import termios
 import time
-import tty
 from pathlib import Path
 
 from paths import ROOT
@@ -36,7 +31,7 @@ __all__ = ["ROOT", "say", "show"]  # and what stands here
 GRACE_SECONDS = 10
 LONGEST_TEMPORARY = 75  # bytes: workers add 32 to it for a socket, whose name has at most 107
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-BAR = r"\d+%\|[^|]*\| (\d+)/(\d+) \[[^]]*\]"  # of tqdm
+EVERY_SECONDS = 0.05  # a run's log is read
 
 
 class Stopped(BaseException):
@@ -96,6 +91,18 @@ def machine(*others):
     )
 
 
+def gpu_gigabytes():
+    """Return the memory of the smallest GPU; 0 if that is unknown."""
+    told = ""
+    with contextlib.suppress(OSError):
+        told = subprocess.run(
+            ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+        ).stdout
+    return min(map(int, re.findall(r"^\d+", told, re.M)), default=0) / 1000
+
+
 def setting(command, *others):
     """Return the date, the machine and the command as a record has them; `others`: see machine."""
     return dict(
@@ -106,50 +113,6 @@ def setting(command, *others):
 
 
 # ------------------------------------------------------------------------------ one run
-class Progress:
-    """What a script's progress bar says, timed by our own clock."""
-
-    def __init__(self):
-        self.epoch = self.step = self.steps = self.done = 0
-        self.started = time.monotonic()
-        self.first = None  # (moment, steps done by then, of all epochs)
-        self.marks = []  # (moment, step) of this epoch, from its first step on
-
-    def update(self, epoch, step, steps):
-        """Record that `step` of the `steps` of `epoch` are done; epochs count from 1."""
-        if epoch != self.epoch:
-            self.marks = []
-        self.epoch, self.step, self.steps = epoch, step, steps
-        self.done = (epoch - 1) * steps + step  # of all epochs
-        if step and (not self.marks or step > self.marks[-1][1]):
-            self.marks.append((time.monotonic(), step))
-            self.first = self.first or (self.marks[0][0], self.done)
-
-    def pace(self):
-        """Return the steps a second of this epoch's faster half, at least 0.1 s; None too early.
-
-        This leaves out stalls and the first steps, which may search for kernels.
-        """
-        if len(self.marks) < 3:
-            return None
-        (start, first), *between, (end, last) = self.marks
-        moment, step = min(between, key=lambda mark: abs(first + last - 2 * mark[1]))
-        return max(
-            (step - first) / max(moment - start, 0.1), (last - step) / max(end - moment, 0.1)
-        )
-
-    def estimate(self, epochs):
-        """Return (seconds of the whole run of so many epochs, of its start); None too early."""
-        if not self.first or self.done < self.first[1] + 3:
-            return None
-        moment, before = self.first
-        each = (time.monotonic() - moment) / (self.done - before)
-        if self.marks and self.marks[0][0] == moment and (pace := self.pace()):
-            each = min(each, 1 / pace)  # in the first epoch; later ones have validation between
-        start = moment - self.started
-        return start + each * epochs * self.steps, start
-
-
 def launched(script, processes):
     """Return (words that start a script, variables): by torchrun if it is for that."""
     if "init_process_group" not in script.read_text():
@@ -165,59 +128,42 @@ def launched(script, processes):
     return [sys.executable, *words, str(script)], {"OMP_NUM_THREADS": str(threads)}
 
 
-def follow(command, log, watch, env=None):
-    """Run `command` to its end and return its exit code; append its lines to the file `log`.
+def variables_of(more=()):
+    """Return the environment of a run."""
+    return os.environ | {"PYTHON_COLORS": "0"} | dict(more)  # no colours in an error: see failure
 
-    The command has a terminal of its own, so that it shows its progress bars; those do not go to
-    the log. `watch(progress, line)` is called for every line, and with None in between; what it
-    raises stops the command.
+
+def follow(command, log, watch, more=(), server=None):
+    """Run `command` to its end and return (exit code, seconds); append its output to the file `log`.
+
+    `watch(line, seconds)` is called for every line, and with None in between; what it raises stops
+    the command. It gets the variables `more`, or is forked by `server` if that can.
     """
-    variables = {
-        key: value for key, value in os.environ.items() if not key.startswith("TQDM_")
-    }  # TQDM_DISABLE would hide the bars
-    variables |= {"PYTHON_COLORS": "0", **(env or {})}  # no colours in an error: see failure
-    ours, its = pty.openpty()
-    tty.setraw(its)
-    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
-    progress, text = Progress(), b""
-    with open(log, "a") as output:
+    with open(log, "a") as output, open(log, "rb") as reader:
         print(f"$ {shlex.join(command)}", file=output, flush=True)
-        process = subprocess.Popen(
+        reader.seek(0, os.SEEK_END)
+        process = server and server.start(command[1:], log)
+        process = process or subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=its,
-            stderr=its,
-            env=variables,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=variables_of(more),
             start_new_session=True,
         )
-        os.close(its)
+        started, text, ended = time.monotonic(), b"", False
         try:
-            ended, piece = False, b""
-            while piece or not ended:
-                watch(progress, None)
+            while not ended:
                 ended = process.poll() is not None  # asked first: what it wrote last is read below
-                piece = b""
-                if select.select([ours], [], [], 0.2)[0]:
-                    try:
-                        piece = os.read(ours, 65536)
-                    except OSError:  # nobody has the other side open
-                        time.sleep(0.1)
-                text += piece or b"\n" * ended
-                if bars := re.findall(rf"epoch (\d+): +{BAR}", text.decode(errors="replace")):
-                    progress.update(*map(int, bars[-1]))
-                *lines, text = text.split(b"\n")
-                text = text[text.rfind(b"\r") + 1 :]
+                *lines, text = (text + reader.read() + b"\n" * ended).split(b"\n")
                 for line in lines:
-                    line = line.split(b"\r")[-1].decode(errors="replace")
-                    if line := re.sub(rf"([^\r|]*: +)?{BAR}", "", line).rstrip():
-                        print(line, file=output, flush=True)
-                        watch(progress, line)
+                    watch(line.decode(errors="replace"), time.monotonic() - started)
+                watch(None, time.monotonic() - started)
+                time.sleep(0 if ended else EVERY_SECONDS)
         except BaseException:
             stop(process)
             raise
-        finally:
-            os.close(ours)
-    return process.returncode
+    return process.returncode, time.monotonic() - started
 
 
 def session_of(pid):

@@ -12,7 +12,7 @@ import sys
 import textwrap
 import time
 
-from . import advice
+from . import advice, parts
 
 VERSION = 1  # of the record
 WAITS = 0.2  # from this data time on, loading is what holds a script back
@@ -66,6 +66,7 @@ class Result:
     losses: [what loss_line takes]
     notes: sentences, as of windows that were thrown away
     seconds: {what was done: how long it took}
+    parts: {part of parts.py: seconds}, from the script's start until it had been watched
     """
 
     script: str
@@ -85,6 +86,7 @@ class Result:
     losses: list = empty(list)
     notes: list = empty(list)
     seconds: dict = empty(dict)
+    parts: dict = empty(dict)
     writing: object = None  # writing.Writing, with --write
     by_turns: bool = True  # or a process a trial; then a note says why
     stopped: bool = False  # by Ctrl-C
@@ -328,6 +330,15 @@ def brake_lines(result):
     return lines + [paragraph(line) for line in also_seen(facts)]
 
 
+def part_lines(found):
+    """Return the lines about where the time went, from the start until all had been watched."""
+    if not found:
+        return []
+    told = parts.legend(found, parts.shares(found))
+    return ["", f"Where the script's first {duration(sum(found.values()))} went",
+            f"  {parts.bar(found)}", paragraph(told)]
+
+
 # ------------------------------------------------------------------------------------- the report
 def advice_lines(result):
     """Return the lines to write for the best set."""
@@ -373,7 +384,7 @@ def lines_of(result, with_table=True):
     lines += confirmation_lines(result.confirmation)
     if not (result.writing and result.writing.verdict()):
         lines += loss_lines(result.losses)
-    lines += brake_lines(result)
+    lines += brake_lines(result) + part_lines(result.parts)
     lines += advice_lines(result)
     if text := sum_line(result):
         lines += ["", text]
@@ -437,4 +448,4 @@ def record(result):
         advice={name: advice.write(name, facts, result.extra) for name in result.best},
         options={name: words for name in result.best if (words := advice.options_of(
             name, facts, result.extra))},
-        seconds=result.seconds, facts=things(facts)))
+        seconds=result.seconds, parts=result.parts, facts=things(facts)))

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from whatif import confirm, copies, machine, report, run, search, stats, techniques, trials, writing
+from whatif.parts import of_watched
 
 COMPUTE_SHARE, COMPUTE_MOST = 0.5, 180.0  # of --minutes, and seconds, for the turns
 WRITE_SHARE = 0.3  # with --write, whose proof takes the place of the confirmation
@@ -54,6 +55,7 @@ class Session:
         self.windows, self.failed, self.notes, self.beside = [], [], [], []
         self.found = {}  # the records of the turns, merged
         self.trials = []  # rows of sets that ran in processes of their own
+        self.parts = {}  # of the time until the script has been watched
         self.seconds, self.epochs = {}, False  # whether repeated epochs end as they do
         self.source = self.cwd  # with --copy the folder that was copied
         self.writes = getattr(args, "write", None)
@@ -102,6 +104,8 @@ class Session:
             result = run.run_once(self.command, self.spec(
                 "turns", deadline=deadline, last=last, loader_seconds=loader, turns=self.windows,
                 failed=self.failed, epochs=self.epochs), limit, self.show)
+            if result.get("watched") and not self.parts:
+                self.parts = of_watched(result["watched"], self.clock)
             if "start" not in self.seconds and result.get("turns_began"):
                 self.seconds["start"] = result["turns_began"] - self.clock
             gained = self.take(result)
@@ -255,7 +259,8 @@ def result_of(session, confirmed, stopped=False, written=None):
         confirmation=confirmation, losses=losses,
         notes=[*dict.fromkeys([*session.notes, *session.beside,
                                *filter(None, [found.get("no_turns")])])],
-        seconds=session.seconds, by_turns="no_turns" not in found, stopped=stopped)
+        seconds=session.seconds, parts=session.parts, by_turns="no_turns" not in found,
+        stopped=stopped)
 
 
 def measure_all(session):

@@ -36,7 +36,7 @@ WAITS, KERNELS = 3, 10  # steps in which waiting lines and kernels are looked fo
 
 def watch(run):
     """Watch some steps as the script does them; then choose the models."""
-    begin, worked = time.perf_counter(), 0.0
+    begin, began, worked, setting_up = time.perf_counter(), time.time(), 0.0, 0.0
     run.times = [0.0]  # when each step ended, without validation and waits for data
     run.clock.begin()
     least, most = WATCH_SECONDS
@@ -46,7 +46,7 @@ def watch(run):
         took = time.perf_counter() - begin
         run.times.append(worked + run.clock.seconds() - run.clock.counts["wait"])
         if len(run.times) == 4:  # without the first steps, which set up
-            worked = run.times[-1]
+            worked, setting_up = run.times[-1], took
             run.clock.begin()
         if run.ranks()[1] > 1 and len(run.times) <= check:
             continue
@@ -56,7 +56,8 @@ def watch(run):
         if is_over:
             break
         check = len(run.times) + max(0, min(more, WATCHED))
-    run.watched = run.clock.end() | dict(batches=run.loaders.batches / run.steps)
+    run.watched = run.clock.end() | dict(
+        batches=run.loaders.batches / run.steps, began=began, next=setting_up)
     run.cycle = cycle_of(run.times)
     run.loaders.ends = run.spec.get("epochs") or any(
         places.counts_batches(*each) for each in run.places.frames())
