@@ -573,6 +573,7 @@ def test_some_pairs_run_alone_in_a_folder(chosen, tmp_path, digits):
     runs_alone(chosen, tmp_path / "alone", digits)
 
 
+@pytest.mark.compiler
 def test_each_whole_set_compiles_and_runs_alone_in_a_folder(tmp_path, digits):
     """One after the other: each can use what another has compiled, which takes the longest.
 

@@ -12,9 +12,9 @@ import zlib
 from pathlib import Path
 
 import pytest
-from helpers import SRC, run_forked
+from helpers import SRC, error_of, run_forked
 from PIL import Image
-from test_loader import FAULTY, SHARED, error_of, photo
+from test_loader import FAULTY, SHARED, photo
 from test_resize import encoded, is_clean, resize
 
 COUNT = int(os.environ.get("FUZZ", 200))

@@ -9,7 +9,8 @@ import sys
 import helpers
 import pytest
 import torch
-from helpers import ROOT, SRC, TINY, edited, load_checkpoint, run, same_bits, torchrun, weights
+from helpers import (ROOT, SRC, TINY, edited, load_checkpoint, params, run, same_bits, torchrun,
+                     weights)
 from test_compose import PAIRS, SETS, WHOLE
 from test_ddp import without_batch_norm
 from test_variants import composed
@@ -26,8 +27,8 @@ def start_all(script, *options, processes):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("chosen", [*[each for each in SETS if len(each) == 1], *PAIRS, *WHOLE],
-                         ids="_".join)
+@pytest.mark.parametrize("chosen", params(
+    [*[each for each in SETS if len(each) == 1], *PAIRS, *WHOLE]))
 def test_each_set_runs(chosen, digits, tmp_path):
     if GPUS > 1 and {"DP", "compile"} <= set(chosen):
         pytest.skip("DataParallel cannot copy a compiled model, and says so")
@@ -110,6 +111,7 @@ def test_fused_leaves_out_a_first_step_that_overflows(digits, tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.compiler
 @pytest.mark.fault("checkpoint of another variant")
 def test_checkpoints_resume_across_variants(digits, tmp_path):
     for source, to in zip(ONE_PROCESS, ONE_PROCESS[1:] + ONE_PROCESS[:1]):
@@ -129,6 +131,7 @@ def test_profile_of_a_gpu(digits, tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.compiler
 def test_profile_of_a_compiled_model_shows_kernels(digits, tmp_path):
     script = composed(tmp_path, "compile", "profile")
     _, output = train(script, "--dataset", digits, *TINY, "--result_dir", tmp_path)

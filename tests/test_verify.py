@@ -45,6 +45,7 @@ def test_a_harmless_technique_is_the_same(digits, tmp_path):
     assert os.listdir(tmp_path) == [mine.name]  # the runs were elsewhere
 
 
+@pytest.mark.compiler
 def test_compiled_dropout_draws_the_same_numbers(digits, tmp_path):
     mine = edited("train", tmp_path, ("range(1, 12)", "range(1, 4)"), (  # small: each run compiles it
         "nn.Flatten(), nn.Linear", "nn.Flatten(), nn.Dropout(0.5), nn.Linear"))
