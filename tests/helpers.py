@@ -39,6 +39,7 @@ def on_gpu(name):
 
 def params(values):
     """Return a test's parameters, scripts or sets; those that compile have the mark `compiler`."""
+    values = [*values]
     names = [each.stem if isinstance(each, Path) else "_".join(each) for each in values]
     return [pytest.param(each, id=name, marks=[pytest.mark.compiler] * ("compile" in name))
             for each, name in zip(values, names)]
