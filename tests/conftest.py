@@ -24,14 +24,13 @@ def pytest_collection_modifyitems(items):
     import torch
     gpus = torch.cuda.device_count()
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    reasons = {"gpu": not gpus and "needs an NVIDIA GPU",
+               "gpus": gpus < 2 and f"needs two NVIDIA GPUs, has {gpus}",
+               "compiler": not compiler and "needs a C++ compiler: apt-get install g++"}
     for item in items:
-        if "compile" in item.name and not compiler and item.path.name in (
-                "test_train.py", "test_variants.py", "test_resume.py", "test_compose.py",
-                "test_verify.py"):
-            item.add_marker(pytest.mark.skip(reason="no C++ compiler, which torch.compile needs"))
-        for name, least in (("gpu", 1), ("gpus", 2)):
-            if item.get_closest_marker(name) and gpus < least:
-                item.add_marker(pytest.mark.skip(reason=f"needs {least} NVIDIA GPU, has {gpus}"))
+        for name, reason in reasons.items():
+            if reason and item.get_closest_marker(name):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 VISIBLE = os.environ.get("CUDA_VISIBLE_DEVICES")

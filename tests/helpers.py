@@ -3,6 +3,7 @@
 import importlib.util
 import multiprocessing
 import os
+import re
 import resource
 import runpy
 import signal
@@ -34,6 +35,14 @@ STARTED = []  # the processes of the test that runs; conftest.py ends those that
 def on_gpu(name):
     """Return a test's parameter for a second run of the test, on a GPU."""
     return pytest.param(name, marks=pytest.mark.gpu, id=f"{name}-on_gpu")
+
+
+def params(values):
+    """Return a test's parameters, scripts or sets; those that compile have the mark `compiler`."""
+    values = [*values]
+    names = [each.stem if isinstance(each, Path) else "_".join(each) for each in values]
+    return [pytest.param(each, id=name, marks=[pytest.mark.compiler] * ("compile" in name))
+            for each, name in zip(values, names)]
 
 
 def start(command, **options):
@@ -320,6 +329,18 @@ def assert_one_line(done, status, *parts):
     assert len(done.stderr.splitlines()) == 1, done.stderr
     for part in parts:
         assert part in done.stderr, done.stderr
+
+
+def error_of(done, name, status=1):
+    """Return the one error line of the script `name`, which has to have failed.
+
+    Threads of C libraries write to stderr, too: the line can stand behind the start of theirs.
+    """
+    assert done.returncode == status, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    own = re.findall(rf"{name}\.py: error: .*", done.stderr)
+    assert len(own) == 1, done.stderr
+    return own[0]
 
 
 class Hostile:

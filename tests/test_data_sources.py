@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 import torch
-from helpers import (ROOT, SRC, TINY, assert_one_line, edited, module_of, on_gpu, run, run_forked,
-                     train, with_little_memory)
+from helpers import (ROOT, SRC, TINY, assert_one_line, edited, error_of, module_of, on_gpu, run,
+                     run_forked, train, with_little_memory)
 from PIL import Image
 from test_loader import FAULTY, ODD_NAMES, classes, photo, save, spoil, unusual
 from test_resize import claims
@@ -51,13 +51,6 @@ def batches_of(script, folder, *options, **details):
     """Run a training script; return its epochs: "train" or "val", and (images, labels) a batch."""
     train(keeping_batches(script, folder), *options, "--result_dir", folder, **details)
     return torch.load(folder / "0.batches")
-
-
-def error_line(done, name, status=1):
-    """Return the one line in which a script that failed says why."""
-    assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith(f"{name}.py: error: ")]
-    return line
 
 
 def loader_of(photos, on_gpu=False, augment="none", order=range(26)):
@@ -285,7 +278,7 @@ def test_a_set_that_does_not_fit_is_an_error_before_it_is_decoded(digits, tmp_pa
     (data / "train/0/0_00000.png").write_bytes(b"not decoded")
     done = run_forked(SRC / "train_cache.py", "--dataset", data, "--image_size", 50_000,
                       cwd=tmp_path)
-    line = error_line(done, "train_cache", 2)
+    line = error_of(done, "train_cache", 2)
     assert "the decoded images take 2,325,000.0 MB" in line and "more than is free" in line
 
 
@@ -442,7 +435,7 @@ def test_damaged_picture(name, kind, photos, tmp_path, request):
     if kind == "half" and request.node.get_closest_marker("gpu") and done.returncode == 0:
         assert "epoch 2/2" in done.stdout
     else:
-        assert str(bad) in error_line(done, name)
+        assert str(bad) in error_of(done, name)
 
 
 @pytest.mark.skipif(not FAULTY.exists(), reason="needs the pictures of ../shared/data/faulty")
@@ -476,7 +469,7 @@ def test_real_faulty_files_with_dali(photos):
 def test_a_dataset_that_is_missing_or_empty(name, tmp_path):
     for folder, status in (tmp_path / "missing", 2), (tmp_path / "empty", 1):
         done = run_forked(SRC / f"{name}.py", "--dataset", folder, cwd=tmp_path)
-        assert str(folder) in error_line(done, name, status)
+        assert str(folder) in error_of(done, name, status)
         (tmp_path / "empty/train").mkdir(parents=True, exist_ok=True)
 
 
@@ -487,7 +480,7 @@ def test_fewer_pictures_than_a_batch(name, tmp_path):
     data = classes(classes(tmp_path / "data"), "val")
     options = ["--dataset", data, *TINY, "--result_dir", tmp_path / "r"]
     done = run_forked(SRC / f"{name}.py", *options, "--batch_size", 13)
-    assert "--batch_size 13: there are only 12" in error_line(done, name, 2)
+    assert "--batch_size 13: there are only 12" in error_of(done, name, 2)
     record, _ = train(SRC / f"{name}.py", *options, "--batch_size", 12)
     assert len(record["epochs"]) == 2
 
@@ -497,7 +490,7 @@ def test_fewer_pictures_than_a_batch(name, tmp_path):
                                           ("train_cache", "--cache_device")])
 def test_unknown_device(name, option, digits, tmp_path):
     done = run_forked(SRC / f"{name}.py", "--dataset", digits, option, "tpu", cwd=tmp_path)
-    assert re.search(f"{option}.*tpu", error_line(done, name, 2))
+    assert re.search(f"{option}.*tpu", error_of(done, name, 2))
 
 
 @pytest.mark.fault("no GPU or no DALI")
@@ -537,7 +530,7 @@ def test_the_limit_of_a_container_or_job_counts(line, limits, is_refused, digits
                       tmp_path / "r")  # 240 and 70 images: 3.8 MB
     assert done.returncode == (2 if is_refused else 0), done.stderr
     if is_refused:
-        assert "the decoded images take 3.8 MB of cpu memory, more than is free" in error_line(
+        assert "the decoded images take 3.8 MB of cpu memory, more than is free" in error_of(
             done, "train_cache", 2)
 
 

@@ -9,13 +9,14 @@ import sys
 import helpers
 import pytest
 import torch
-from helpers import ROOT, SRC, TINY, edited, load_checkpoint, run, same_bits, torchrun, weights
+from helpers import (ROOT, SRC, TINY, edited, load_checkpoint, params, run, same_bits, torchrun,
+                     weights)
 from test_compose import PAIRS, SETS, WHOLE
 from test_ddp import without_batch_norm
 from test_variants import composed
 
 GPUS = torch.cuda.device_count()
-ONE_PROCESS = sorted(path for path in SRC.glob("train*.py")
+ONE_PROCESS = sorted(path.stem for path in SRC.glob("train*.py")
                      if path.stem not in ("train_DDP", "train_profile"))
 train = functools.partial(helpers.train, forked=False)  # as a user starts it
 
@@ -26,8 +27,8 @@ def start_all(script, *options, processes):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("chosen", [*[each for each in SETS if len(each) == 1], *PAIRS, *WHOLE],
-                         ids="_".join)
+@pytest.mark.parametrize("chosen", params(
+    [*[each for each in SETS if len(each) == 1], *PAIRS, *WHOLE]))
 def test_each_set_runs(chosen, digits, tmp_path):
     if GPUS > 1 and {"DP", "compile"} <= set(chosen):
         pytest.skip("DataParallel cannot copy a compiled model, and says so")
@@ -111,12 +112,13 @@ def test_fused_leaves_out_a_first_step_that_overflows(digits, tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.fault("checkpoint of another variant")
-def test_checkpoints_resume_across_variants(digits, tmp_path):
-    for source, to in zip(ONE_PROCESS, ONE_PROCESS[1:] + ONE_PROCESS[:1]):
-        train(source, "--dataset", digits, *TINY, "--epochs", 1, "--result_dir", tmp_path / "a")
-        record, _ = train(to, "--dataset", digits, *TINY, "--result_dir", tmp_path / "b",
-                          "--resume", tmp_path / "a" / f"{source.stem}.pt")
-        assert len(record["epochs"]) == 2
+@pytest.mark.parametrize("names", params(zip(ONE_PROCESS, ONE_PROCESS[1:] + ONE_PROCESS[:1])))
+def test_checkpoints_resume_across_variants(names, digits, tmp_path):
+    source, to = (SRC / f"{name}.py" for name in names)
+    train(source, "--dataset", digits, *TINY, "--epochs", 1, "--result_dir", tmp_path / "a")
+    record, _ = train(to, "--dataset", digits, *TINY, "--result_dir", tmp_path / "b",
+                      "--resume", tmp_path / "a" / f"{source.stem}.pt")
+    assert len(record["epochs"]) == 2
 
 
 @pytest.mark.gpu
@@ -129,6 +131,7 @@ def test_profile_of_a_gpu(digits, tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.compiler
 def test_profile_of_a_compiled_model_shows_kernels(digits, tmp_path):
     script = composed(tmp_path, "compile", "profile")
     _, output = train(script, "--dataset", digits, *TINY, "--result_dir", tmp_path)

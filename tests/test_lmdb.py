@@ -11,10 +11,10 @@ import time
 
 import lmdb
 import pytest
-from helpers import (ROOT, SRC, Forked, Hostile, SmallDisk, run, run_forked, train, wait_awhile,
-                     wait_until, with_little_memory)
+from helpers import (ROOT, SRC, Forked, Hostile, SmallDisk, error_of, run, run_forked, train,
+                     wait_awhile, wait_until, with_little_memory)
 from PIL import Image
-from test_loader import ODD_NAMES, classes, error_of, pairs, photo, save, spoil, unusual
+from test_loader import ODD_NAMES, classes, pairs, photo, save, spoil, unusual
 
 LOADER = ["--resize", 48, "--image_size", 40, "--batch_size", 4, "--workers", 0, "--epochs", 1]
 TRAIN = ["--batch_size", 4, "--image_size", 16, "--width", 2, "--workers", 0, "--epochs", 1]

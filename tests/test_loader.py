@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, SRC, SmallDisk, module_of, on_gpu, run, run_forked
+from helpers import ROOT, SRC, SmallDisk, error_of, module_of, on_gpu, run, run_forked
 from PIL import Image
 from test_resize import claims
 
@@ -87,15 +87,6 @@ def pairs(folder, split="train", count=5, size=(80, 64)):
             pixels = np.stack([3 * x, 3 * y, np.full_like(x, i + more)], -1).astype(np.uint8)
             save(Image.fromarray(pixels), folder / split / name / "scene one" / f"{i:02}.png")
     return folder
-
-
-def error_of(done, loader, code=1):
-    """Return the script's one error line; C libraries may print lines of their own before it."""
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    own = [line for line in done.stderr.splitlines() if line.startswith(loader)]
-    assert len(own) == 1 and ": error: " in own[0], done.stderr
-    return own[0]
 
 
 # --------------------------------------------------------------------------------- agreement

@@ -193,7 +193,8 @@ def test_it_names_io_on_a_slow_disk(data, tmp_path):
     smi.parent.mkdir()
     smi.write_text(NVIDIA_SMI)
     smi.chmod(0o755)
-    broken = loader_with(tmp_path / "broken.py", 'raise OSError("out of order")')
+    broken = loader_with(tmp_path / "broken.py", "os.write(2, b'libpng error: '); "
+                         "raise OSError('out of order')")
     done = run(ROOT / "loading.sh", broken, data, "--result_dir", tmp_path, *SMALL, env={
         "PYTHONPATH": str(tmp_path), "MARKS": str(tmp_path / "marks"),
         "PATH": f"{smi.parent}:{os.environ['PATH']}"})
@@ -206,7 +207,7 @@ def test_it_names_io_on_a_slow_disk(data, tmp_path):
     assert cold["gpu_kernels_busy"] == pytest.approx(0.96)
     assert cold["jpeg_engine_busy"] == pytest.approx(0.98) == cold["gpu_busy"]
     assert "98% |" in table
-    assert last["loader"] == "broken" and "out of order" in last["error"]
+    assert last["loader"] == "broken" and last["error"] == "broken.py: error: out of order"
     assert last["log"] in table and Path(last["log"]).exists()
 
 

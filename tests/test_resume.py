@@ -9,14 +9,10 @@ import zipfile
 import pytest
 import torch
 from helpers import (SRC, TINY, Forked, Hostile, SmallDisk, assert_one_line, learned,
-                     load_checkpoint, run_forked, same_bits, spy, train, wait_awhile,
+                     load_checkpoint, params, run_forked, same_bits, spy, train, wait_awhile,
                      wait_until, weights)
 
 SCRIPTS = sorted(SRC.glob("train*.py"))
-
-
-def ids(path):
-    return path.stem
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +136,7 @@ def test_a_resume_of_one_epoch_has_only_that_in_its_record(checkpoint, digits, t
 
 
 @pytest.mark.fault("checkpoint of another variant")
-@pytest.mark.parametrize("script", SCRIPTS, ids=ids)
+@pytest.mark.parametrize("script", params(SCRIPTS))
 def test_any_checkpoint_resumes_any_variant(script, checkpoint, digits, tmp_path):
     """Epoch 1 by train.py, epoch 2 by the variant, epoch 3 by train.py."""
     options = ["--dataset", digits, *TINY, "--epochs", 3, "--result_dir", tmp_path / "r"]

@@ -10,18 +10,14 @@ import termios
 
 import pytest
 import torch
-from helpers import (DDP_WORKERS, ROOT, SRC, TINY, SmallDisk, assert_one_line, module_of, run,
-                     run_forked, spy, start, train, weights)
+from helpers import (DDP_WORKERS, ROOT, SRC, TINY, SmallDisk, assert_one_line, module_of, params,
+                     run, run_forked, spy, start, train, weights)
 from test_loader import FAULTY, ODD_NAMES, classes, photo, save, spoil, unusual
 from test_resize import claims
 from torchvision.transforms import v2 as transforms
 
 SCRIPTS = sorted(SRC.glob("train*.py"))
 MNIST = ROOT.parent / "shared" / "data" / "mnist_png.tar.xz"
-
-
-def ids(path):
-    return path.stem
 
 
 # -------------------------------------------------------------------------- options, records
@@ -54,7 +50,7 @@ def test_as_many_workers_as_usable_cores():
     assert (train_options["workers"], options["workers"]) == (1, 1)
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=ids)
+@pytest.mark.parametrize("script", params(SCRIPTS))
 def test_each_variant_writes_its_record(script, digits, tmp_path):
     workers = DDP_WORKERS if script.stem == "train_DDP" else 1
     record, output = train(script, "--dataset", digits, *TINY, "--workers", workers, "--result_dir",

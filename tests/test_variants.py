@@ -56,7 +56,8 @@ def test_equal_to_the_baseline_bit_for_bit(name, more, digits, tmp_path):
     assert learned(baseline["epochs"]) == learned(variant["epochs"])
 
 
-@pytest.mark.parametrize("name", ["fused", "channels_last", "compile"])
+@pytest.mark.parametrize("name", [
+    "fused", "channels_last", pytest.param("compile", marks=pytest.mark.compiler)])
 def test_equal_to_the_baseline_after_24_steps_of_float64(name, digits, tmp_path):
     options = ["--dataset", digits, *TINY, "--epochs", 4, "--steps", 6, "--result_dir", tmp_path]
     one, _ = train(in_float64("train", tmp_path), *options)

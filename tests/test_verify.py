@@ -12,7 +12,7 @@ import compose
 from verify import Bench, numbers_of
 
 SMALL = ["--width", 4, "--image_size", 16, "--batch_size", 20, "--steps", 2, "--workers", 0]
-KILLS = int(os.environ.get("KILLS", 3))  # more of them take longer: KILLS=20 pytest -k killed
+KILLS = int(os.environ.get("KILLS", 3))  # more of them take longer: KILLS=20 pytest -m slow
 CORRECT = "        correct = torch.zeros(min(5, len(classes)), device=device)\n"
 STACK = "                correct += hits.sum(0)\n"
 
@@ -45,6 +45,7 @@ def test_a_harmless_technique_is_the_same(digits, tmp_path):
     assert os.listdir(tmp_path) == [mine.name]  # the runs were elsewhere
 
 
+@pytest.mark.compiler
 def test_compiled_dropout_draws_the_same_numbers(digits, tmp_path):
     mine = edited("train", tmp_path, ("range(1, 12)", "range(1, 4)"), (  # small: each run compiles it
         "nn.Flatten(), nn.Linear", "nn.Flatten(), nn.Dropout(0.5), nn.Linear"))
@@ -164,6 +165,7 @@ def test_the_copys_own_failure_is_told_as_its_own(digits, tmp_path):
     assert "your own copy fails, without amp:" in done.stdout and "no_such" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.fault("clean merge that is wrong")
 def test_killed_at_random_moments_it_loses_nothing(digits, tmp_path, rng):
     mine = tmp_path / "mine.py"

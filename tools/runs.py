@@ -200,7 +200,8 @@ def failure(code, log):
     """
     text = log.read_text(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    own = [line for line in lines if re.match(r"[\w.]+: error: ", line)]
+    # a C library's thread can have begun a line of its own before a script's
+    own = re.findall(r"^[\w.]+: error: .*|\w+\.py: error: .*", "\n".join(lines), re.M)
     raised = [
         line for line in lines if re.match(r"(\[rank\d+\]: )?[\w.]+(Error|Exception)\b", line)
     ]
