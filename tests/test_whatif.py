@@ -63,13 +63,16 @@ def test_pictures_of_several_sizes_are_counted_as_samples(scripts):
 
 
 @pytest.mark.fault("unusual training under whatif")
-def test_the_start_of_workers_in_each_step_is_data_time(scripts):
-    """A worker takes 0.1 s to start, a step 0.05 s."""
-    result = scripts.once("new_iterator.py")
+@pytest.mark.parametrize("how", ["steps", "epochs"])
+def test_the_start_and_the_end_of_workers_are_data_time(how, scripts):
+    """A worker takes 0.1 s to start and 0.3 s to end, a step 0.05 s."""
+    result = scripts.once("new_iterator.py", how)
     watched = result["watched"]
-    assert watched["wait"] / watched["steps"] > 0.1
+    waits = [*map(float, (scripts.folder / "waits.txt").read_text().split())]
+    own = waits[4:4 + watched["steps"]]  # by the script's clock; the first are not watched
+    assert len(own) == watched["steps"] and 0.8 * sum(own) < watched["wait"] < 1.1 * sum(own)
     assert watched["wait"] / watched["seconds"] > 0.5
-    assert result["facts"]["training"] == [0] and rate_of(result) > 8 / 0.15  # no worker starts
+    assert result["facts"]["training"] == [0] and rate_of(result) > 8 / 0.4  # no worker starts
 
 
 @pytest.mark.fault("unusual training under whatif")
@@ -79,6 +82,7 @@ def test_a_thread_that_reads_the_loader_is_no_data_time(scripts):
     watched = result["watched"]
     assert watched["wait"] < 0.004 * watched["steps"] and watched["steps"] > 3
     assert result["facts"]["loaders"][0]["threaded"] and result["facts"]["training"] == [0]
+    assert not report.also_seen(result["facts"])  # it loads while steps run
 
 
 def test_validation_is_not_in_the_rate_and_workers_end(scripts):

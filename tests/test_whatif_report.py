@@ -94,6 +94,8 @@ def test_what_to_write_is_the_best_sets():
     assert text_of(best=()).endswith("for certain as yet: give it more --minutes.")
     assert text_of(best=(), rows=[Row(("fused",), 1.0, 0.99, 1.01, 8, SAME)]).endswith(
         "Nothing is faster.")
+    assert text_of(best=(), rows=[Row(("batch x2",), 1.9, 1.8, 2.0, 8, FASTER)]).endswith(
+        "Only a larger batch is faster, which is another training.")
 
 
 def test_an_option_of_the_script_is_the_advice():

@@ -301,10 +301,10 @@ def also_seen(facts):
     """Return a line for each known slowdown that is in the script."""
     lines = []
     for loader in (facts["loaders"][number] for number in facts["training"]):
-        if not loader["workers"]:
+        if not loader["workers"] and not loader.get("threaded"):
             lines.append(f"{loader['at']}: a DataLoader without workers (num_workers) loads while "
                          "no step runs")
-        elif loader["method"] != "fork" and not loader["persistent"]:
+        elif loader["workers"] and loader["method"] != "fork" and not loader["persistent"]:
             lines.append(f"{loader['at']}: without persistent_workers=True, {loader['method']} "
                          "starts all workers again in each epoch")
         if facts["device"] == "cuda" and not loader["pin"]:
@@ -346,6 +346,9 @@ def sum_line(result):
     row = next((row for row in result.rows if tuple(row.techniques) == tuple(result.best)), None)
     if not result.best:
         is_open = any(verdict_of(row).startswith(OPEN) for row in result.rows)
+        if any(verdict_of(row) == FASTER and row.techniques[0].startswith("batch")
+               for row in result.rows):
+            return "Only a larger batch is faster, which is another training."
         return ("Nothing is faster for certain as yet: give it more --minutes." if is_open
                 else "Nothing is faster.") if result.rows else ""
     if row is None:
