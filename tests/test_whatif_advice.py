@@ -585,7 +585,8 @@ def test_autocast_of_float32_is_not_amp(watched):
         model = torch.nn.Linear(8, 8)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         for dtype, on in ((torch.float32, True), (torch.bfloat16, False)):
-            context = torch.autocast("cpu", dtype, enabled=on)
+            context = torch.autocast("cpu", torch.bfloat16, enabled=on)
+            context.fast_dtype = dtype  # without a GPU torch turns float32 off
             with context:
                 output = model(torch.rand(4, 8))
             output.mean().backward()
@@ -593,7 +594,7 @@ def test_autocast_of_float32_is_not_amp(watched):
         """)
     assert [each["half"] for each in facts["autocasts"]] == ["", ""]
     assert not reasons(facts, ["amp bfloat16"])
-    assert "or at train.py:6  with context: enabled=True, dtype=torch.bfloat16" in advice.write(
+    assert "or at train.py:7  with context: enabled=True, dtype=torch.bfloat16" in advice.write(
         "amp bfloat16", facts)
 
 

@@ -213,6 +213,17 @@ def test_fused_kernels_take_the_place_of_foreach(make_run, monkeypatch):
     assert taken == ["_multi_tensor_sgd", "_fused_sgd", "_fused_sgd", "_multi_tensor_sgd"]
 
 
+def test_the_device_is_that_of_the_optimizers_tensors(make_run):
+    """Here they train without a module."""
+    run = make_run()
+    run.plan = None
+    points = torch.zeros(2, device="meta", requires_grad=True)
+    sgd = torch.optim.SGD([points], 0.1)
+    points.sum().backward()
+    sgd.step()
+    assert run.device == "meta" and not run.models.known
+
+
 def test_groups_and_optimizers_that_come_later(make_run):
     """A group is added under a set, and each epoch makes its own optimizers."""
     def trained(run=None, turns={}):
