@@ -123,6 +123,13 @@ def test_a_part_that_is_called_once_is_no_model(scripts):
 
 
 @pytest.mark.fault("unusual training under whatif")
+def test_lazy_layers_are_a_model_once_they_have_their_shapes(scripts):
+    result = scripts.once("lazy.py", only=["channels_last"])
+    assert not result["error"] and models(result) == {"net": "trains"}
+    assert windows_of(result, "channels_last")
+
+
+@pytest.mark.fault("unusual training under whatif")
 def test_a_loader_that_is_used_once_does_not_train(scripts):
     result = scripts.once("full_batch.py", only=["fused"])
     assert result["facts"]["training"] == [] and windows_of(result)[0]["unit"] == "steps"

@@ -8,6 +8,7 @@ import warnings
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from whatif import techniques
 from whatif.inside import facts, places
@@ -97,7 +98,9 @@ class Models:
 
     @staticmethod
     def has_weights(module):
-        return next(module.parameters(), None) is not None
+        """Return whether a module has weights; a lazy one has them after its first call."""
+        weights = [*module.parameters()]
+        return bool(weights) and not any(map(is_lazy, (*weights, *module.buffers())))
 
     def note(self, module):
         """Note what a model is."""
