@@ -237,7 +237,12 @@ def confirmation_lines(confirmation):
             text += f"; {confirmation['why']}"
     if confirmation.get("off"):
         text += f". The forecast was off: {confirmation['off']}"
-    return ["", "Confirmed" if confirmation.get("confirmed") else "Not confirmed", paragraph(text)]
+    lines = ["", "Confirmed" if confirmation.get("confirmed") else "Not confirmed", paragraph(text)]
+    if options := confirmation.get("options"):
+        told = f"{times(options['speedup'])} in one whole run" if options["speedup"] else (
+            f"it failed: {options['why']}")
+        lines.append(paragraph(f"by the script's own {' '.join(options['words'])}: {told}"))
+    return lines
 
 
 def loss_line(one):

@@ -151,6 +151,10 @@ class Session:
         return False
 
     # ---- what came out
+    def extra(self):
+        """Return what advice and patch have to know of the loader."""
+        return dict(workers=self.found.get("workers") or 1)
+
     def estimates(self):
         return stats.estimates([stats.Window(each["names"], each["rate"], each["at"])
                                 for each in self.windows])
@@ -226,11 +230,6 @@ class Session:
                 if not {(name,)} & {*found, *failed} and search.kind(name) not in shown}
 
 
-def extra_of(session):
-    """Return what advice and patch have to know of the loader."""
-    return dict(workers=session.found.get("workers") or 1)
-
-
 def result_of(session, confirmed, stopped=False, written=None):
     """Return the report's Result."""
     args, found = session.args, session.found
@@ -245,10 +244,12 @@ def result_of(session, confirmed, stopped=False, written=None):
     if written and written.verdict():
         best, losses = written.best(best), [written.verdict()["losses"]]
     confirmation = confirmed.line() if confirmed and not (written and written.verdict()) else None
+    if confirmation and (confirmation["options"] or {}).get("why"):
+        facts |= dict(options=[])  # they failed, so lines are advised
     return report.Result(
         script=args.name, arguments=session.command[2:] if args.kind == "script" else [],
         unit=units[0] if units else "steps", facts=facts, baseline=session.baseline(),
-        rows=session.rows(), best=best, extra=extra_of(session), writing=written,
+        rows=session.rows(), best=best, extra=session.extra(), writing=written,
         failed={tuple(names): why for names, why in session.failed}, excluded=only,
         not_tried=session.not_tried(), loader=found.get("loading"),
         forecast=confirmed.forecast_lines() if confirmed else [],
@@ -271,7 +272,7 @@ def measure_all(session):
         say("\n".join(report.table(result_of(session, None))))
         confirmed = confirm.Confirmation(session, show=progress)
         if session.writes:
-            written = writing.Writing(session, confirmed.names, extra_of(session), progress)
+            written = writing.Writing(session, confirmed.names, session.extra(), progress)
             written.prove()
             status = written.status()
         if not written or not written.verdict():
