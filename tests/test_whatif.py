@@ -175,6 +175,17 @@ def test_networks_that_do_not_train_are_named_and_changed(scripts):
 
 
 @pytest.mark.fault("unusual training under whatif")
+def test_a_network_in_a_loss_does_not_train_and_is_changed(scripts):
+    result = scripts.once("perceptual.py", only=["amp", "channels_last"])
+    assert models(result) == {"painter": "trains", "criterion": "frozen"}
+    assert windows_of(result, *AMP) and windows_of(result, "channels_last")
+    assert report.also_seen(result["facts"]) == [
+        "perceptual.py:21: criterion (PerceptualLoss) does not train, but each step computes it"]
+    assert "likewise: criterion (frozen) (perceptual.py:21)" in advice.write(
+        *AMP, result["facts"])
+
+
+@pytest.mark.fault("unusual training under whatif")
 def test_tensors_that_train_without_a_module(scripts):
     result = scripts.once("tensors.py", only=["amp", "fused"])
     assert not result["facts"]["models"] and result["facts"]["device"] == "cpu"

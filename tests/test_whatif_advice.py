@@ -637,6 +637,12 @@ optimizer = torch.optim.SGD(model.parameters(), 0.1)
      'in options (train.py:5): "num_workers": 2, "persistent_workers": True'),
     ("options = dict(batch_size=4)\nloader = DataLoader(data, **options)",
      "num_workers=2, persistent_workers=True"),
+    ("options = dict(batch_size=4)\noptions.update(num_workers=0)\n"
+     "loader = DataLoader(data, **options)",
+     'DataLoader(data, **{**options, "num_workers": 2, "persistent_workers": True})'),
+    ("options = {'batch_size': 4}\noptions['num_workers'] = 0\n"
+     "loader = DataLoader(data, **options)\noptions['shuffle'] = True",
+     'DataLoader(data, **{**options, "num_workers": 2, "persistent_workers": True})'),
     ("def build(data, **options):\n    return DataLoader(data, **options)\n"
      "loader = build(data, num_workers=0)",
      'DataLoader(data, **{**options, "num_workers": 2, "persistent_workers": True})'),
@@ -651,8 +657,8 @@ optimizer = torch.optim.SGD(model.parameters(), 0.1)
      "persistent_workers=True|num_workers=2 in place of num_workers=args.workers"),
     ("loader = [DataLoader(data, **each) for each in [dict(num_workers=0)]][0]",
      'DataLoader(data, **{**each, "num_workers": 2, "persistent_workers": True})'),
-], ids=["none", "keyword", "position", "dict", "braces", "elsewhere", "function", "call",
-        "subclass", "args", "comprehension"])
+], ids=["none", "keyword", "position", "dict", "braces", "elsewhere", "update", "item", "function",
+        "call", "subclass", "args", "comprehension"])
 def test_arguments_are_not_given_twice(watched, lines, told):
     facts = watched.run(LOADER.format(lines=lines))
     text = advice.write("workers", facts, dict(workers=2))
