@@ -694,6 +694,8 @@ train.py:4  opt_G = torch.optim.Adam(itertools.chain(G.parameters()), lr=0.1)
         watch: """)
     scaler = advice.write("amp float16", on_gpu(facts))
     assert "scaler.scale(loss).backward(); scaler.step(opt_G); scaler.step(opt_D)" in scaler
+    # a critic that steps more often needs an update before its next step
+    assert "scaler.update() after these steps, before the next backward()" in scaler
     assert reasons(facts | dict(optimizers=facts["optimizers"][2:3]))["fused"] == (
         "torch has no fused Adadelta")
     assert reasons(facts | dict(optimizers=[]))["fused"].startswith("the optimizer is made")
