@@ -237,12 +237,16 @@ def confirmation_lines(confirmation):
             text += f"; {confirmation['why']}"
     if confirmation.get("off"):
         text += f". The forecast was off: {confirmation['off']}"
-    lines = ["", "Confirmed" if confirmation.get("confirmed") else "Not confirmed", paragraph(text)]
-    if options := confirmation.get("options"):
-        told = f"{times(options['speedup'])} in one whole run" if options["speedup"] else (
-            f"it failed: {options['why']}")
-        lines.append(paragraph(f"by the script's own {' '.join(options['words'])}: {told}"))
-    return lines
+    return ["", "Confirmed" if confirmation.get("confirmed") else "Not confirmed", paragraph(text)]
+
+
+def option_lines(options):
+    """Return the line of a run by the script's own options: {words, speedup, why}."""
+    if not options:
+        return []
+    told = f"{times(options['speedup'])} in one whole run" if options["speedup"] else (
+        f"it failed: {options['why']}")
+    return [paragraph(f"by the script's own {' '.join(options['words'])}: {told}")]
 
 
 def loss_line(one):
@@ -379,6 +383,7 @@ def lines_of(result, with_table=True):
     if result.forecast:
         lines += ["", "Forecast with loading", *map(forecast_line, result.forecast)]
     lines += confirmation_lines(result.confirmation)
+    lines += option_lines((result.confirmation or {}).get("options"))
     if not (result.writing and result.writing.verdict()):
         lines += loss_lines(result.losses)
     lines += brake_lines(result)

@@ -235,6 +235,8 @@ def result_of(session, confirmed, stopped=False, written=None):
     args, found = session.args, session.found
     facts = session.facts() | {key: found[key] for key in ("lines", "busy", "kernels")
                                if key in found}
+    if confirmed and confirmed.options and confirmed.options["why"]:
+        facts |= dict(options=[])  # they failed, so lines are advised
     best = confirmed.names if confirmed else session.best()
     units = [each["unit"] for each in session.windows]
     only = {name: why for name, why in found.get("why_not", {}).items()
@@ -244,8 +246,6 @@ def result_of(session, confirmed, stopped=False, written=None):
     if written and written.verdict():
         best, losses = written.best(best), [written.verdict()["losses"]]
     confirmation = confirmed.line() if confirmed and not (written and written.verdict()) else None
-    if confirmation and (confirmation["options"] or {}).get("why"):
-        facts |= dict(options=[])  # they failed, so lines are advised
     return report.Result(
         script=args.name, arguments=session.command[2:] if args.kind == "script" else [],
         unit=units[0] if units else "steps", facts=facts, baseline=session.baseline(),

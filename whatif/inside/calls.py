@@ -70,16 +70,6 @@ def is_spread(node):
     return isinstance(node, ast.keyword) and node.arg is None
 
 
-def changes(node, text):
-    """Return whether a statement sets an item of the dict that is called `text`, or updates it."""
-    match node:
-        case ast.Expr(ast.Call(ast.Attribute(owner, "update"))):
-            return ast.unparse(owner) == text
-        case ast.Assign([ast.Subscript(owner)]):
-            return ast.unparse(owner) == text
-    return False
-
-
 def made_at(places, frame, line, text):
     """Return (where a user's line made the dict that is called `text`, how), or ("", "").
 
@@ -103,6 +93,16 @@ def made_at(places, frame, line, text):
     how = "{}" if isinstance(found.value, ast.Dict) else "dict" if isinstance(
         found.value, ast.Call) and ast.unparse(found.value.func) == "dict" else ""
     return f"{places.shown(file)}:{found.lineno}", how
+
+
+def changes(node, text):
+    """Return whether a statement sets an item of the dict that is called `text`, or updates it."""
+    match node:
+        case ast.Expr(ast.Call(ast.Attribute(owner, "update"))):
+            return ast.unparse(owner) == text
+        case ast.Assign([ast.Subscript(owner)]):
+            return ast.unparse(owner) == text
+    return False
 
 
 def spread_of(places, frame, line, node, bound):
