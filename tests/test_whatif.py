@@ -63,13 +63,16 @@ def test_pictures_of_several_sizes_are_counted_as_samples(scripts):
 
 
 @pytest.mark.fault("unusual training under whatif")
-def test_the_start_of_workers_in_each_step_is_data_time(scripts):
-    """A worker takes 0.1 s to start, a step 0.05 s."""
-    result = scripts.once("new_iterator.py")
+@pytest.mark.parametrize("how", ["steps", "epochs"])
+def test_the_start_and_the_end_of_workers_are_data_time(how, scripts):
+    """A worker takes 0.1 s to start and 0.3 s to end, a step 0.05 s."""
+    result = scripts.once("new_iterator.py", how)
     watched = result["watched"]
-    assert watched["wait"] / watched["steps"] > 0.1
+    waits = [*map(float, (scripts.folder / "waits.txt").read_text().split())]
+    own = waits[4:4 + watched["steps"]]  # by the script's clock; the first are not watched
+    assert len(own) == watched["steps"] and 0.8 * sum(own) < watched["wait"] < 1.1 * sum(own)
     assert watched["wait"] / watched["seconds"] > 0.5
-    assert result["facts"]["training"] == [0] and rate_of(result) > 8 / 0.15  # no worker starts
+    assert result["facts"]["training"] == [0] and rate_of(result) > 8 / 0.4  # no worker starts
 
 
 @pytest.mark.fault("unusual training under whatif")
@@ -79,6 +82,7 @@ def test_a_thread_that_reads_the_loader_is_no_data_time(scripts):
     watched = result["watched"]
     assert watched["wait"] < 0.004 * watched["steps"] and watched["steps"] > 3
     assert result["facts"]["loaders"][0]["threaded"] and result["facts"]["training"] == [0]
+    assert not report.also_seen(result["facts"])  # it loads while steps run
 
 
 def test_validation_is_not_in_the_rate_and_workers_end(scripts):
@@ -117,6 +121,13 @@ def test_a_part_that_is_called_once_is_no_model(scripts):
     assert models(result) == {"net": "trains"} and windows_of(result, "channels_last")
     for name in "amp bfloat16", "compile":
         assert "wide" not in advice.write(name, result["facts"])
+
+
+@pytest.mark.fault("unusual training under whatif")
+def test_lazy_layers_are_a_model_once_they_have_their_shapes(scripts):
+    result = scripts.once("lazy.py", only=["channels_last"])
+    assert not result["error"] and models(result) == {"net": "trains"}
+    assert windows_of(result, "channels_last")
 
 
 @pytest.mark.fault("unusual training under whatif")
@@ -162,6 +173,17 @@ def test_networks_that_do_not_train_are_named_and_changed(scripts):
     (told,) = [each for each in report.also_seen(result["facts"]) if "Teacher" in each]
     assert told.startswith("teacher.py:") and "does not train" in told
     assert "teacher (frozen)" in advice.write("channels_last", result["facts"])
+
+
+@pytest.mark.fault("unusual training under whatif")
+def test_a_network_in_a_loss_does_not_train_and_is_changed(scripts):
+    result = scripts.once("perceptual.py", only=["amp", "channels_last"])
+    assert models(result) == {"painter": "trains", "criterion": "frozen"}
+    assert windows_of(result, *AMP) and windows_of(result, "channels_last")
+    assert report.also_seen(result["facts"]) == [
+        "perceptual.py:21: criterion (PerceptualLoss) does not train, but each step computes it"]
+    assert "likewise: criterion (frozen) (perceptual.py:21)" in advice.write(
+        *AMP, result["facts"])
 
 
 @pytest.mark.fault("unusual training under whatif")

@@ -585,7 +585,8 @@ def test_autocast_of_float32_is_not_amp(watched):
         model = torch.nn.Linear(8, 8)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         for dtype, on in ((torch.float32, True), (torch.bfloat16, False)):
-            context = torch.autocast("cpu", dtype, enabled=on)
+            context = torch.autocast("cpu", torch.bfloat16, enabled=on)
+            context.fast_dtype = dtype  # without a GPU torch turns float32 off
             with context:
                 output = model(torch.rand(4, 8))
             output.mean().backward()
@@ -593,7 +594,7 @@ def test_autocast_of_float32_is_not_amp(watched):
         """)
     assert [each["half"] for each in facts["autocasts"]] == ["", ""]
     assert not reasons(facts, ["amp bfloat16"])
-    assert "or at train.py:6  with context: enabled=True, dtype=torch.bfloat16" in advice.write(
+    assert "or at train.py:7  with context: enabled=True, dtype=torch.bfloat16" in advice.write(
         "amp bfloat16", facts)
 
 
@@ -636,6 +637,12 @@ optimizer = torch.optim.SGD(model.parameters(), 0.1)
      'in options (train.py:5): "num_workers": 2, "persistent_workers": True'),
     ("options = dict(batch_size=4)\nloader = DataLoader(data, **options)",
      "num_workers=2, persistent_workers=True"),
+    ("options = dict(batch_size=4)\noptions.update(num_workers=0)\n"
+     "loader = DataLoader(data, **options)",
+     'DataLoader(data, **{**options, "num_workers": 2, "persistent_workers": True})'),
+    ("options = {'batch_size': 4}\noptions['num_workers'] = 0\n"
+     "loader = DataLoader(data, **options)\noptions['shuffle'] = True",
+     'DataLoader(data, **{**options, "num_workers": 2, "persistent_workers": True})'),
     ("def build(data, **options):\n    return DataLoader(data, **options)\n"
      "loader = build(data, num_workers=0)",
      'DataLoader(data, **{**options, "num_workers": 2, "persistent_workers": True})'),
@@ -650,8 +657,8 @@ optimizer = torch.optim.SGD(model.parameters(), 0.1)
      "persistent_workers=True|num_workers=2 in place of num_workers=args.workers"),
     ("loader = [DataLoader(data, **each) for each in [dict(num_workers=0)]][0]",
      'DataLoader(data, **{**each, "num_workers": 2, "persistent_workers": True})'),
-], ids=["none", "keyword", "position", "dict", "braces", "elsewhere", "function", "call",
-        "subclass", "args", "comprehension"])
+], ids=["none", "keyword", "position", "dict", "braces", "elsewhere", "update", "item", "function",
+        "call", "subclass", "args", "comprehension"])
 def test_arguments_are_not_given_twice(watched, lines, told):
     facts = watched.run(LOADER.format(lines=lines))
     text = advice.write("workers", facts, dict(workers=2))
@@ -687,6 +694,8 @@ train.py:4  opt_G = torch.optim.Adam(itertools.chain(G.parameters()), lr=0.1)
         watch: """)
     scaler = advice.write("amp float16", on_gpu(facts))
     assert "scaler.scale(loss).backward(); scaler.step(opt_G); scaler.step(opt_D)" in scaler
+    # a critic that steps more often needs an update before its next step
+    assert "scaler.update() after these steps, before the next backward()" in scaler
     assert reasons(facts | dict(optimizers=facts["optimizers"][2:3]))["fused"] == (
         "torch has no fused Adadelta")
     assert reasons(facts | dict(optimizers=[]))["fused"].startswith("the optimizer is made")

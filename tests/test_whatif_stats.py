@@ -249,6 +249,7 @@ def test_losses_that_are_not_finite_are_said():
     assert math.isnan(broken.mean) and broken.lost == 40
     told = stats.changes_training(means(*good), means(lost))
     assert told.changes and "not finite in 1 of its 1 runs" in told.why
+    assert stats.changes_training(means(*good), means(once)).changes is False
     # if the script's own are not finite either, that proves nothing
     told = stats.changes_training(means(*good, lost), means(lost))
     assert told.changes is None and "1 of 5 plain runs have losses that are not finite" in told.why

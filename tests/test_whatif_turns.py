@@ -213,6 +213,17 @@ def test_fused_kernels_take_the_place_of_foreach(make_run, monkeypatch):
     assert taken == ["_multi_tensor_sgd", "_fused_sgd", "_fused_sgd", "_multi_tensor_sgd"]
 
 
+def test_the_device_is_that_of_the_optimizers_tensors(make_run):
+    """Here they train without a module."""
+    run = make_run()
+    run.plan = None
+    points = torch.zeros(2, device="meta", requires_grad=True)
+    sgd = torch.optim.SGD([points], 0.1)
+    points.sum().backward()
+    sgd.step()
+    assert run.device == "meta" and not run.models.known
+
+
 def test_groups_and_optimizers_that_come_later(make_run):
     """A group is added under a set, and each epoch makes its own optimizers."""
     def trained(run=None, turns={}):
@@ -1148,7 +1159,7 @@ class Machine:
             self.turns(names[-1:], 1.2)
 
     def run_once(self, command, spec, limit, show):
-        names = tuple(spec["techniques"])
+        names = (*spec["techniques"], *command[2:])
         self.calls.append((names, spec["seed"], spec["mode"], spec["hold"], spec["seconds"]))
         self.now += self.start + spec["seconds"]
         if names in self.errors:
@@ -1216,6 +1227,30 @@ def test_what_is_not_confirmed_says_why(monkeypatch):
     machine.turns(FUSED, 0.9)
     made = machine.confirmed()
     assert made.line() is None and not machine.calls and not made.forecast_lines()
+
+
+AMP_OPTION = dict(flags=["--amp"], dest="amp", help="mixed precision", default=False, value=False,
+                  type=None, choices=None, nargs=0, action="StoreTrue", style="argparse",
+                  front=False)
+
+
+@pytest.mark.parametrize("error", ["", "ValueError: no GPU (a.py:3)"])
+def test_the_scripts_own_option_is_tried(error, monkeypatch):
+    """In place of what whatif does; if it fails, lines are advised. Other techniques stay."""
+    names, by_option = ("amp bfloat16", "fused"), ("fused", "--amp")
+    machine = Machine(monkeypatch, {names: 1.5, by_option: 1.4},
+                      errors={by_option: error} if error else {})
+    machine.session.found["facts"] |= dict(options=[AMP_OPTION], models=[])
+    machine.turns_of(names)
+    made = machine.confirmed()
+    assert machine.calls[-1][0] == by_option and made.is_advised() and made.line()["confirmed"]
+    told = made.line()["options"]
+    assert told["words"] == ("--amp",) and told["why"] == error
+    assert error or told["speedup"] == pytest.approx(1.4, rel=0.05)
+    result = session_module.result_of(machine.session, made)
+    assert report.advice.options_of("amp bfloat16", result.facts, {}) == ["--amp"] * (not error)
+    (line,) = report.option_lines(result.confirmation["options"])
+    assert line.endswith(f"it failed: {error}" if error else "x in one whole run")
 
 
 def test_what_changes_the_training_is_named(monkeypatch):

@@ -8,7 +8,7 @@ import importlib
 import re
 
 from .libraries import LIBRARIES
-from .scriptoptions import options_for
+from .scriptoptions import options_for, takes_words
 from .search import kind
 
 INDENT = f"\n{12 * ' '}"
@@ -69,6 +69,11 @@ def line(of):
 def options_of(name, facts, extra):
     """Return the words of the script's own option for a technique, or []."""
     return options_for(name, facts.get("options", ()), drivers_of(facts), extra)
+
+
+def are_words(words, facts):
+    """Return whether words of options_of() go on the command line; else they stand in a file."""
+    return words[0].startswith("-") or takes_words(facts.get("options", ()))
 
 
 def by_option(name, facts, extra):

@@ -3,7 +3,7 @@
 import statistics
 import time
 
-from whatif import forecast, report, run, stats, techniques
+from whatif import advice, forecast, report, run, scriptoptions, stats, techniques
 
 STEPS = 60  # of a run, at least, so that losses can be compared
 LEAST_SECONDS = 3.0  # that a run measures
@@ -104,18 +104,24 @@ class Confirmation(Outlook):
         self.names = self.with_workers(session.best()) if names is None else names
         self.runs = {(): [], self.names: []}  # of whole processes, by set
         self.took, self.why, self.errors = [], "", {}
-        self.losses, self.began = [], time.monotonic()
+        self.losses, self.began, self.options = [], time.monotonic(), None
 
-    def run(self, names, k, seconds):
-        """Run a set in a process of its own, with seeds shifted by k; return its result."""
+    def run(self, names, k, seconds, words=()):
+        """Run a set in a process of its own, with seeds shifted by k; return its result.
+
+        `words` are added to the command line, and to the set's name.
+        """
         session, begin = self.session, time.monotonic()
         limit = max(60.0, session.left() + 30)
-        n = len(self.runs.get(names, ()))
-        what = f"{report.name_of(names)}, whole run {n + 1}"
-        result = run.run_once(session.command, session.spec(
+        n = len(self.runs.get((*names, *words), ()))
+        what = f"{report.name_of((*names, *words))}, whole run {n + 1}"
+        command = scriptoptions.new_command(session.command, session.args.kind, words,
+                                            session.facts().get("options", ()))
+        result = run.run_once(command, session.spec(
             "fixed", names, seconds=seconds, seed=k, hold="start"), limit, lambda _: self.show(
                 f"{time.monotonic() - session.began:.0f} s  {what}"))
         self.took.append(time.monotonic() - begin - seconds)
+        names = (*names, *words)
         if result["error"] or not result["windows"]:
             self.errors[names] = result["error"] or "it ended before it was measured"
             return None
@@ -141,7 +147,8 @@ class Confirmation(Outlook):
         if not self.names or not session.windows:
             return
         k, seconds = 0, self.share(2 * PAIRS + 1, session.seconds.get("start", 15.0))
-        while self.fits(2, seconds):
+        words = self.words()
+        while self.fits(2 + bool(words), seconds):
             pair = [(), self.names] if k % 2 == 0 else [self.names, ()]
             if not all([self.run(names, k, seconds) for names in pair]):
                 self.why = "; ".join(f"{report.name_of(names)}: {why}"
@@ -156,8 +163,26 @@ class Confirmation(Outlook):
             k += 1
             if not self.run((), k, 0):
                 break
-        session.seconds["confirmation"] = time.monotonic() - self.began
         self.compare_losses()
+        if words and self.rates(()) and self.is_advised() and self.fits(1, seconds):
+            self.try_options(words, seconds)
+        session.seconds["confirmation"] = time.monotonic() - self.began
+
+    # ---- the script's own options
+    def words(self):
+        """Return {technique: the words of the script's own option, which the advice names}."""
+        facts, extra = self.session.facts(), self.session.extra()
+        found = {name: advice.options_of(name, facts, extra) for name in self.names}
+        return {name: words for name, words in found.items()
+                if words and advice.are_words(words, facts)}
+
+    def try_options(self, words, seconds):
+        """Run the set once, with the script's own options in place of what whatif does."""
+        rest = tuple(name for name in self.names if name not in words)
+        flat = tuple(word for some in words.values() for word in some)
+        found = self.run(rest, 0, seconds, flat)
+        self.options = dict(words=flat, why=self.errors.get((*rest, *flat), ""), speedup=found and (
+            self.rate(found) / statistics.median(self.rates(()))))
 
     # ---- what came out
     def rates(self, names):
@@ -200,8 +225,9 @@ class Confirmation(Outlook):
         memory = [each["memory"] for each in self.runs[self.names] if each["memory"]]
         return dict(techniques=self.names, speedup=found and found.speedup,
                     low=found and found.low, high=found and found.high, n=found.n if found else 0,
-                    confirmed=clear, why=why, off=off, memory=max(memory, default=None),
-                    rates=self.rates(()), rates_with=self.rates(self.names))
+                    confirmed=clear, why=why, off=off, options=self.options,
+                    memory=max(memory, default=None), rates=self.rates(()),
+                    rates_with=self.rates(self.names))
 
     # ---- losses
     def loss_lines(self):

@@ -73,7 +73,7 @@ def make(facts, names, extra, cwd, with_extras=(), with_options=True):
                        if each.split()[0] in ORDER else -1):
         words = advice.options_of(name, facts, extra)
         if words and with_options:
-            if words[0].startswith("-") or scriptoptions.takes_words(facts.get("options", ())):
+            if advice.are_words(words, facts):
                 patch.options[name] = words
             else:
                 patch.reasons[name] = f"the script has a setting for it: {' '.join(words)}"
@@ -142,7 +142,4 @@ def command_to_apply(patch, path, cwd):
 
 def new_command(command, kind, patch, options):
     """Return the command line with the words of the script's own options."""
-    if not patch.options:
-        return [*command]
-    head = {"script": 2, "module": 3, "command": len(command)}[kind]
-    return [*command[:head], *scriptoptions.add_words(command[head:], patch.words(), options)]
+    return scriptoptions.new_command(command, kind, patch.words(), options)

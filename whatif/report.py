@@ -242,6 +242,15 @@ def confirmation_lines(confirmation):
     return ["", "Confirmed" if confirmation.get("confirmed") else "Not confirmed", paragraph(text)]
 
 
+def option_lines(options):
+    """Return the line of a run by the script's own options: {words, speedup, why}."""
+    if not options:
+        return []
+    told = f"{times(options['speedup'])} in one whole run" if options["speedup"] else (
+        f"it failed: {options['why']}")
+    return [paragraph(f"by the script's own {' '.join(options['words'])}: {told}")]
+
+
 def loss_line(one):
     """Return the sentence about a set's losses.
 
@@ -303,10 +312,10 @@ def also_seen(facts):
     """Return a line for each known slowdown that is in the script."""
     lines = []
     for loader in (facts["loaders"][number] for number in facts["training"]):
-        if not loader["workers"]:
+        if not loader["workers"] and not loader.get("threaded"):
             lines.append(f"{loader['at']}: a DataLoader without workers (num_workers) loads while "
                          "no step runs")
-        elif loader["method"] != "fork" and not loader["persistent"]:
+        elif loader["workers"] and loader["method"] != "fork" and not loader["persistent"]:
             lines.append(f"{loader['at']}: without persistent_workers=True, {loader['method']} "
                          "starts all workers again in each epoch")
         if facts["device"] == "cuda" and not loader["pin"]:
@@ -357,6 +366,9 @@ def sum_line(result):
     row = next((row for row in result.rows if tuple(row.techniques) == tuple(result.best)), None)
     if not result.best:
         is_open = any(verdict_of(row).startswith(OPEN) for row in result.rows)
+        if any(verdict_of(row) == FASTER and row.techniques[0].startswith("batch")
+               for row in result.rows):
+            return "Only a larger batch is faster, which is another training."
         return ("Nothing is faster for certain as yet: give it more --minutes." if is_open
                 else "Nothing is faster.") if result.rows else ""
     if row is None:
@@ -382,6 +394,7 @@ def lines_of(result, with_table=True):
     if result.forecast:
         lines += ["", "Forecast with loading", *map(forecast_line, result.forecast)]
     lines += confirmation_lines(result.confirmation)
+    lines += option_lines((result.confirmation or {}).get("options"))
     if not (result.writing and result.writing.verdict()):
         lines += loss_lines(result.losses)
     lines += brake_lines(result) + part_lines(result.parts)

@@ -326,6 +326,12 @@ def add_words(arguments, words, options):
     return [*words, *arguments] if is_front else [*arguments, *words]
 
 
+def new_command(command, kind, words, options):
+    """Return a command line with the words of the script's own options."""
+    head = {"script": 2, "module": 3, "command": len(command)}[kind]
+    return [*command[:head], *add_words(command[head:], words, options)]
+
+
 def takes_words(options):
     """Return whether settings such as key=value are words of the command line."""
     return any(option["style"] in ("key=value", "--key=value", "absl") for option in options)

@@ -155,6 +155,10 @@ class Session:
         return False
 
     # ---- what came out
+    def extra(self):
+        """Return what advice and patch have to know of the loader."""
+        return dict(workers=self.found.get("workers") or 1)
+
     def estimates(self):
         return stats.estimates([stats.Window(each["names"], each["rate"], each["at"])
                                 for each in self.windows])
@@ -230,16 +234,13 @@ class Session:
                 if not {(name,)} & {*found, *failed} and search.kind(name) not in shown}
 
 
-def extra_of(session):
-    """Return what advice and patch have to know of the loader."""
-    return dict(workers=session.found.get("workers") or 1)
-
-
 def result_of(session, confirmed, stopped=False, written=None):
     """Return the report's Result."""
     args, found = session.args, session.found
     facts = session.facts() | {key: found[key] for key in ("lines", "busy", "kernels")
                                if key in found}
+    if confirmed and confirmed.options and confirmed.options["why"]:
+        facts |= dict(options=[])  # they failed, so lines are advised
     best = confirmed.names if confirmed else session.best()
     units = [each["unit"] for each in session.windows]
     only = {name: why for name, why in found.get("why_not", {}).items()
@@ -252,7 +253,7 @@ def result_of(session, confirmed, stopped=False, written=None):
     return report.Result(
         script=args.name, arguments=session.command[2:] if args.kind == "script" else [],
         unit=units[0] if units else "steps", facts=facts, baseline=session.baseline(),
-        rows=session.rows(), best=best, extra=extra_of(session), writing=written,
+        rows=session.rows(), best=best, extra=session.extra(), writing=written,
         failed={tuple(names): why for names, why in session.failed}, excluded=only,
         not_tried=session.not_tried(), loader=found.get("loading"),
         forecast=confirmed.forecast_lines() if confirmed else [],
@@ -276,7 +277,7 @@ def measure_all(session):
         say("\n".join(report.table(result_of(session, None))))
         confirmed = confirm.Confirmation(session, show=progress)
         if session.writes:
-            written = writing.Writing(session, confirmed.names, extra_of(session), progress)
+            written = writing.Writing(session, confirmed.names, session.extra(), progress)
             written.prove()
             status = written.status()
         if not written or not written.verdict():

@@ -19,9 +19,11 @@ class Net(nn.Module):
 
 
 net = Net().to("cpu")
+context = torch.autocast("cpu", torch.bfloat16)
+context.fast_dtype = torch.float32  # as on a GPU; on a CPU torch turns such a context off
 optimizer = torch.optim.SGD(net.parameters(), 0.01, momentum=0.9)
 while True:
-    with torch.autocast("cpu", torch.float32):
+    with context:
         loss = net(torch.rand(4, 3, 8, 8)).square().mean()
     optimizer.zero_grad()
     loss.backward()

@@ -182,6 +182,7 @@ class Batches:
                 raise StopIteration
             batch = next(self.batches)
         except StopIteration:
+            loaders.waited(start)  # for the end of its workers
             run.clock.pause()
             raise
         wait = time.perf_counter() - start
@@ -196,6 +197,10 @@ class Batches:
 
     def __getattr__(self, name):  # a script may ask the iterator of a DataLoader for more
         return getattr(self.__dict__["batches"], name)
+
+    def __del__(self):  # a script may make a new one in each step
+        start, self.batches = time.perf_counter(), None
+        self.loaders.waited(start)
 
 
 class Loaders:
@@ -265,9 +270,14 @@ class Loaders:
         # a loader with an __iter__ of its own may take all its epochs from this one iterator
         is_plain = type(loader).__iter__ is torch.utils.data.DataLoader.__iter__
         batches = None if self.is_repeated(number) else original(loader)
-        if batches is not None and threading.get_ident() == self.run.thread:
-            self.run.clock.fetched(0, time.perf_counter() - start)  # workers have started
+        if batches is not None:
+            self.waited(start)
         return Batches(self, batches, number, about["length"] if is_plain else None)
+
+    def waited(self, start):
+        """Count the time since `start`, in which workers started or ended, as data time."""
+        if threading.get_ident() == self.run.thread:
+            self.run.clock.fetched(0, time.perf_counter() - start)
 
     def fetched(self, number, samples, wait):
         """Note a batch: how many samples, and for how many seconds it was waited for."""

@@ -73,7 +73,8 @@ def is_spread(node):
 def made_at(places, frame, line, text):
     """Return (where a user's line made the dict that is called `text`, how), or ("", "").
 
-    How is "dict" for dict(...), "{}" for {...}, and "" for other values.
+    How is "dict" for dict(...), "{}" for {...}, and "" for other values. A dict that is changed
+    before the call has no such place.
     """
     file, code = frame.f_code.co_filename, frame.f_code
     found = None
@@ -86,11 +87,22 @@ def made_at(places, frame, line, text):
             if is_near and (node.lineno < line or "." in text) and (
                     found is None or node.lineno > found.lineno):
                 found = node
-    if found is None:
+    if found is None or any(found.lineno < node.lineno and (node.lineno < line or "." in text)
+                            and changes(node, text) for node in statements(file)):
         return "", ""
     how = "{}" if isinstance(found.value, ast.Dict) else "dict" if isinstance(
         found.value, ast.Call) and ast.unparse(found.value.func) == "dict" else ""
     return f"{places.shown(file)}:{found.lineno}", how
+
+
+def changes(node, text):
+    """Return whether a statement sets an item of the dict that is called `text`, or updates it."""
+    match node:
+        case ast.Expr(ast.Call(ast.Attribute(owner, "update"))):
+            return ast.unparse(owner) == text
+        case ast.Assign([ast.Subscript(owner)]):
+            return ast.unparse(owner) == text
+    return False
 
 
 def spread_of(places, frame, line, node, bound):

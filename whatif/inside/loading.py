@@ -569,8 +569,7 @@ def summary(result):
         text += f", the best is {best['rate']:.3g} with {best['workers']}"
     as_is = result["as_is"]["workers"]
     if enough["workers"] != as_is and result["rate"]:
-        text += f"; as it is, {named(as_is)} {result['rate']:.3g}" + (
-            ", while no step runs" * (not as_is))
+        text += f"; as it is, {named(as_is)} {result['rate']:.3g}"
     return text
 
 

@@ -8,6 +8,7 @@ import warnings
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from whatif import techniques
 from whatif.inside import facts, places
@@ -97,7 +98,9 @@ class Models:
 
     @staticmethod
     def has_weights(module):
-        return next(module.parameters(), None) is not None
+        """Return whether a module has weights; a lazy one has them after its first call."""
+        weights = [*module.parameters()]
+        return bool(weights) and not any(map(is_lazy, (*weights, *module.buffers())))
 
     def note(self, module):
         """Note what a model is."""
@@ -110,6 +113,7 @@ class Models:
     def choose(self, watched):
         """Choose the models that most of the watched steps call; the others stay as they are."""
         self.stop()
+        self.find_frozen()
         left = places.outermost({module: about["steps"] for module, about in self.known.items()})
         often = [module for module in left
                  if 2 * len(self.known[module]["steps"] - {0}) >= watched - 1]
@@ -121,6 +125,18 @@ class Models:
             inner = inside(module)
             self.plain[inner] = inner.forward
             inner.forward = Forward(self, inner)
+
+    def find_frozen(self):
+        """Note which models no optimizer trains, though their weights have gradients.
+
+        If it trains none, it has copies of the weights (in float32, or flat), and nothing is known.
+        """
+        weights = {id(each) for optimizer in self.run.optimizers for group in optimizer.param_groups
+                   for each in group["params"]}
+        others = [about for module, about in self.known.items()
+                  if weights.isdisjoint(map(id, module.parameters()))]
+        for about in others if len(others) < len(self.known) else ():
+            about["role"] = "frozen"
 
     def inner(self):
         """Return the chosen models, without their wrappers."""

@@ -74,7 +74,7 @@ def scaler_of(facts):
         return made, (f"for {old.replace(', ', ' and ')}{advice.INDENT}"
                       f"scaler.scale(loss).backward(); {steps}; scaler.update()")
     return made, (f"for {old}{advice.INDENT}scaler.scale(loss).backward(); {steps}"
-                  f"{advice.INDENT}scaler.update() once, after the last of them")
+                  f"{advice.INDENT}scaler.update() after these steps, before the next backward()")
 
 
 def autocast_of(model, device, dtype):
