@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import shutil
 import signal
 import sys
@@ -15,6 +16,19 @@ from helpers import (HANG, ROOT, SmallDisk, processes_of, run, run_forked, start
 from PIL import Image, ImageCms, ImageOps
 
 SCRIPT = ROOT / "resize_imagenet.py"
+# takes the options that benchmarks/resizing.py gives to vipsthumbnail
+THUMBNAIL = f"""#!{sys.executable}
+import os, sys
+from PIL import Image
+size, output, pictures = sys.argv[2], sys.argv[4], sys.argv[5:]
+assert sys.argv[1:5:2] == ["--size", "--output"] and os.environ["VIPS_CONCURRENCY"] == "1"
+for path in pictures:
+    image = Image.open(path)
+    assert (image.width >= image.height) == size.startswith("x")
+    scale = 256 / min(image.size)
+    image = image.resize([round(length * scale) for length in image.size], Image.NEAREST)
+    image.save(output.split("[")[0] % os.path.basename(path)[:-4], quality=90)
+"""
 SHARED = ROOT.parent / "shared" / "data" / "faulty"
 N = 48
 COLOURS = [[(200, 30, 30), (30, 200, 30)], [(30, 30, 200), (200, 200, 30)]]
@@ -445,7 +459,8 @@ def test_without_the_fast_resizer_pillow_makes_the_same(tmp_path):
     files = {name: GOOD[name] for name in
              ("noisy.png", "large.png", "row8/grey.jpg", "row9/rgba.png", "row16/wide.jpg")}
     write(tmp_path, {f"src/{name}": content for name, content in files.items()})
-    write(tmp_path, {"none/cykooz_resizer.py": b"open(__file__ + '.tried', 'w')\nraise ImportError"})
+    missing = b"open(__file__ + '.tried', 'w')\nraise ImportError"
+    write(tmp_path, {"none/cykooz_resizer.py": missing})
     assert is_clean(resize(tmp_path / "src", tmp_path / "fast"), 0)
     done = run(*words(tmp_path / "src", tmp_path / "slow"),
                env=os.environ | {"PYTHONPATH": str(tmp_path / "none")})
@@ -456,6 +471,25 @@ def test_without_the_fast_resizer_pillow_makes_the_same(tmp_path):
         images = [Image.open(io.BytesIO(content)) for content in (one[name], other[name])]
         assert images[0].mode == images[1].mode and difference(*images) < 1, name
     assert (tmp_path / "none/cykooz_resizer.py.tried").exists()
+
+
+def test_the_benchmark_compares_times_and_pictures(tmp_path):
+    """THUMBNAIL takes the nearest pixel, so its pictures are farther from Pillow's bicubic."""
+    write(tmp_path, {"photos/wide.JPEG": encoded(draw(500, 376), "JPEG", quality=95),
+                     "photos/a/high.jpg": encoded(draw(376, 500, seed=1), "JPEG", quality=95),
+                     "bin/vipsthumbnail": THUMBNAIL.encode()})
+    (tmp_path / "bin/vipsthumbnail").chmod(0o755)
+    done = run(sys.executable, ROOT / "benchmarks/resizing.py", tmp_path / "photos", "--runs", "3",
+               "--pictures", "5", "2", env=os.environ | {
+                   "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    ratio = r"[\d.]+x \([\d.]+ to [\d.]+\)"
+    times = r"[\d.]+ s \([\d.]+ [\d.]+ [\d.]+\), CPU [\d.]+ s, difference (.*)"
+    for name, count in (("photos", 5), ("large", 2)):
+        found = re.search(
+            rf"^{name}, {count} pictures, n=3: {ratio}, CPU {ratio}\n"
+            rf"  resize_imagenet.py: {times}\n  vipsthumbnail: {times}$", done.stdout, re.MULTILINE)
+        assert found and 0 < float(found[1]) < float(found[2]), done.stdout
 
 
 # ------------------------------------------------------------------------ faults during a run
