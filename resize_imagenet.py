@@ -95,7 +95,8 @@ def flatten(image):
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return image.convert("L" if image.mode in ("1", "L") else "RGB")
+    mode = "L" if image.mode in ("1", "L") else "RGB"
+    return image if image.mode == mode else image.convert(mode)
 
 
 def is_damage(error, content):
@@ -161,7 +162,7 @@ def decode(image, content, size):
             Image.open(io.BytesIO(content)).verify()  # decoding compares no checksums
         except Exception as error:
             raise ValueError(f"damaged or cut short ({error})") from None
-    return np.atleast_3d(np.array(flatten(image)))  # Pillow finds files that were cut short
+    return np.atleast_3d(np.asarray(flatten(image)))  # Pillow finds files that were cut short
 
 
 def resize(pixels, size, new_size):
@@ -175,7 +176,7 @@ def resize(pixels, size, new_size):
     box = 0, 0, size[0] * scale, size[1] * scale
     if not fast:
         image = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
-        return np.atleast_3d(np.array(image.resize(new_size, Image.BICUBIC, box)))
+        return np.atleast_3d(np.asarray(image.resize(new_size, Image.BICUBIC, box)))
     kind = fast.PixelType.U8 if channels == 1 else fast.PixelType.U8x3
     bicubic = fast.ResizeAlg.convolution(fast.FilterType.catmull_rom)
     source = fast.ImageData(width, height, kind, pixels.tobytes())
@@ -213,9 +214,9 @@ def shrink(content, format, max_size, quality):
             raise ValueError(f"{image.width}x{image.height}, more than {MOST_PIXELS:,} pixels")
         for key in ("xmp", "XML:com.adobe.xmp"):  # most programs know EXIF's orientation only
             image.info.pop(key, None)
-        size, edge, orientation = image.size, min(image.size), None
+        old, size, edge, orientation = image.size, image.size, min(image.size), None
         if edge > max_size:
-            size = [round(length * max_size / edge) for length in size]
+            size = [round(length * max_size / edge) for length in old]
         stays = format == image.format.replace("MPO", "JPEG") in (
             "JPEG",
             "PNG",
@@ -227,8 +228,9 @@ def shrink(content, format, max_size, quality):
         with contextlib.suppress(Exception):  # the pixels can be good when the EXIF block is not
             orientation = image.getexif().get(ExifTags.Base.Orientation)
         profile = image.info.get("icc_profile")
+    del image  # frees its pixels
     if edge > max_size:
-        pixels = resize(pixels, image.size, size)
+        pixels = resize(pixels, old, size)
     return encode(pixels, orientation, profile, format, quality)
 
 
