@@ -86,7 +86,7 @@ def test_resize_makes_the_same_picture_of_each_or_names_it(size, ending, folder)
         if size == 16:
             height, width = wanted.shape[:2]
             smaller = (16, 24) if height > width else (24, 16)
-            wanted = np.asarray(Image.fromarray(wanted).resize(smaller, Image.BILINEAR))
+            wanted = np.asarray(Image.fromarray(wanted).resize(smaller, Image.BICUBIC))
         pixels = np.asarray(image.convert("RGB"))
         assert pixels.shape == wanted.shape, name
         off = np.abs(pixels.astype(int) - wanted)

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import shutil
 import signal
 import sys
@@ -15,6 +16,19 @@ from helpers import (HANG, ROOT, SmallDisk, processes_of, run, run_forked, start
 from PIL import Image, ImageCms, ImageOps
 
 SCRIPT = ROOT / "resize_imagenet.py"
+# takes the options that benchmarks/resizing.py gives to vipsthumbnail
+THUMBNAIL = f"""#!{sys.executable}
+import os, sys
+from PIL import Image
+size, output, pictures = sys.argv[2], sys.argv[4], sys.argv[5:]
+assert sys.argv[1:5:2] == ["--size", "--output"] and os.environ["VIPS_CONCURRENCY"] == "1"
+for path in pictures:
+    image = Image.open(path)
+    assert (image.width >= image.height) == size.startswith("x")
+    scale = 256 / min(image.size)
+    image = image.resize([round(length * scale) for length in image.size], Image.NEAREST)
+    image.save(output.split("[")[0] % os.path.basename(path)[:-4], quality=90)
+"""
 SHARED = ROOT.parent / "shared" / "data" / "faulty"
 N = 48
 COLOURS = [[(200, 30, 30), (30, 200, 30)], [(30, 30, 200), (200, 200, 30)]]
@@ -62,10 +76,10 @@ def text_bomb():
 
 
 GREY16 = Image.fromarray(np.linspace(0, 65535, 96 * 72).reshape(72, 96).astype(np.uint16))
-NOISY = Image.fromarray(np.random.default_rng(0).integers(0, 256, (150, 200, 3), dtype=np.uint8))
+NOISY = Image.fromarray(np.random.default_rng(0).integers(64, 192, (150, 200, 3), dtype=np.uint8))
 PALETTE = draw().convert("RGB").quantize(16)
-BLOCKS = Image.fromarray(np.random.default_rng(0).integers(0, 256, (109, 144, 3), dtype=np.uint8))
-LARGE = BLOCKS.resize((1003, 757), Image.NEAREST)  # JPEGs of it are decoded at 1/4 of the size
+BLOCKS = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 26, 3), dtype=np.uint8))
+LARGE = BLOCKS.resize((1003, 757), Image.BICUBIC)  # JPEGs of it are decoded at 1/8 of the size
 CLEAR = Image.merge("RGBA", (*draw().split(), Image.new("L", (96, 72))))  # nothing to be seen
 GOOD = {
     "plain.JPEG": JPEG,
@@ -228,9 +242,9 @@ def test_extra_bytes_are_harmless(album):
 
 
 def test_a_large_jpeg_looks_as_if_decoded_in_full(album):
-    """Its sides are no multiples of 4, the scale at which it is decoded."""
+    """Its sides are no multiples of 8, the scale at which it is decoded."""
     image, whole = picture(album, "large.png"), Image.open(io.BytesIO(GOOD["large.png"]))
-    assert difference(image, whole.resize(image.size, Image.BILINEAR)) < 1
+    assert difference(image, whole.resize(image.size, Image.BICUBIC)) < 1
 
 
 @pytest.mark.fault("PNG named as a JPEG")
@@ -245,14 +259,14 @@ def test_a_png_named_jpeg_becomes_a_jpeg(album):
 def test_cmyk_becomes_rgb_of_the_same_colours(album):
     image = picture(album, "row7/cmyk.JPEG")
     assert image.mode == "RGB"
-    assert difference(image, draw().resize((64, 48), Image.BILINEAR)) < 12
+    assert difference(image, draw().resize((64, 48), Image.BICUBIC)) < 12
 
 
 @pytest.mark.fault("grey JPEG")
 def test_grey_stays_grey(album):
     image = picture(album, "row8/grey.jpg")
     assert image.mode == "L"
-    assert difference(image, draw().convert("L").resize((64, 48), Image.BILINEAR)) < 4
+    assert difference(image, draw().convert("L").resize((64, 48), Image.BICUBIC)) < 4
 
 
 @pytest.mark.fault("transparent image")
@@ -268,14 +282,14 @@ def test_16_bits_are_scaled_to_8(album):
     image = picture(album, "row10/grey16.png")
     wanted = Image.fromarray((np.asarray(GREY16) / 257).round().astype(np.uint8))
     assert image.mode == "L"
-    assert difference(image, wanted.resize((64, 48), Image.BILINEAR)) < 1
+    assert difference(image, wanted.resize((64, 48), Image.BICUBIC)) < 1
 
 
 @pytest.mark.fault("EXIF orientation")
 def test_exif_rotation_is_kept_true(album):
     for i in range(1, 9):
         image, wanted = picture(album, f"row11/{i}.jpg"), turned(i)[1]
-        wanted = wanted.resize((48, 64) if i > 4 else (64, 48), Image.BILINEAR)
+        wanted = wanted.resize((48, 64) if i > 4 else (64, 48), Image.BICUBIC)
         assert difference(image, wanted) < 4, i
 
 
@@ -417,7 +431,7 @@ def test_real_faulty_files(album):
         assert (f"shared/{name}" in album.files) == (is_picture and name not in bad), name
     source = ImageOps.exif_transpose(Image.open(album.src / "shared/n02951585_can_opener.JPEG"))
     image = picture(album, "shared/n02951585_can_opener.JPEG")
-    assert difference(image, source.resize(image.size, Image.BILINEAR)) < 4
+    assert difference(image, source.resize(image.size, Image.BICUBIC)) < 4
 
 
 def psnr(pixels, wanted):
@@ -425,18 +439,57 @@ def psnr(pixels, wanted):
 
 
 def test_the_resize_is_as_exact_as_pillows(album):
-    """Both are compared with the triangle filter in float64."""
+    """Both are compared with the bicubic filter in float64; no value is cut off at 0 or 255."""
     wanted = np.asarray(NOISY, dtype=np.float64)
     for axis, size in ((1, 64), (0, N)):
         scale = wanted.shape[axis] / size
         places = (np.arange(size)[:, None] + 0.5) * scale
         away = np.abs(np.arange(wanted.shape[axis])[None] + 0.5 - places) / scale
-        weights = (1 - away).clip(0)
+        near, far = 1.5 * away**3 - 2.5 * away**2 + 1, -0.5 * away**3 + 2.5 * away**2 - 4 * away + 2
+        weights = np.where(away < 1, near, np.where(away < 2, far, 0))
         weights /= weights.sum(1, keepdims=True)
         wanted = np.moveaxis(np.tensordot(weights, wanted, (1, axis)), 0, axis)
     ours = psnr(np.asarray(picture(album, "noisy.png")), wanted)
-    pillows = psnr(np.asarray(NOISY.resize((64, N), Image.BILINEAR)), wanted)
+    pillows = psnr(np.asarray(NOISY.resize((64, N), Image.BICUBIC)), wanted)
     assert ours > 55 and ours > pillows - 0.05
+
+
+def test_without_the_fast_resizer_pillow_makes_the_same(tmp_path):
+    """As on a machine that cykooz_resizer has no wheel for."""
+    files = {name: GOOD[name] for name in
+             ("noisy.png", "large.png", "row8/grey.jpg", "row9/rgba.png", "row16/wide.jpg")}
+    write(tmp_path, {f"src/{name}": content for name, content in files.items()})
+    missing = b"open(__file__ + '.tried', 'w')\nraise ImportError"
+    write(tmp_path, {"none/cykooz_resizer.py": missing})
+    assert is_clean(resize(tmp_path / "src", tmp_path / "fast"), 0)
+    done = run(*words(tmp_path / "src", tmp_path / "slow"),
+               env=os.environ | {"PYTHONPATH": str(tmp_path / "none")})
+    assert is_clean(done, 0)
+    one, other = tree(tmp_path / "fast"), tree(tmp_path / "slow")
+    assert one.keys() == other.keys() == files.keys()
+    for name in files:
+        images = [Image.open(io.BytesIO(content)) for content in (one[name], other[name])]
+        assert images[0].mode == images[1].mode and difference(*images) < 1, name
+    assert (tmp_path / "none/cykooz_resizer.py.tried").exists()
+
+
+def test_the_benchmark_compares_times_and_pictures(tmp_path):
+    """THUMBNAIL takes the nearest pixel, so its pictures are farther from Pillow's bicubic."""
+    write(tmp_path, {"photos/wide.JPEG": encoded(draw(500, 376), "JPEG", quality=95),
+                     "photos/a/high.jpg": encoded(draw(376, 500, seed=1), "JPEG", quality=95),
+                     "bin/vipsthumbnail": THUMBNAIL.encode()})
+    (tmp_path / "bin/vipsthumbnail").chmod(0o755)
+    done = run(sys.executable, ROOT / "benchmarks/resizing.py", tmp_path / "photos", "--runs", "3",
+               "--pictures", "5", "2", env=os.environ | {
+                   "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    ratio = r"[\d.]+x \([\d.]+ to [\d.]+\)"
+    times = r"[\d.]+ s \([\d.]+ [\d.]+ [\d.]+\), CPU [\d.]+ s, difference (.*)"
+    for name, count in (("photos", 5), ("large", 2)):
+        found = re.search(
+            rf"^{name}, {count} pictures, n=3: {ratio}, CPU {ratio}\n"
+            rf"  resize_imagenet.py: {times}\n  vipsthumbnail: {times}$", done.stdout, re.MULTILINE)
+        assert found and 0 < float(found[1]) < float(found[2]), done.stdout
 
 
 # ------------------------------------------------------------------------ faults during a run
