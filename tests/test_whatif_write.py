@@ -10,8 +10,8 @@ import textwrap
 import pytest
 from helpers import ROOT, run
 
-from whatif import extras, overlay, patch, sources
-from whatif.sources import MARK
+from whatif.write import extras, overlay, patch, sources
+from whatif.write.sources import MARK
 
 pytestmark = pytest.mark.fault("patch of unusual files")
 
@@ -826,7 +826,7 @@ HELPER = 'value = "original"\n\n\ndef f():\n    return "original"\n'
 HOOK = '''\
 import sys
 sys.path.insert(0, {root!r})
-from whatif import overlay
+from whatif.write import overlay
 sys.path.pop(0)
 overlay.lay({files!r}, {starter!r})
 '''

@@ -12,7 +12,8 @@ import pytest
 from helpers import ROOT, run, start
 from test_whatif_write import LOOP, Seen
 
-from whatif import compare, options, proof, session, writing
+from whatif import options, session
+from whatif.write import compare, proof, writing
 
 pytestmark = pytest.mark.fault("patch of unusual files")
 

@@ -10,7 +10,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from whatif import confirm, copies, machine, report, run, search, stats, techniques, trials, writing
+from whatif import confirm, copies, machine, report, run, search, stats, techniques, trials
+from whatif.write import writing
 
 COMPUTE_SHARE, COMPUTE_MOST = 0.5, 180.0  # of --minutes, and seconds, for the turns
 WRITE_SHARE = 0.3  # with --write, whose proof takes the place of the confirmation

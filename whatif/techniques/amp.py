@@ -4,7 +4,8 @@ import contextlib
 import re
 from types import MethodType
 
-from .. import advice, autocasts
+from .. import advice
+from ..write import autocasts
 from . import fused
 
 NAMES = "amp bfloat16", "amp float16"

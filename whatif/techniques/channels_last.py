@@ -2,7 +2,8 @@
 
 import ast
 
-from .. import advice, anchors
+from .. import advice
+from ..write import anchors
 
 NAMES = ("channels_last",)
 LAYOUT = "memory_format=torch.channels_last"

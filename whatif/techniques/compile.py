@@ -4,7 +4,8 @@ import functools
 import inspect
 import types
 
-from .. import advice, anchors
+from .. import advice
+from ..write import anchors
 
 NAMES = "compile", "compile reduce-overhead"
 

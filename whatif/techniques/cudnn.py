@@ -1,6 +1,7 @@
 """cuDNN's choice of the fastest algorithm for each convolution."""
 
-from .. import advice, anchors
+from .. import advice
+from ..write import anchors
 
 NAMES = ("cudnn",)
 

@@ -1,7 +1,8 @@
 """The fused kernels of an optimizer."""
 
-from .. import advice, anchors, checkpoints
-from ..sources import Refused
+from .. import advice
+from ..write import anchors, checkpoints
+from ..write.sources import Refused
 
 NAMES = ("fused",)
 

@@ -2,7 +2,8 @@
 
 import contextlib
 
-from .. import advice, anchors
+from .. import advice
+from ..write import anchors
 
 NAMES = ("tf32",)
 

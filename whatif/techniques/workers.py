@@ -1,7 +1,7 @@
 """Processes of a DataLoader that load while steps run."""
 
 from .. import advice
-from ..sources import Refused
+from ..write.sources import Refused
 
 NAMES = ("workers",)
 

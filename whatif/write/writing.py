@@ -4,7 +4,9 @@ import os
 import shlex
 import shutil
 
-from whatif import patch, proof, report
+from whatif import report
+
+from . import patch, proof
 
 STATUS = {0: "a proved patch, or nothing gains", 3: "faster, but not all could be written",
           4: "a patch was not proved"}

@@ -3,7 +3,8 @@
 import ast
 import re
 
-from . import advice
+from whatif import advice
+
 from .sources import FUNCTIONS, LOOPS, Refused
 
 WRAPPERS = "DistributedDataParallel", "DataParallel", "DDP"

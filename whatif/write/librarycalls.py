@@ -6,7 +6,7 @@ the call, its arguments as text; texts in them stand in double quotes).
 
 import ast
 
-from . import advice
+from whatif import advice
 
 LIGHTNING = {
     "amp bfloat16": ("Trainer", {"precision": '"bf16-mixed"'}),

@@ -9,8 +9,10 @@ import os
 import statistics
 import time
 
-from whatif import confirm, extras, overlay, patch, report, run, stats
+from whatif import confirm, report, run, stats
 from whatif.stats import LEAST_PAIRS, LEAST_PLAIN
+
+from . import extras, overlay, patch
 
 WARM = 3.0  # seconds before the window, at least
 LEAST_SECONDS = 3.0  # of a window
