@@ -201,6 +201,9 @@ def spots_of(model):
             raise Refused(f"a line that calls {model['name']} is not known")
         one = merged.setdefault((spot["at"], spot["name"]), spot | dict(images=[]))
         one["images"] += [each for each in spot.get("images", ()) if each not in one["images"]]
+        one["floats"] = [each for each in one.get("floats", ()) if each in spot.get("floats", ())]
+        if one.get("holds") != spot.get("holds"):  # a dict may have a part only at times
+            one["holds"] = "mixed" if {one["holds"], spot["holds"]} == {"dict", "mixed"} else ""
     return [*merged.values()]
 
 

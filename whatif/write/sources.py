@@ -246,12 +246,13 @@ class Source(Text, arguments.Arguments):
                   if isinstance(node, (ast.Constant, ast.JoinedStr))
                   for line in range(node.lineno + 1, node.end_lineno + 1)}
         indent, unit = indent_of(self.lines[first]), self.unit()
+        after = [indent + self.unit_for(line) for line in after]
         for number in range(first, stop):
             if number + 1 not in inside and self.lines[number].strip():  # no line of a long text
                 line = self.lines[number]
                 self.lines[number] = (indent + unit + line.removeprefix(indent)
                                       if line.startswith(indent) else unit + line)
-        self.insert(stop, *(indent + line for line in after))
+        self.insert(stop, *after)
         self.insert(first, indent + head)
         self.block(first, stop + 1 + len(after), *reasons)
 
