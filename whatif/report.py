@@ -54,8 +54,8 @@ def empty(factory):
 class Result:
     """What a session has found. All but the first five may be left as they are.
 
-    baseline: rate, n, memory (bytes), step_seconds, data_time (a share of the time), and kept, the
-        speedup without loading; what is not known may be missing or None
+    baseline: rate, n, memory (bytes), step_seconds, data_time (a share of the time); what is not
+        known may be missing or None
     extra: workers (for each loader), times (of a batch), for the advice
     failed, excluded, not_tried: {a technique's name or a set: why}; excluded is what is there
         already or is not possible
@@ -264,12 +264,6 @@ def loss_lines(losses):
 
 
 # ------------------------------------------------------------------------------ what holds it back
-def waits_for_data(baseline):
-    """Return whether loading is what holds the script back as it is."""
-    wait, kept = baseline.get("data_time") or 0, baseline.get("kept")
-    return wait > WAITS and (kept is None or kept > 1.1) or wait > 0.05 and (kept or 1) > 1.1
-
-
 def held_back_by(facts, baseline):
     """Return a sentence: what holds the script back, with its evidence."""
     wait, step = baseline.get("data_time"), baseline.get("step_seconds")
@@ -278,13 +272,10 @@ def held_back_by(facts, baseline):
     told = f"a step takes {duration(step)}"
     if wait is not None:
         told += f" and its data time is {wait:.0%}"
-    if baseline.get("kept") is not None:
-        told += f"; without loading it is {baseline['kept']:.2f}x as fast"
-    if waits_for_data(baseline):
+    if (wait or 0) > WAITS:
         return f"Data: {told}."
-    if facts["device"] != "cuda":  # loading may take the cores from steps, though none waits
-        loads = (baseline.get("kept") or 1) > 1.1
-        return f"The CPU, which {'loads data and ' * loads}computes the steps: {told}."
+    if facts["device"] != "cuda":
+        return f"The CPU, which computes the steps: {told}."
     if not facts.get("busy"):
         return f"The host or the GPU; its kernels could not be timed: {told}."
     busy, kinds = min(1, facts["busy"] / step), facts.get("kernels") or {}
