@@ -263,7 +263,6 @@ def test_a_step_takes_the_longer_or_the_sum():
     hidden, waiting = forecast.forecast(0.3, 0.1, 0.02), forecast.forecast(0.1, 0.3, 0.02)
     assert hidden.low == hidden.high == waiting.low == 0.32
     assert hidden.waits == pytest.approx((0, 0)) and waiting.waits == pytest.approx((0.2, 0.2))
-    assert hidden.between_share == pytest.approx(1 / 16)
     assert forecast.between_steps(100, 500, 80) == pytest.approx(0.04)
 
 

@@ -1149,7 +1149,7 @@ class Machine:
 
     def run_once(self, command, spec, limit, show):
         names = tuple(spec["techniques"])
-        self.calls.append((names, spec["seed"], spec["mode"], spec["hold"], spec["seconds"]))
+        self.calls.append((names, spec["seed"], spec["mode"], spec["seconds"]))
         self.now += self.start + spec["seconds"]
         if names in self.errors:
             return dict(error=self.errors[names], windows=[], failed=[])
@@ -1175,12 +1175,12 @@ def test_pairs_until_they_agree_at_least_three_in_swapped_order(monkeypatch):
     machine = Machine(monkeypatch, {FUSED: 1.3})
     machine.turns(FUSED, 1.3)
     made = machine.confirmed()
-    pairs = [call for call in machine.calls if call[4]]
+    pairs = [call for call in machine.calls if call[3]]
     assert [call[0] for call in pairs] == [(), FUSED, FUSED, (), (), FUSED]
     assert [call[1] for call in pairs] == [0, 0, 1, 1, 2, 2]
-    assert {call[2:4] for call in machine.calls} == {("fixed", "start")}
+    assert {call[2] for call in machine.calls} == {"fixed"}
     # a fourth plain run, a short one, so that losses can be compared; it has a seed of its own
-    assert [call for call in machine.calls if not call[4]] == [((), 4, "fixed", "start", 0)]
+    assert [call for call in machine.calls if not call[3]] == [((), 4, "fixed", 0)]
     line = made.line()
     assert line["confirmed"] and line["n"] == 3 and line["low"] > 1 and not line["why"]
     assert line["speedup"] == pytest.approx(1.3, rel=0.05) and made.is_advised()

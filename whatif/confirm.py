@@ -113,7 +113,7 @@ class Confirmation(Outlook):
         n = len(self.runs.get(names, ()))
         what = f"{report.name_of(names)}, whole run {n + 1}"
         result = run.run_once(session.command, session.spec(
-            "fixed", names, seconds=seconds, seed=k, hold="start"), limit, lambda _: self.show(
+            "fixed", names, seconds=seconds, seed=k), limit, lambda _: self.show(
                 f"{time.monotonic() - session.began:.0f} s  {what}"))
         self.took.append(time.monotonic() - begin - seconds)
         if result["error"] or not result["windows"]:
@@ -204,9 +204,6 @@ class Confirmation(Outlook):
                     rates=self.rates(()), rates_with=self.rates(self.names))
 
     # ---- losses
-    def loss_lines(self):
-        return self.losses
-
     def compare_losses(self):
         """Say whether the set changes the training; if so, find the technique that does."""
         told = loss_of(self.runs, self.names)

@@ -42,7 +42,7 @@ class Run(Hooks):
         self.numbers = weakref.WeakKeyDictionary()  # {optimizer: its number in optimizer_facts}
         self.sites = dict(backwards=[], steps=[], clips=[])  # the user's lines of them
         self.lead, self.others = None, collections.Counter()
-        self.losses, self.last_loss, self.is_silent = [], None, False
+        self.losses, self.last_loss = [], None
         self.scaler, self.scalers, self.stepping, self.skipped = None, {}, False, False
         self.late = self.is_scaling = False  # whether steps were made since the last update
         self.backwards = []  # when backward() was called before the first step
@@ -95,11 +95,6 @@ class Run(Hooks):
     @property
     def optimizers(self):
         return self.live("optimizers")
-
-    def inner_modules(self):
-        """Return the models that are changed, without their wrappers."""
-        return self.models.inner()
-
 
     def forked(self):
         """Begin anew in a process that the script forks; a DataLoader's worker makes no step."""

@@ -116,7 +116,7 @@ def change(run, layout):
     Momentum and gradients follow: a fused step on mixed layouts is silently wrong.
     """
     import torch
-    weights = {id(each): each for module in run.inner_modules() for each in module.parameters()
+    weights = {id(each): each for module in run.models.inner() for each in module.parameters()
                if each.dim() == 4}
     with torch.no_grad():
         for weight in weights.values():

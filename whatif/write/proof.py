@@ -54,7 +54,7 @@ class Proof:
         states = os.path.join(self.folder, "states")
         others = [each for each in ([MAIN, MORE] if side == PLAIN else [PLAIN])
                   if os.path.exists(f"{states}/{each}.pt")]
-        spec = session.spec("proof", seed=k, seconds=seconds, hold="start",
+        spec = session.spec("proof", seed=k, seconds=seconds,
                             warm_seconds=min(WARM, session.args.seconds),
                             warm=self.warm if is_timed else 1,
                             steps=self.steps if is_timed else 3, starter=self.starter,

@@ -8,9 +8,6 @@ from whatif import report
 
 from . import patch, proof
 
-STATUS = {0: "a proved patch, or nothing gains", 3: "faster, but not all could be written",
-          4: "a patch was not proved"}
-
 
 class Writing:
     """A Prover with the file that it may write, and what is told of it."""
