@@ -65,8 +65,8 @@ def result_of_run(command, spec, *_):
         windows=[window(each, 200 + number / 9 if each else 100)
                  for number, each in enumerate(names)],
         watched=watched, turns_began=time.time(), turns_over=time.time(),
-        loading=loading.measure_loader(loader, 0.3, cores=1), lines=FACTS["lines"], busy=0.01,
-        kernels={"products": 1.0})
+        loading=loading.measure_loader(loader, 0.3, 1, lambda frame: False),
+        lines=FACTS["lines"], busy=0.01, kernels={"products": 1.0})
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,12 @@ def length_of(data):
         return len(data)
 
 
+def start_method(loader):
+    """Return how the workers of a loader start: fork, spawn or forkserver."""
+    context = loader.multiprocessing_context or multiprocessing
+    return context.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+
+
 def repeats_in_workers(dataset):
     """Return whether each worker of a DataLoader may give the same data."""
     if isinstance(dataset, torch.utils.data.ChainDataset):
@@ -269,8 +275,7 @@ class Facts:
             length=length_of(loader), persistent=loader.persistent_workers,
             repeats=repeats_in_workers(loader.dataset), batch=loader.batch_size,
             can_grow=hasattr(loader.batch_sampler, "batch_size"), name=places.target(),
-            method=(loader.multiprocessing_context or multiprocessing).get_start_method(
-                allow_none=True) or multiprocessing.get_all_start_methods()[0],  # the default
+            method=start_method(loader),
             shuffles=isinstance(sampler, data.distributed.DistributedSampler) and sampler.shuffle,
             arguments=arguments_of(places, cls, args, kwargs))
         about["driver"], about["entry"] = self.driver()

@@ -404,7 +404,7 @@ def as_it_is(run):
             unit="samples" if found["samples"] else "steps"))
 
 
-def measure_loading(run, needed=None):
+def measure_loading(run, needed):
     """Measure the first training loader by itself; a step could take `needed` batches/s.
 
     Return the loader and what was found, or None for both.
@@ -416,8 +416,7 @@ def measure_loading(run, needed=None):
     from whatif.inside import loading
     run.send(phase="loader")
     found = loading.measure_loader(
-        loader, run.spec["loader_seconds"], run.spec["cores"], is_users=run.places.is_users,
-        needed=needed)
+        loader, run.spec["loader_seconds"], run.spec["cores"], run.places.is_users, needed)
     run.send(loading=found)
     return loader, found
 
@@ -435,7 +434,7 @@ def compute_beside(run, turns, loader, found):
     for workers, sets in wanted.items():
         if not sets or not workers or run.device == "cuda" and workers < run.spec["cores"]:
             continue
-        with loading.load_beside(loader, workers) as reading:
+        with loading.Beside(loader, workers) as reading:
             for names in sets:
                 run.switch(names)
                 yield from both_at_once(run, names, workers, reading)
@@ -463,7 +462,7 @@ def whole(run):
     run.loaders.keeps = False
     run.settings = dict(cudnn=torch.backends.cudnn.benchmark,
                         tf32=torch.get_float32_matmul_precision())
-    names = tuple(tuple(spec["techniques"]))
+    names = tuple(spec["techniques"])
     yield from watch(run)
     run.switch(tuple(name for name in names if name not in techniques.LOADING))
     yield from calm_down(run)
