@@ -175,8 +175,7 @@ class Confirmation(Outlook):
         return stats.of_pairs(plain[:n], mine[:n]) if n else None
 
     def is_clear(self):
-        found = self.estimate()
-        return found is not None and found.low is not None and (found.low > 1 or found.high < 1)
+        return stats.is_clear(self.estimate())
 
     def is_advised(self):
         """Return whether the set is still advised: whole runs do not say that it is slower.
@@ -206,25 +205,24 @@ class Confirmation(Outlook):
     # ---- losses
     def compare_losses(self):
         """Say whether the set changes the training; if so, find the technique that does."""
-        told = loss_of(self.runs, self.names)
+        told = loss_of(self.names, self.runs[()], self.runs[self.names])
         if told["changes"] and len(self.names) > 1:
             for name in (each for each in LOOSEST if each in self.names):
                 rest = tuple(each for each in self.names if each != name)
                 if not self.fits(2, 0) or not all([self.run(rest, k, 0) for k in range(2)]):
                     break
-                if loss_of(self.runs, rest)["changes"] is False:
+                if loss_of(rest, self.runs[()], self.runs[rest])["changes"] is False:
                     told["culprit"] = name
                     break
         self.losses.append(told)
 
 
-def loss_of(runs, names):
-    """Return what the report says of a set's losses."""
-    plain, mine = runs[()], runs.get(names, [])
+def loss_of(names, plain, mine):
+    """Return what the report says of a set's losses, of runs without the set and with it."""
     means = stats.mean_losses([each["losses"] for each in (*plain, *mine)])
     of_plain = [each.mean for each in means[:len(plain)] if each]
     of_mine = [each.mean for each in means[len(plain):] if each]
-    told = dict(techniques=names, changes=None, culprit="", why="")
+    told = dict(techniques=names, changes=None, culprit="", mean=None, low=None, high=None)
     if not of_mine or not of_plain:
         is_hidden = plain and not any(each["losses"] for each in plain)
         return told | dict(why="its losses cannot be seen: it calls backward() with gradients "

@@ -5,7 +5,6 @@ of 95 %, `low` and `high`. Nothing here needs torch.
 """
 
 import dataclasses
-import enum
 import math
 import shlex
 import sys
@@ -145,7 +144,7 @@ def heading(width=NAME):
 
 def verdict_of(row):
     """Return a row's verdict; of an open one also the time that it would need."""
-    text = getattr(row.verdict, "value", row.verdict)  # it may be an Enum
+    text = row.verdict
     if text == OPEN and row.needs is not None and math.isfinite(row.needs):
         text += f": about {duration(max(1, row.needs))} more"
     return text
@@ -345,16 +344,12 @@ def sum_line(result):
             if len(result.best) > 1 else "")
 
 
-def reason_lines(title, reasons):
-    return [title, *grouped(reasons)]
-
-
 def lines_of(result, with_table=True):
     """Return the report's lines."""
     lines = ["", *table(result)] if with_table else []
     for title, reasons in ("Failed", result.failed), (
             "Not possible, or there already", result.excluded):
-        lines += ["", *reason_lines(title, reasons)] if reasons else []
+        lines += ["", title, *grouped(reasons)] if reasons else []
     if not result.by_turns and result.rows:
         lines.append("Each set ran in a process of its own.")
     lines += [paragraph(note, 0) for note in result.notes]
@@ -362,13 +357,13 @@ def lines_of(result, with_table=True):
     if result.forecast:
         lines += ["", "Forecast with loading", *map(forecast_line, result.forecast)]
     lines += confirmation_lines(result.confirmation)
-    if not (result.writing and result.writing.verdict()):
+    if not (result.writing and result.writing.verdict):
         lines += loss_lines(result.losses)
     lines += brake_lines(result)
     lines += advice_lines(result)
     if text := sum_line(result):
         lines += ["", text]
-    lines += ["", *reason_lines("Not tried", result.not_tried)] if result.not_tried else []
+    lines += ["", "Not tried", *grouped(result.not_tried)] if result.not_tried else []
     if result.stopped:
         lines = ["", "Stopped: this table is not finished.", *lines]
     if result.seconds:
@@ -386,20 +381,12 @@ def text_of(result, with_table=True):
 
 # ------------------------------------------------------------------------------------- the record
 def clean(value):
-    """Return a value for JSON: NaN is null, tuples are lists, keys and other things are text."""
+    """Return a value for JSON: NaN is null, and sets of techniques are texts as keys."""
     if isinstance(value, dict):
-        return {name_of(key) if isinstance(key, tuple) else str(key): clean(each)
-                for key, each in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [clean(each) for each in (sorted(value) if isinstance(
-            value, (set, frozenset)) else value)]
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, enum.Enum):
-        return clean(value.value)
-    if isinstance(value, (bool, int, str, type(None))):
-        return value
-    return str(value)
+        return {name_of(key): clean(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [*map(clean, value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def things(facts):

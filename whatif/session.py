@@ -239,9 +239,9 @@ def result_of(session, confirmed, stopped=False, written=None):
             if search.kind(name) in session.only}
     losses = confirmed.losses if confirmed else []
     best = best if confirmed is None or confirmed.is_advised() else ()
-    if written and written.verdict():
-        best, losses = written.best(best), [written.verdict()["losses"]]
-    confirmation = confirmed.line() if confirmed and not (written and written.verdict()) else None
+    if written and written.verdict:
+        best, losses = written.best(best), [written.verdict["losses"]]
+    confirmation = confirmed.line() if confirmed and not (written and written.verdict) else None
     return report.Result(
         script=args.name, arguments=session.command[2:] if args.kind == "script" else [],
         unit=units[0] if units else "steps", facts=facts, baseline=session.baseline(),
@@ -271,7 +271,7 @@ def measure_all(session):
             written = writing.Writing(session, confirmed.names, extra_of(session), progress)
             written.prove()
             status = written.status()
-        if not written or not written.verdict():
+        if not written or not written.verdict:
             confirmed.measure()
         if "no_turns" not in session.found:
             trials.Trials(session, progress).measure()

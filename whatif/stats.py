@@ -79,6 +79,11 @@ def gains(estimate):
     return verdict(estimate, 0, ADVISED) is Verdict.FASTER
 
 
+def is_clear(estimate):
+    """Return whether the interval of an estimate excludes 1; None has no interval."""
+    return verdict(estimate, 0) in (Verdict.FASTER, Verdict.SLOWER)
+
+
 def windows_needed(estimate, margin):
     """Return about how many more windows an estimate needs until its verdict; 0 if it has one.
 

@@ -6,20 +6,18 @@ states of models, optimizers, schedulers and scalers, and loads those of the oth
 
 import atexit
 import collections.abc
-import functools
 import gc
 import os
 import pickle
-import sys
 import time
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from whatif import records
-from whatif.inside.hooks import wrap
+from whatif.imports import wrap
+from whatif.inside.clock import LOSSES, compiled, loss_of, numbers
 
-LOSSES = 1000  # the most that are kept
 CALM = 3  # steps in which nothing compiles, before the window may begin
 AFTER = 3  # steps with the states of the other side
 MANY = 10  # steps of an optimizer without one of the leading one, after which it leads
@@ -56,9 +54,9 @@ class Proving:
         return scaled
 
     def backward(self, original, tensors, grad_tensors=None, *rest, **options):
-        first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
-        if first.numel() == 1 and grad_tensors is None and len(self.losses) < LOSSES:
-            self.losses.append(getattr(first, "_unscaled", first).detach().clone())
+        loss = loss_of(tensors, grad_tensors)
+        if loss is not None and len(self.losses) < LOSSES:
+            self.losses.append(loss.clone())
         return original(tensors, grad_tensors, *rest, **options)
 
     def save(self, original, obj, f, *rest, **options):
@@ -115,21 +113,16 @@ class Proving:
         memory = torch.cuda.max_memory_allocated() if self.device == "cuda" else None
         while self.steps < spec["least_steps"]:
             yield
-        losses, loaded = self.numbers(), self.exchange()
+        losses, loaded = numbers(self.losses), self.exchange()
         for _ in range(AFTER if loaded is not None else 0):
             yield
         self.send(whole=self.found, first=self.first, losses=losses, memory=memory,
-                  states=loaded, total=self.steps, compared=self.numbers()[len(losses):])
+                  states=loaded, total=self.steps, compared=numbers(self.losses)[len(losses):])
 
     def now(self):
         if self.device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
-
-    def numbers(self):
-        """Return the losses; what is not finite is a string."""
-        found = [float(each) for each in self.losses]
-        return [each if abs(each) < float("inf") else str(each) for each in found]
 
     def ended(self):
         """Tell what there is if the script comes to its own end in the window."""
@@ -139,7 +132,7 @@ class Proving:
         if self.found is None and hasattr(self, "last") and self.steps - self.first > 2:
             self.found = dict(steps=self.steps - self.first, seconds=self.last - self.began)
         if self.found:
-            self.send(whole=self.found, first=self.first, losses=self.numbers(), memory=None,
+            self.send(whole=self.found, first=self.first, losses=numbers(self.losses), memory=None,
                       states=self.exchange(), total=self.steps, compared=[])
         self.send(steps=self.steps, ended=True, done=True)
 
@@ -264,21 +257,11 @@ def compared(own, other, things):
                    if "scaler" not in name.lower() and "scale" not in name][:1]
 
 
-def compiled():
-    """Return how many functions were compiled."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo.counters["frames"]["total"] if dynamo else 0
-
-
-@functools.lru_cache(maxsize=1)
-def rank_of(is_initialized):
-    return torch.distributed.get_rank() if is_initialized else int(os.environ.get("RANK", 0))
-
-
 def rank():
     """Return the rank of this process."""
     dist = torch.distributed
-    return rank_of(dist.is_available() and dist.is_initialized())
+    is_known = dist.is_available() and dist.is_initialized()
+    return dist.get_rank() if is_known else int(os.environ.get("RANK", 0))
 
 
 def install(spec):

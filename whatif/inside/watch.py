@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from whatif import records, techniques
 from whatif.inside import facts, parsers, plans
 from whatif.inside.batches import Loaders
-from whatif.inside.clock import Clock
+from whatif.inside.clock import Clock, compiled, numbers
 from whatif.inside.hooks import Hooks
 from whatif.inside.models import Models
 from whatif.inside.places import Places
@@ -65,11 +65,6 @@ class Run(Hooks):
     def synchronize(self):
         if self.device == "cuda":
             torch.cuda.synchronize()
-
-    def compiled(self):
-        """Return how many functions were compiled; a new shape compiles them again."""
-        dynamo = sys.modules.get("torch._dynamo.utils")
-        return dynamo.counters["frames"]["total"] if dynamo else 0
 
     def ranks(self):
         """Return (the rank of this process, the number of processes that train)."""
@@ -159,7 +154,7 @@ class Run(Hooks):
     def facts(self):
         """Return what is known of the script."""
         on_gpu = self.device == "cuda"
-        self.see("compile", self.compiled() and not self.models.was_compiled())
+        self.see("compile", compiled() and not self.models.was_compiled())
         self.see("cudnn", torch.backends.cudnn.benchmark and not self.names)
         with contextlib.suppress(RuntimeError):  # of scripts that mix the old setting and the new
             self.see("tf32", torch.get_float32_matmul_precision() != "highest" and not self.names)
@@ -180,16 +175,11 @@ class Run(Hooks):
                           peak=torch.cuda.max_memory_allocated())
         return found
 
-    def losses_now(self):
-        """Return the losses until now, as numbers; what is not finite is a string."""
-        numbers = [float(each) for each in self.losses]
-        return [each if abs(each) < float("inf") else str(each) for each in numbers]
-
     def ended(self):
         """Tell what there is when the script has come to its own end."""
         if self.steps and os.getpid() == self.pid and not self.is_over and self.ranks()[0] == 0:
             self.is_over = True
-            self.send(steps=self.steps, facts=self.facts(), losses=self.losses_now(), ended=True,
+            self.send(steps=self.steps, facts=self.facts(), losses=numbers(self.losses), ended=True,
                       done=True)
 
     def finish(self):
