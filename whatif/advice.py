@@ -86,6 +86,7 @@ def by_library(name, libraries, extra, entry=None):
     for library in libraries:
         texts = LIBRARIES.get(library, {})
         if text := texts.get(name) or texts.get(kind(name)):
+            text = text if isinstance(text, str) else f"{text[0]}({text[1]})"
             first = f"{line(entry)}\n            " if entry else ""
             return first + text.format(**{"workers": "N", "size": "a larger one", **extra})
     return ""
