@@ -220,8 +220,8 @@ class Confirmation(Outlook):
 def loss_of(names, plain, mine):
     """Return what the report says of a set's losses, of runs without the set and with it."""
     means = stats.mean_losses([each["losses"] for each in (*plain, *mine)])
-    of_plain = [each.mean for each in means[:len(plain)] if each]
-    of_mine = [each.mean for each in means[len(plain):] if each]
+    of_plain, of_mine = ([each for each in some if each is not None]
+                         for some in (means[:len(plain)], means[len(plain):]))
     told = dict(techniques=names, changes=None, culprit="", mean=None, low=None, high=None)
     if not of_mine or not of_plain:
         is_hidden = plain and not any(each["losses"] for each in plain)

@@ -243,34 +243,22 @@ def of_pairs(plain, rates):
 
 
 # ------------------------------------------------------------------------------ losses
-@dataclasses.dataclass(frozen=True)
-class LossMean:
-    """The mean loss of a run's compared steps, which is NaN if the run lost its way.
-
-    `lost` of the losses until then are not finite. Single ones are left out of the mean.
-    """
-    mean: float
-    steps: int
-    lost: int
-
-
 def mean_losses(runs):
-    """Return the LossMean of each run, given the runs' losses step by step, of the same steps.
+    """Return the mean loss of each run, given the runs' losses step by step, of the same steps.
 
     All are cut to the shortest run that has at least 50 losses. The last half of them counts,
-    because the first steps are alike in every training. The mean of a shorter run is None. A mean
-    is NaN if more than a tenth of the losses are not finite, or the last one.
+    because the first steps are alike in every training. The mean of a shorter run is None. Losses
+    that are not finite are left out; if they are more than a tenth, or the last one, it is NaN.
     """
     steps = min((len(run) for run in runs if len(run) >= LEAST_LOSSES), default=0)
     found = []
     for run in runs:
         compared = run[steps // 2:steps]
         finite = [loss for loss in compared if math.isfinite(loss)]
-        lost = sum(not math.isfinite(loss) for loss in run[:steps])
         is_lost = len(compared) - len(finite) > LOST * len(compared) or (
             compared and not math.isfinite(compared[-1]))
-        found.append(None if not steps or len(run) < steps else LossMean(
-            math.nan if is_lost else statistics.fmean(finite), len(compared), lost))
+        found.append(None if not steps or len(run) < steps else
+                     math.nan if is_lost else statistics.fmean(finite))
     return found
 
 
