@@ -164,7 +164,7 @@ class Facts:
                 called.add("fabric" if "fabric" in frame.f_code.co_filename else package)
                 continue
             if drivers := sorted(called & DRIVERS):  # the outermost line that calls one
-                name, entry = drivers[0], self.places.line_of(frame, line)
+                name, entry = drivers[0], self.places.line_of(frame.f_code.co_filename, line)
             elif "fabric" in called and not name:
                 name, entry = "fabric", {}
             called = set()

@@ -223,7 +223,8 @@ class Turns(Choice):
     def __init__(self, run):
         spec = run.spec
         now, last = time.time(), spec.get("last", 0)  # a start may have taken most of the time
-        self.run, self.agree, self.deadline = run, run.agree, max(spec["deadline"], now + min(TURNS, (last - now) / 2))
+        self.run, self.agree = run, run.agree
+        self.deadline = max(spec["deadline"], now + min(TURNS, (last - now) / 2))
         self.until = self.deadline
         self.windows = [dict(each) for each in spec.get("turns", ())]
         self.failed = {tuple(names): why for names, why in spec.get("failed", ())}

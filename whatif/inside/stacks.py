@@ -6,6 +6,7 @@ for the time since the last one: code in C that holds the GIL delays the look an
 
 import ast
 import collections
+import contextlib
 import functools
 import itertools
 import linecache
@@ -158,7 +159,7 @@ class Stacks:
         self.is_users, self.collate = is_users, getattr(collate, "__code__", None) or getattr(
             getattr(type(collate), "__call__", None), "__code__", None)
         self.kinds, self.lines = collections.Counter(), collections.Counter()
-        self.looks, self.last, self.is_on, self.error = 0, (), False, None
+        self.looks, self.last, self.is_on = 0, (), False
 
     def __enter__(self):
         self.loading, self.outside = threading.get_ident(), sys._getframe(1)
@@ -180,10 +181,8 @@ class Stacks:
         while self.is_on:
             time.sleep(INTERVAL)
             now = time.perf_counter()
-            try:
+            with contextlib.suppress(Exception):  # a frame may hold anything
                 self.add(sys._current_frames().get(self.loading), now - last)
-            except Exception as error:  # a frame may hold anything
-                self.error = repr(error)
             last = time.perf_counter()
 
     def add(self, frame, seconds):
