@@ -92,6 +92,19 @@ def by_library(name, libraries, extra, entry=None):
     return ""
 
 
+def built_in(name, facts, extra):
+    """Return the advice to use the option of the script, or of the library that runs it, or ""."""
+    driver, entry = driven(facts)
+    return by_option(name, facts, extra) or by_library(name, [driver], extra, entry)
+
+
+def setting(name, facts, extra, code, *notes):
+    """Return the advice for a line at the top of a script."""
+    if option := built_in(name, facts, extra):
+        return paragraphs(option, notes[0])
+    return paragraphs(f"at the top{INDENT}{code}", *notes)
+
+
 def inside(library, text):
     """Return the advice for lines that are a library's."""
     return f"inside {library}, which has to be told to do this:\n        {text}"

@@ -10,7 +10,6 @@ LAYOUT = "memory_format=torch.channels_last"
 
 
 def why_not(name, facts):
-    """Return why it cannot be tried, or ""."""
     if not advice.models_of(facts):
         return "no torch.nn.Module is called in a step"
     if "image" not in facts["seen"]:
@@ -29,11 +28,9 @@ def to_layout(model, name):
 
 def write(name, facts, extra):
     """Return what to write: an option, or the lines that change the model and its images."""
-    if option := advice.by_option(name, facts, extra):
+    if option := advice.built_in(name, facts, extra):
         return option
-    driver, entry = advice.driven(facts)
-    if option := advice.by_library(name, [driver], extra, entry):
-        return option
+    _, entry = advice.driven(facts)
     models = advice.models_of(facts)
     models = [each for each in models if "image" in each.get("traits", ["image"])] or models
     model = models[0]

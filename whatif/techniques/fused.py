@@ -12,7 +12,6 @@ def fusible(facts):
 
 
 def why_not(name, facts):
-    """Return why it cannot be tried, or ""."""
     if not facts["optimizers"]:
         return "the optimizer is made in another process"
     if not fusible(facts):

@@ -12,7 +12,6 @@ def wanted(facts):
 
 
 def why_not(name, facts):
-    """Return why it cannot be tried, or ""."""
     loader = advice.main_loader(facts)
     if not loader:
         return "the script trains without a torch DataLoader"

@@ -63,12 +63,16 @@ def put_at_top(source, line, *reasons):
     source.block(index, index + 1, *reasons)
 
 
-def main_source(facts, sources):
-    """Return the file that makes the optimizer, or else calls the model."""
+def put_setting(facts, sources, line, reason):
+    """Write a line of torch below the imports of the file that makes the optimizer.
+
+    Without an optimizer it is the file that calls the model.
+    """
     things = [*facts["optimizers"], *facts["models"]]
     if not things:
         raise Refused("no line of the script is known")
-    return sources.find(things[0]["at"])[0]
+    source = sources.find(things[0]["at"])[0]
+    put_at_top(source, f"{torch_name(source)}{line.removeprefix('torch')}", reason)
 
 
 # -------------------------------------------------------------------------------- for a model
