@@ -330,6 +330,7 @@ def test_a_noisy_record_is_not_slower_for_certain(tmp_path):
 
 @pytest.mark.parametrize("text, told", [
     (None, "No such file"), ("{}", "no record"), ("x", "no record"),
+    ('{"windows": []}', "no record"),
     (dict(script="other.py"), "cannot be compared; script: train.py and other.py"),
     (dict(machine=dict(cores=8)), "cannot be compared; "), ([100], "too few windows")])
 def test_records_that_cannot_be_compared(tmp_path, text, told, capsys):
