@@ -325,8 +325,8 @@ def test_notes_on_threads():
     busy = dict(busy=4, cores=3.5, threads=8)
     assert "cv2.setNumThreads(0) in worker_init_fn" in worker_threads.note(busy, {"cv2"}, 8)
     assert "OPENBLAS_NUM_THREADS=1" in worker_threads.note(busy, {"cv2", "openblas"}, 1)
-    assert "OMP_NUM_THREADS=1" in worker_threads.note(busy, set())
-    assert not worker_threads.note(dict(busy=1, cores=1.0), {"openblas"})
+    assert "OMP_NUM_THREADS=1" in worker_threads.note(busy, set(), None)
+    assert not worker_threads.note(dict(busy=1, cores=1.0), {"openblas"}, None)
     before, after = {7: {"1": 1.0, "2": 0.0, "3": 5.0}}, {7: {"1": 2.0, "2": 0.9, "3": 5.0}}
     assert worker_threads.in_use(before, after, 1) == dict(cores=1.9, busy=2, threads=3)
 
@@ -349,7 +349,7 @@ def test_threads_of_a_worker_are_seen():
     result = measured(data.DataLoader(Threads(), batch_size=2, num_workers=1,
                                      worker_init_fn=lambda worker: pools.clear()), 4)
     assert result["threads"]["busy"] >= 2
-    assert "NUM_THREADS=1" in result["threads"]["note"]
+    assert "NUM_THREADS=1" in result["threads"]["note"] in result["notes"]
 
 
 def test_load_beside():

@@ -392,22 +392,21 @@ class Measurement:
             drained = workers * reading.prefetch / (row["rate"] or 1e-9)
             if between and drained < max(self.left() / 3, window):
                 reading.between(row, max(self.left() / 2, window))
-            if reading.use and "threads" not in self.result["threads"]:
+            if reading.use and not self.result["threads"].get("note"):
                 self.see_threads(reading)
         row["pinned"] = bool(self.loader.pin_memory if pinned is None else pinned)
         self.result["rows"].append(row)
         return row
 
     def see_threads(self, reading):
-        numbers = [] if self.numbers is None else self.numbers.tolist()
-        numbers = [number for number in numbers if number > 0]
-        found = worker_threads.libraries(reading.pids[0]) if reading.use.get("busy", 1) > 1 else ()
-        use = dict(reading.use, cv2=max(numbers, default=None))
-        text = worker_threads.note(use, {*found, *(["cv2"] if numbers else [])}, use["cv2"])
-        if text or not self.result["threads"]:
-            self.result["threads"] = dict(use, note=text)
+        """Note whether threads of the workers fight for cores."""
+        use, numbers = reading.use, [] if self.numbers is None else self.numbers.tolist()
+        cv2 = max((number for number in numbers if number > 0), default=None)
+        found = worker_threads.libraries(reading.pids[0]) if use["busy"] > 1 else set()
+        text = worker_threads.note(use, found | {"cv2"} if cv2 else found, cv2)
+        self.result["threads"] = dict(use, cv2=cv2, note=text)
         if text:
-            self.result["threads"]["threads"] = use["threads"]
+            self.note(text)
 
     def run(self):
         workers = self.loader.num_workers

@@ -53,9 +53,9 @@ def libraries(pid):
         if re.search(pattern, text)}
 
 
-def note(use, found, cv2_threads=None):
+def note(use, found, cv2_threads):
     """Return a sentence that says what to write against threads that fight for cores, or ""."""
-    if use.get("busy", 1) < 2:
+    if use["busy"] < 2:
         return ""
     begin = (f"each worker computes with {use['busy']} threads ({use['cores']} cores in use): "
              "they fight for cores with the other workers")
