@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from .calls import arguments_of, called_at, is_called
 
 KNOWN = {tuple: "tuple", list: "tuple", dict: "dict", collections.OrderedDict: "dict"}
+MANY = 20  # parts of an output that are told
 HALVES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 DRIVERS = frozenset(  # libraries that run the loop
@@ -137,10 +138,10 @@ def form_of(output):
         parts = dict(enumerate(output)) | (output._asdict() if is_named else {})
     floats = [key for key, value in parts.items() if is_float(value) and type(key) in (str, int)]
     if parts and len(floats) == len(parts) and (is_named or type(output) in KNOWN):
-        return "namedtuple" if is_named else KNOWN[type(output)], floats
+        return "namedtuple" if is_named else KNOWN[type(output)], floats[:MANY]
     inner = [value for value in parts.values() if not isinstance(value, torch.Tensor)]
     is_flat = not any(isinstance(each, torch.Tensor) for each in tree_leaves(inner))
-    return "mixed" if is_dict and (is_flat or has_loss(output)) else "", floats
+    return "mixed" if is_dict and (is_flat or has_loss(output)) else "", floats[:MANY]
 
 
 class Facts:
@@ -215,7 +216,9 @@ class Facts:
             spot["images"] = [key for key, value in given if isinstance(value, torch.Tensor)
                               and value.dim() == 4 and value.is_floating_point()]
             spot["has_loss"] = has_loss(output)
-            spot["holds"], spot["floats"] = form_of(output)
+            spot |= dict(holds="", floats=[])
+            with contextlib.suppress(Exception):  # an object of the user's may fail
+                spot["holds"], spot["floats"] = form_of(output)
         if spot not in about["spots"]:
             about["spots"].append(spot)
 
