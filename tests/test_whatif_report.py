@@ -140,7 +140,8 @@ def test_loader_forecast_confirmation_and_losses():
                           off="loading took 12 ms more"),
         losses=[dict(techniques=BEST, changes=True, why="its mean loss 9 lies outside 1 to 2",
                      culprit="compile"),
-                dict(techniques=BEST[:1], changes=None, why="losses could not be seen")])
+                dict(techniques=BEST[:1], changes=None, why="losses could not be seen",
+                     culprit="")])
     for line in (
             "  no workers           1.0 batches/s, 32.0 samples/s",
             "  2 workers            25.4 batches/s, 812 samples/s  (as it is, of few batches)",

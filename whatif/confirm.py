@@ -42,8 +42,8 @@ class Outlook:
         """
         session, found = self.session, self.session.found
         facts, watched = session.facts(), found.get("watched") or {}
-        loading, one = found.get("loading") or {}, session.estimates().get(tuple(
-            each for each in names if each not in techniques.LOADING))
+        compute_names = tuple(each for each in names if each not in techniques.LOADING)
+        loading, one = found.get("loading") or {}, session.estimates().get(compute_names)
         compute = (session.baseline()["compute_seconds"] or 0) / (one.speedup if one else 1)
         about = [facts["loaders"][number] for number in facts["training"]][:1]
         workers = max((each["workers"] for each in about), default=0)
@@ -51,11 +51,10 @@ class Outlook:
         if "workers" in names:
             workers, rate = found["workers"], loading["enough"]["rate"]
         steps, batches = watched.get("steps") or 1, watched.get("batches") or 1
-        compute_names = [each for each in names if each not in techniques.LOADING]
         both = next(((each["compute"], batches * each["loading"])
                      for each in found.get("beside", ()) if is_beside and (
                          each["workers"] == workers)
-                     and list(each["names"]) == compute_names), None)
+                     and tuple(each["names"]) == compute_names), None)
         return forecast.forecast(
             compute, batches / rate if rate else 0.0,
             forecast.between_steps(watched.get("whole", 0), steps,

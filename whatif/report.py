@@ -212,31 +212,27 @@ def loader_lines(loader):
 
 def forecast_line(one):
     """Return the forecast of a set, a range where loading and steps share cores."""
-    is_range = one.get("low") is not None and one.get("how") == "range"
-    told = (f"{one['low']:.2f}x to {one['high']:.2f}x" if is_range else times(one["speedup"])
-            if one.get("low") == one.get("high") else times(
-                one["speedup"], one.get("low"), one.get("high")))
+    told = (f"{one['low']:.2f}x to {one['high']:.2f}x" if one["how"] == "range"
+            else times(one["speedup"]))
     how = {"longer": "the longer of compute and loading", "sum": "compute and loading, one after "
-           "the other", "range": "loading and steps share the cores"}.get(one.get("how"), "")
-    return f"  {name_of(one['techniques'])}: {told}" + f" ({how})" * bool(how)
+           "the other", "range": "loading and steps share the cores"}[one["how"]]
+    return f"  {name_of(one['techniques'])}: {told} ({how})"
 
 
 def confirmation_lines(confirmation):
     """Return the lines of the set that ran in whole processes with real loading."""
     if not confirmation:
         return []
-    name = name_of(confirmation["techniques"])
-    told = times(confirmation.get("speedup"), confirmation.get("low"), confirmation.get("high"))
-    if confirmation.get("confirmed"):
-        text = f"{name}: {told} in whole runs with real loading (n={confirmation['n']})"
+    name, n = name_of(confirmation["techniques"]), confirmation["n"]
+    told = times(confirmation["speedup"], confirmation["low"], confirmation["high"])
+    if confirmation["confirmed"]:
+        title, text = "Confirmed", f"{name}: {told} in whole runs with real loading (n={n})"
     else:
-        text = f"{name}: not confirmed" + (
-            f": {told} (n={confirmation['n']})" if confirmation.get("n") else "")
-        if confirmation.get("why"):
-            text += f"; {confirmation['why']}"
-    if confirmation.get("off"):
+        title, text = "Not confirmed", f"{name}: not confirmed" + f": {told} (n={n})" * bool(n)
+        text += f"; {confirmation['why']}"
+    if confirmation["off"]:
         text += f". The forecast was off: {confirmation['off']}"
-    return ["", "Confirmed" if confirmation.get("confirmed") else "Not confirmed", paragraph(text)]
+    return ["", title, paragraph(text)]
 
 
 def loss_line(one):
@@ -247,9 +243,8 @@ def loss_line(one):
     """
     told = {True: "this changes the training", False: "no change seen", None: "it cannot be said "
             "whether it changes the training"}[one["changes"]]
-    why = f": {one['why']}" if one.get("why") else ""
-    culprit = f". Without {one['culprit']} it does not" if one.get("culprit") else ""
-    return f"{name_of(one['techniques'])}: {told}{why}{culprit}"
+    culprit = f". Without {one['culprit']} it does not" if one["culprit"] else ""
+    return f"{name_of(one['techniques'])}: {told}: {one['why']}{culprit}"
 
 
 def loss_lines(losses):
