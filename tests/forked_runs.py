@@ -143,8 +143,8 @@ class Scripts:
         """Return what options.parse would return."""
         path = self.folder / name
         return types.SimpleNamespace(
-            only=[*only] or ["plain"], script=path, kind="script", name=name, minutes=minutes, write=None,
-            seconds=seconds, json=None, copy=False,
+            only=[*only] or ["plain"], script=path, kind="script", name=name, minutes=minutes,
+            write=None, seconds=seconds, json=None, copy=False,
             command=[sys.executable, name, *map(str, words)])
 
     def session(self, name, *words, **options):

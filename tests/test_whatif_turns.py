@@ -23,7 +23,7 @@ from torch.optim import lr_scheduler
 
 from whatif import confirm, report, trials
 from whatif import session as session_module
-from whatif.inside import batches, hooks, models, plans, state, watch
+from whatif.inside import batches, clock, hooks, models, plans, proving, state, watch
 from whatif.techniques import amp
 from whatif.techniques import batch as larger
 from whatif.techniques import compile as compiling
@@ -946,6 +946,19 @@ def test_nothing_of_a_failed_forward_is_in_memory_when_the_plain_one_runs(make_r
     assert run.failed.startswith("OutOfMemoryError") and len(held) == 1 and alive == [False]
 
 
+def test_a_proof_counts_the_steps_that_turns_count():
+    """Two others that step in turn, each less often than MANY times, do not lead."""
+    one, two, three = (OPTIMIZERS["sgd"](new_net().parameters()) for _ in range(3))
+    proof = proving.Proving({})
+    proof.plan = itertools.repeat(None)
+    for optimizer in one, *[two, three] * 6, one:
+        proof.step(optimizer)
+    assert proof.steps == 2
+    for _ in range(11):
+        proof.step(two)
+    assert proof.steps == 3
+
+
 def test_a_set_without_a_whole_window_is_given_up(make_run, monkeypatch):
     """Each step compiles, or the scaler skips steps for ever."""
     run, net = make_run(), new_net()
@@ -1051,7 +1064,7 @@ def check_turns(run, rank):
     net = calm_net(False)
     ddp = nn.parallel.DistributedDataParallel(net)
     optimizer = OPTIMIZERS["momentum"](ddp.parameters())
-    run.models, run.lead = models.Models(run), None
+    run.models, run.lead = models.Models(run), clock.Lead()
     run.models.watch()
     ended, taken = [], []
     assert run.agree(rank) == 0

@@ -16,11 +16,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from whatif import records
 from whatif.imports import wrap
-from whatif.inside.clock import LOSSES, compiled, loss_of, numbers
+from whatif.inside.clock import LOSSES, Lead, compiled, loss_of, numbers
 
 CALM = 3  # steps in which nothing compiles, before the window may begin
 AFTER = 3  # steps with the states of the other side
-MANY = 10  # steps of an optimizer without one of the leading one, after which it leads
 
 
 class Proving:
@@ -32,7 +31,7 @@ class Proving:
 
     def __init__(self, spec):
         self.spec, self.pid, self.plan = spec, os.getpid(), self.whole()
-        self.steps, self.losses, self.lead, self.others = 0, [], None, 0
+        self.steps, self.losses, self.lead = 0, [], Lead()
         self.optimizers, self.saved, self.found, self.is_over = [], [], None, False
 
     def install(self):
@@ -69,10 +68,7 @@ class Proving:
             return
         if not any(each is optimizer for each in self.optimizers):
             self.optimizers.append(optimizer)
-        self.others = 0 if optimizer is self.lead else self.others + 1
-        if self.lead is None or self.others > MANY:
-            self.lead, self.others = optimizer, 0
-        if optimizer is not self.lead:
+        if not self.lead.is_stepping(optimizer):
             return
         self.steps += 1
         try:
@@ -94,7 +90,7 @@ class Proving:
         """Warm up, time the window, compare states, and take some steps with the other's."""
         spec, begin = self.spec, time.perf_counter()
         yield
-        self.device = next(each.device.type for group in self.lead.param_groups
+        self.device = next(each.device.type for group in self.lead.optimizer().param_groups
                            for each in group["params"])
         calm, before = 0, compiled()
         while self.steps < spec["warm"] if spec["warm"] else (

@@ -1,6 +1,5 @@
 """What is watched and changed in the process that trains: Run, one a process."""
 
-import collections
 import contextlib
 import os
 import sys
@@ -14,13 +13,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 from whatif import records, techniques
 from whatif.inside import facts, parsers, plans
 from whatif.inside.batches import Loaders
-from whatif.inside.clock import Clock, compiled, numbers
+from whatif.inside.clock import Clock, Lead, compiled, numbers
 from whatif.inside.hooks import Hooks
 from whatif.inside.models import Models
 from whatif.inside.places import Places
 from whatif.techniques import amp
-
-MANY = 10  # steps of an optimizer without one of the leading one, after which it leads
 
 
 class Run(Hooks):
@@ -41,7 +38,7 @@ class Run(Hooks):
         self.optimizer_facts, self.autocasts = [], []
         self.numbers = weakref.WeakKeyDictionary()  # {optimizer: its number in optimizer_facts}
         self.sites = dict(backwards=[], steps=[], clips=[])  # the user's lines of them
-        self.lead, self.others = None, collections.Counter()
+        self.lead = Lead()
         self.losses, self.last_loss = [], None
         self.scaler, self.scalers, self.stepping, self.skipped = None, {}, False, False
         self.late = self.is_scaling = False  # whether steps were made since the last update
@@ -93,8 +90,7 @@ class Run(Hooks):
 
     def forked(self):
         """Begin anew in a process that the script forks; a DataLoader's worker makes no step."""
-        self.steps, self.plan, self.lead, self.losses = 0, None, None, []
-        self.others.clear()
+        self.steps, self.plan, self.lead, self.losses = 0, None, Lead(), []
 
     # ---- steps
     def step(self, optimizer, *_):
@@ -104,12 +100,8 @@ class Run(Hooks):
         if self.is_over or self.stepping:
             return
         self.note_site("steps", optimizer)
-        self.others[id(optimizer)] += 1
-        if not self.lead or not self.lead() or self.others[id(optimizer)] > MANY:
-            self.lead = weakref.ref(optimizer)  # the script goes on with this
-        if self.lead() is not optimizer:
+        if not self.lead.is_stepping(optimizer):
             return
-        self.others.clear()
         self.steps += 1
         self.thread = threading.get_ident()
         self.loaders.step()
