@@ -30,6 +30,10 @@ def is_seen(name, facts):
     return "already there" if {name, kind(name)} & {*facts["seen"]} else ""
 
 
+def no_model(facts):
+    return "" if models_of(facts) else "no torch.nn.Module is called in a step"
+
+
 def needs_gpu(facts):
     return "" if facts["device"] == "cuda" else "it needs an NVIDIA GPU"
 

@@ -13,8 +13,8 @@ CALM = 20  # steps without a skipped one, before a window counts
 
 
 def why_not(name, facts):
-    if not advice.models_of(facts):
-        return "no torch.nn.Module is called in a step"
+    if why := advice.no_model(facts):
+        return why
     if advice.is_seen(name, facts) or any(
             each.get("autocast") for each in facts["models"] if each.get("role") != "frozen"):
         return "already there"

@@ -10,11 +10,8 @@ LAYOUT = "memory_format=torch.channels_last"
 
 
 def why_not(name, facts):
-    if not advice.models_of(facts):
-        return "no torch.nn.Module is called in a step"
-    if "image" not in facts["seen"]:
-        return "the model has no 2-D convolution"
-    return advice.is_seen(name, facts)
+    no_images = "the model has no 2-D convolution" * ("image" not in facts["seen"])
+    return advice.no_model(facts) or no_images or advice.is_seen(name, facts)
 
 
 def to_layout(model, name):

@@ -11,10 +11,8 @@ NAMES = "compile", "compile reduce-overhead"
 
 
 def why_not(name, facts):
-    if not advice.models_of(facts):
-        return "no torch.nn.Module is called in a step"
-    if advice.is_seen(name, facts):
-        return "already there"
+    if why := advice.no_model(facts) or advice.is_seen(name, facts):
+        return why
     if "several GPUs" in facts["seen"]:
         return "DataParallel on several GPUs cannot be compiled"
     return advice.needs_gpu(facts) if name != "compile" else ""

@@ -213,10 +213,9 @@ def spots_of(model):
 
 def models_once(facts):
     """Return the models that train, and those that only take time; Refused if there is none."""
-    found = advice.models_of(facts)
-    if not found:
-        raise Refused("no torch.nn.Module is called in a step")
-    return found
+    if why := advice.no_model(facts):
+        raise Refused(why)
+    return advice.models_of(facts)
 
 
 def is_in_autocast(source, node):
