@@ -161,7 +161,8 @@ def test_loader_forecast_confirmation_and_losses():
     assert ("this changes the training: its mean loss 9 lies outside 1 to 2. Without compile it "
             "does not") in joined
     assert "amp bfloat16: it cannot be said whether it changes the training: losses" in joined
-    text = text_of(confirmation=dict(techniques=BEST, confirmed=False, n=0, why="time was over"))
+    text = text_of(confirmation=dict(techniques=BEST, speedup=None, low=None, high=None, n=0,
+                                     confirmed=False, why="time was over", off=""))
     assert "\nNot confirmed\n" in text and "compile: not confirmed; time was over" in text
 
 

@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 
-CLEANERS = ("resource_tracker", "torch_shm_manager")  # remove shared memory after the others' end
+CLEANERS = (b"resource_tracker", b"torch_shm_manager")  # remove shared memory after the others' end
 PATIENCE = 2  # seconds that a cleaner has, after which it is killed, too
 LEAST = 10  # seconds in which killed processes should be gone
 
@@ -53,8 +53,7 @@ def kill(pids):
 
 
 def is_cleaner(pid):
-    words = read(f"/proc/{pid}/cmdline")
-    return any(name.encode() in words for name in CLEANERS)
+    return any(name in read(f"/proc/{pid}/cmdline") for name in CLEANERS)
 
 
 def end_all(started, folder):

@@ -339,8 +339,8 @@ def sum_line(result):
             if len(result.best) > 1 else "")
 
 
-def lines_of(result, with_table=True):
-    """Return the report's lines."""
+def text_of(result, with_table=True):
+    """Return the report as one text."""
     lines = ["", *table(result)] if with_table else []
     for title, reasons in ("Failed", result.failed), (
             "Not possible, or there already", result.excluded):
@@ -366,12 +366,7 @@ def lines_of(result, with_table=True):
         lines += ["", f"Time: {told}"]
     if result.writing:
         lines += result.writing.lines()
-    return lines
-
-
-def text_of(result, with_table=True):
-    """Return the report as one text."""
-    return "\n".join(lines_of(result, with_table))
+    return "\n".join(lines)
 
 
 # ------------------------------------------------------------------------------------- the record
@@ -382,11 +377,6 @@ def clean(value):
     if isinstance(value, (list, tuple)):
         return [*map(clean, value)]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def things(facts):
-    """Return the facts that are of use beyond a run, without options (their defaults are long)."""
-    return {key: value for key, value in facts.items() if key not in ("options", "lines")}
 
 
 def record(result):
@@ -410,4 +400,5 @@ def record(result):
         advice={name: advice.write(name, facts, result.extra) for name in result.best},
         options={name: words for name in result.best if (words := advice.options_of(
             name, facts, result.extra))},
-        seconds=result.seconds, facts=things(facts)))
+        seconds=result.seconds, facts={key: value for key, value in facts.items()
+                                       if key not in ("options", "lines")}))  # they are long

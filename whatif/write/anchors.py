@@ -10,10 +10,6 @@ from .sources import FUNCTIONS, LOOPS, Refused
 WRAPPERS = "DistributedDataParallel", "DataParallel", "DDP"
 
 
-def is_import(node):
-    return isinstance(node, (ast.Import, ast.ImportFrom))
-
-
 def names_torch(node):
     """Return the name that an import gives to torch, or ""."""
     if not isinstance(node, ast.Import):
@@ -23,19 +19,17 @@ def names_torch(node):
 
 
 def top_of(source):
-    """Return the index below the first run of imports with torch in it, at the top level."""
-    body, found = source.tree.body, None
-    for number, node in enumerate(body):
-        is_torchs = names_torch(node) or isinstance(node, ast.ImportFrom) and (
-            node.module or "").split(".")[0] == "torch"
-        if is_torchs:
-            found = number
+    """Return the last of the first run of imports with torch in it, at the top level."""
+    last = None
+    for node in source.tree.body:
+        if last and not isinstance(node, (ast.Import, ast.ImportFrom)):
             break
-    if found is None:
+        if last or names_torch(node) or isinstance(node, ast.ImportFrom) and (
+                node.module or "").split(".")[0] == "torch":
+            last = node
+    if not last:
         raise Refused(f"{source.shown} does not import torch at its top")
-    while found + 1 < len(body) and (is_import(body[found + 1])):
-        found += 1
-    return body[found]
+    return last
 
 
 def torch_name(source):
@@ -52,8 +46,7 @@ def torch_name(source):
 def put_at_top(source, line, *reasons):
     """Write a line below the imports."""
     last = top_of(source)
-    if not source.is_alone(last):
-        raise Refused(f"{source.where(last)} shares its line with another statement")
+    source.need_alone(last)
     index = last.end_lineno
     while index < len(source.lines) and source.origins[index] is None:
         index += 1  # below another block
