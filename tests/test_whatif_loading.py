@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import sys
 import time
+import types
 import zlib
 from pathlib import Path
 
@@ -349,7 +350,17 @@ def test_threads_of_a_worker_are_seen():
     result = measured(data.DataLoader(Threads(), batch_size=2, num_workers=1,
                                      worker_init_fn=lambda worker: pools.clear()), 4)
     assert result["threads"]["busy"] >= 2
-    assert "NUM_THREADS=1" in result["threads"]["note"] in result["notes"]
+    assert "NUM_THREADS=1" in result["threads"]["note"]
+
+
+@pytest.mark.parametrize("cores, is_told", [(3.5, True), (0.2, False)])
+def test_threads_are_told_if_a_worker_takes_more_than_a_core(cores, is_told):
+    told, result = [], dict(threads={})
+    loading.Measurement.see_threads(
+        types.SimpleNamespace(numbers=None, result=result, note=told.append),
+        types.SimpleNamespace(use=dict(busy=4, cores=cores, threads=8), pids=[os.getpid()]))
+    assert "NUM_THREADS=1" in result["threads"]["note"]
+    assert told == [result["threads"]["note"]] * is_told
 
 
 def test_load_beside():

@@ -405,7 +405,7 @@ class Measurement:
         found = worker_threads.libraries(reading.pids[0]) if use["busy"] > 1 else set()
         text = worker_threads.note(use, found | {"cv2"} if cv2 else found, cv2)
         self.result["threads"] = dict(use, cv2=cv2, note=text)
-        if text:
+        if text and use["cores"] > 1:  # else they may take turns, as where other programs run
             self.note(text)
 
     def run(self):
