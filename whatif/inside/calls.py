@@ -99,13 +99,13 @@ def spread_of(places, frame, line, node, bound):
     return dict(text=text, names=names, at=at, how=how)
 
 
-def arguments_of(places, owner, args=(), kwargs=(), depth=0):
+def arguments_of(places, owner, args=(), kwargs=()):
     """Return what the user's line gives to `owner`, a class whose __init__ got args and kwargs.
 
     Return {call: its text, function: that of the function, positional: names of arguments,
     keywords: {name: text}, spreads: [{text, names, at, how}]}; {} if the line has no such call.
     """
-    frame, line = places.frames()[depth]
+    frame, line = places.frames()[0]
     node = call_in_line(frame, line, owner)
     if node is None:
         return {}
