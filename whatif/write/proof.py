@@ -103,34 +103,27 @@ class Proof:
         each = statistics.fmean(self.took) if self.took else 12.0
         return self.session.left() > runs * each
 
-    def sides(self, k):
-        """Return the sides of round k, in an order that swaps."""
-        found = [*self.patches, PLAIN]
-        return found if k % 2 == 0 else found[::-1]
-
     def measure(self):
-        """Run rounds until the result is clear; return whether all ran."""
-        count = len(self.runs)
+        """Run rounds until the result is clear or a run fails; their order swaps."""
+        count, order = len(self.runs), [*self.patches, PLAIN]
         each = self.session.left() / (count * LEAST_PAIRS + 1) - 10
         seconds = min(self.session.args.seconds, max(LEAST_SECONDS, each))
-        k = 0
-        while k < MOST_PAIRS and (k == 0 or self.fits(count)):
-            for side in self.sides(k):
+        for k in range(MOST_PAIRS):
+            if k and not self.fits(count):
+                break
+            for side in order[::-1] if k % 2 else order:
                 found = self.run(side, k, seconds / self.expected)
                 if not found:
-                    return False
+                    return
                 if self.steps is None:
                     self.warm, self.steps = found["first"], found["steps"]
-            k += 1
             if self.is_idle(MAIN):
-                return True
-            if k >= LEAST_PAIRS and stats.is_clear(self.estimate(MAIN)):
+                return
+            if k + 1 >= LEAST_PAIRS and stats.is_clear(self.estimate(MAIN)):
                 break
-        while len(self.runs[PLAIN]) < LEAST_PLAIN and self.fits(1):
+        while (k := len(self.runs[PLAIN])) < LEAST_PLAIN and self.fits(1):
             if not self.run(PLAIN, k, 0, is_timed=False):
-                return False
-            k += 1
-        return True
+                return
 
     # ---- what came out
     def rates(self, side):
