@@ -6,6 +6,7 @@ states of models, optimizers, schedulers and scalers, and loads those of the oth
 
 import atexit
 import collections.abc
+import contextlib
 import gc
 import os
 import pickle
@@ -209,22 +210,18 @@ def renamed(state, thing):
             for name, value in state.items()}
 
 
-class keeps_fused:
-    """Keeps the kernels of an optimizer that loads a state, unless the script does that itself."""
-
-    def __init__(self, thing):
-        self.thing = thing
-
-    def __enter__(self):
-        groups = getattr(self.thing, "param_groups", ())
-        self.kept = [{key: group[key] for key in ("fused", "foreach") if key in group}
-                     for group in groups]
-
-    def __exit__(self, *_):
-        for group, kept in zip(getattr(self.thing, "param_groups", ()), self.kept):
-            group.update(kept)
-        for weight, state in getattr(self.thing, "state", {}).items():
-            for name, value in state.items() if self.kept and isinstance(state, dict) else ():
+@contextlib.contextmanager
+def keeps_fused(thing):
+    """Keep the kernels of an optimizer that loads a state, unless the script does that itself."""
+    kept = [{key: group[key] for key in ("fused", "foreach") if key in group}
+            for group in getattr(thing, "param_groups", ())]
+    try:
+        yield
+    finally:
+        for group, values in zip(getattr(thing, "param_groups", ()), kept):
+            group.update(values)
+        for weight, state in getattr(thing, "state", {}).items() if kept else ():
+            for name, value in state.items() if isinstance(state, dict) else ():
                 if getattr(value, "shape", None) == weight.shape:
                     state[name] = torch.empty_like(weight).copy_(value)
 
