@@ -144,7 +144,7 @@ class Scripts:
         path = self.folder / name
         return types.SimpleNamespace(
             only=[*only] or ["plain"], script=path, kind="script", name=name, minutes=minutes,
-            seconds=seconds, json=None, copy=False,
+            write=None, seconds=seconds, json=None, copy=False,
             command=[sys.executable, name, *map(str, words)])
 
     def session(self, name, *words, **options):

@@ -6,6 +6,7 @@ import random
 import pytest
 
 import calibration
+import ratios
 import report
 import running
 import runs
@@ -27,12 +28,12 @@ def runs_of(*speeds, start=0, step=2, noise=0.01):
 
 def compare(runs, others):
     """Return the estimate as only these runs tell it."""
-    return stats.compare(runs, others, stats.doubt_of([runs, others]))
+    return ratios.compare(runs, others, ratios.doubt_of([runs, others]))
 
 
 def told(estimate):
     """Return the verdict of running.sh."""
-    return running.VERDICTS[stats.verdict(estimate, stats.CLEAR, stats.ADVISED)].value
+    return running.VERDICTS[stats.verdict(estimate, ratios.CLEAR, stats.ADVISED)].value
 
 
 @pytest.mark.parametrize("speeds, others, settled, word", [
@@ -46,12 +47,12 @@ def told(estimate):
     ((101.5, 101.5, 101.5, 101.5), (100, 100, 100, 100), True, "no difference")])
 def test_verdicts(speeds, others, settled, word):
     found = compare(runs_of(*speeds, start=1), runs_of(*others))
-    assert told(found) == word and stats.is_settled(found) == settled
+    assert told(found) == word and ratios.is_settled(found) == settled
 
 
 def test_each_run_is_compared_with_the_other_set_at_its_time():
     drifting = runs_of(100, 80, 60)
-    found = stats.compare(runs_of(135, 105, start=1), drifting, doubt=0.01)
+    found = ratios.compare(runs_of(135, 105, start=1), drifting, doubt=0.01)
     assert math.isclose(found.speedup, 1.5) and found.spread < 0.05
     assert [compare(runs_of(90, start=start), drifting).speedup
             for start in (-1, 0, 0.5, 3, 9)] == [0.9, 0.9, 90 / 95, 90 / 70, 1.5]
@@ -61,15 +62,15 @@ def test_epochs_that_scatter_make_a_ratio_uncertain():
     steady, loose = (compare(runs_of(110, 110, start=1, noise=noise), runs_of(100, 100)).spread
                      for noise in (0.01, 0.2))
     assert steady < 0.02 < 0.1 < loose
-    assert stats.scatter([5]) == 0 and stats.scatter([5, 5, 5]) == 0
-    assert stats.scatter([5.02, 5, 5.01, 2, 4.99]) < 0.005  # one odd window
+    assert ratios.scatter([5]) == 0 and ratios.scatter([5, 5, 5]) == 0
+    assert ratios.scatter([5.02, 5, 5.01, 2, 4.99]) < 0.005  # one odd window
 
 
 def test_what_is_known_of_a_machine_decides_how_far_one_run_counts():
     """Nothing; two runs; seven, without and with a stall; a machine that jumps."""
     same = [100, 101, 100, 101, 100, 101, 100]
     nothing, two, seven, stall, jumps = (
-        stats.doubt_of(runs_of(*speeds) for speeds in sets)
+        ratios.doubt_of(runs_of(*speeds) for speeds in sets)
         for sets in ([], [[100, 101]], [same], [[*same, 30], [100, 101]], [[100, 150]]))
     assert nothing is None and 0.18 < two < 0.2
     assert 0.03 < seven < 0.04 and 0.03 < stall < 0.04 and jumps > 1
@@ -83,7 +84,7 @@ def test_a_technique_that_does_nothing_is_rarely_called_a_gain():
                       for start in (1, 0))
         for n in (2, 3, 4):
             found = compare(one[:n], other[:n])
-            if stats.is_settled(found):
+            if ratios.is_settled(found):
                 break
         words.append(told(found))
     assert words.count("faster") < 0.08 * len(words)
@@ -180,7 +181,7 @@ def test_what_was_kept_and_gains_no_longer_says_so(monkeypatch):
 
 def test_ratios_to_the_same_run_are_not_independent():
     four = runs_of(110, 110, 110, 110, start=1, step=0.1)
-    apart, shared = (stats.compare(four, others, doubt=0.1).spread for others in (
+    apart, shared = (ratios.compare(four, others, doubt=0.1).spread for others in (
         runs_of(100, 100, 100, 100, start=0.95, step=0.1), runs_of(100)))
     assert math.isclose(apart, 1.1 * 0.1 / 2) and math.isclose(shared, 1.1 * 0.1 * (5 / 8) ** 0.5)
 

@@ -785,7 +785,7 @@ def test_transformers_trainer(watched, tmp_path):
             "workers": "dataloader_num_workers=2, dataloader_persistent_workers=True",
             "batch x2": "per_device_train_batch_size=8"}.items():
         text = advice.write(name, facts, dict(workers=2, times=2))
-        assert f"TrainingArguments: {words}" in text, name
+        assert f"TrainingArguments({words})" in text, name
         assert "GradScaler" not in text and text.count("TrainingArguments") == 1
 
 
@@ -794,7 +794,7 @@ def test_accelerate_is_told_by_its_state(watched, monkeypatch):
     monkeypatch.setitem(sys.modules, "accelerate.state",
                         types.SimpleNamespace(AcceleratorState=state))
     facts = watched.run(LOADER.format(lines="loader = DataLoader(data, 4)"))
-    assert 'Accelerator: mixed_precision="bf16"' in advice.write("amp bfloat16", facts)
+    assert 'Accelerator(mixed_precision="bf16")' in advice.write("amp bfloat16", facts)
     assert "GradScaler" not in advice.write("amp float16", on_gpu(facts))
     assert advice.write("workers", facts, dict(workers=2)).startswith("train.py:5  loader = ")
     assert 'dynamo_backend="inductor"' in advice.write("compile", facts)
@@ -815,4 +815,4 @@ def test_what_an_unknown_library_makes_and_calls(watched, tmp_path):
     for of in facts["loaders"] + facts["optimizers"]:
         of["library"] = "transformers"
     facts["models"][0]["library"] = ""  # as in a Trainer with a compute_loss of the user's
-    assert "TrainingArguments: bf16=True" in advice.write("amp bfloat16", facts)
+    assert "TrainingArguments(bf16=True)" in advice.write("amp bfloat16", facts)

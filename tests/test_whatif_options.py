@@ -173,7 +173,9 @@ def watch(monkeypatch):
     owner = argparse.ArgumentParser
     for name in "_parse_known_args", "parse_known_args":
         monkeypatch.setattr(owner, name, getattr(owner, name))  # put back at the end
-    return parsers.Parsers().install()
+    watch = parsers.Parsers()
+    watch.install()
+    return watch
 
 
 def found(watch):

@@ -23,7 +23,7 @@ from torch.optim import lr_scheduler
 
 from whatif import confirm, report, trials
 from whatif import session as session_module
-from whatif.inside import batches, hooks, models, plans, state, watch
+from whatif.inside import batches, clock, hooks, models, plans, proving, state, watch
 from whatif.techniques import amp
 from whatif.techniques import batch as larger
 from whatif.techniques import compile as compiling
@@ -957,12 +957,25 @@ def test_nothing_of_a_failed_forward_is_in_memory_when_the_plain_one_runs(make_r
     assert run.failed.startswith("OutOfMemoryError") and len(held) == 1 and alive == [False]
 
 
-def test_a_set_without_a_whole_window_is_given_up(make_run, tmp_path):
+def test_a_proof_counts_the_steps_that_turns_count():
+    """Two others that step in turn, each less often than MANY times, do not lead."""
+    one, two, three = (OPTIMIZERS["sgd"](new_net().parameters()) for _ in range(3))
+    proof = proving.Proving({})
+    proof.plan = itertools.repeat(None)
+    for optimizer in one, *[two, three] * 6, one:
+        proof.step(optimizer)
+    assert proof.steps == 2
+    for _ in range(11):
+        proof.step(two)
+    assert proof.steps == 3
+
+
+def test_a_set_without_a_whole_window_is_given_up(make_run, monkeypatch):
     """Each step compiles, or the scaler skips steps for ever."""
     run, net = make_run(), new_net()
     optimizer = OPTIMIZERS["sgd"](net.parameters())
     turns = turns_of(run, net, optimizer, [("channels_last",)], rounds=6)
-    run.compiled = lambda: run.steps if run.names else 0
+    monkeypatch.setattr(plans, "compiled", lambda: run.steps if run.names else 0)
     drive(run, net, optimizer, turns.measure)
     assert "in each window" in turns.failed["channels_last",]
     assert run.names == ()
@@ -1062,7 +1075,7 @@ def check_turns(run, rank):
     net = calm_net(False)
     ddp = nn.parallel.DistributedDataParallel(net)
     optimizer = OPTIMIZERS["momentum"](ddp.parameters())
-    run.models, run.lead = models.Models(run), None
+    run.models, run.lead = models.Models(run), clock.Lead()
     run.models.watch()
     ended, taken = [], []
     assert run.agree(rank) == 0
@@ -1160,7 +1173,7 @@ class Machine:
 
     def run_once(self, command, spec, limit, show):
         names = (*spec["techniques"], *command[2:])
-        self.calls.append((names, spec["seed"], spec["mode"], spec["hold"], spec["seconds"]))
+        self.calls.append((names, spec["seed"], spec["mode"], spec["seconds"]))
         self.now += self.start + spec["seconds"]
         if names in self.errors:
             return dict(error=self.errors[names], windows=[], failed=[])
@@ -1186,12 +1199,12 @@ def test_pairs_until_they_agree_at_least_three_in_swapped_order(monkeypatch):
     machine = Machine(monkeypatch, {FUSED: 1.3})
     machine.turns(FUSED, 1.3)
     made = machine.confirmed()
-    pairs = [call for call in machine.calls if call[4]]
+    pairs = [call for call in machine.calls if call[3]]
     assert [call[0] for call in pairs] == [(), FUSED, FUSED, (), (), FUSED]
     assert [call[1] for call in pairs] == [0, 0, 1, 1, 2, 2]
-    assert {call[2:4] for call in machine.calls} == {("fixed", "start")}
+    assert {call[2] for call in machine.calls} == {"fixed"}
     # a fourth plain run, a short one, so that losses can be compared; it has a seed of its own
-    assert [call for call in machine.calls if not call[4]] == [((), 4, "fixed", "start", 0)]
+    assert [call for call in machine.calls if not call[3]] == [((), 4, "fixed", 0)]
     line = made.line()
     assert line["confirmed"] and line["n"] == 3 and line["low"] > 1 and not line["why"]
     assert line["speedup"] == pytest.approx(1.3, rel=0.05) and made.is_advised()

@@ -8,10 +8,13 @@ import sys
 import textwrap
 
 import pytest
+import torch
 from helpers import ROOT, run
+from test_whatif_advice import Watched
 
-from whatif import extras, overlay, patch, sources
-from whatif.sources import MARK
+from whatif.inside.facts import form_of, has_loss
+from whatif.write import extras, overlay, patch, sources
+from whatif.write.sources import MARK
 
 pytestmark = pytest.mark.fault("patch of unusual files")
 
@@ -48,11 +51,13 @@ class Seen:
     """Facts of a script whose models, optimizers and loaders have known names."""
 
     def __init__(self, text, file="train.py", models=("model",), optimizers=("optimizer",),
-                 images=(0,), device="cpu", **about):
+                 images=(0,), device="cpu", holds="tensor", floats=(),
+                 has_loss=False, **about):
         self.tree, self.file = ast.parse(text), file
         self.parents = {child: node for node in ast.walk(self.tree)
                         for child in ast.iter_child_nodes(node)}
         self.optimizers, self.device = optimizers, device
+        self.output = dict(holds=holds, floats=[*floats], has_loss=has_loss)
         made = {name: self.made(name) for name in (*models, *optimizers)}
         self.facts = dict(
             seen=[], device=device, cores=4, processes=1, options=[], files=[file], loaders=[],
@@ -92,7 +97,7 @@ class Seen:
             is_wrapped=False, before=None, bare="", above=dict(at=self.at(optimizer), text=""),
             driver="", library="", entry={}, made={}, statement="", target="",
             calls=[self.at(node) for node in calls],
-            spots=[dict(at=self.at(node), name=name, images=[*images], has_loss=False)
+            spots=[dict(at=self.at(node), name=name, images=[*images], **self.output)
                    for node in calls])
 
     def arguments(self, node, positional):
@@ -177,10 +182,10 @@ def test_autocast_around_a_call(write):
     ("output, extra = model(images)",
      ["    output, extra = model(images)",
       "output, extra = (each.float() for each in (output, extra))"],
-     dict(is_tensor=False, are_tensors=True)),
+     dict(holds="tuple")),
     ("output = model(images)",
      ["    output = model(images)", "output = [each.float() for each in output]"],
-     dict(is_tensor=False, are_tensors=True)),
+     dict(holds="tuple")),
     ("loss = model(images) - model(labels)",
      ["    output = model(images)", "    outputs = model(labels)",
       "loss = output.float() - outputs.float()"], {}),
@@ -238,7 +243,7 @@ def test_a_long_text_in_a_call_is_not_indented(write):
 
 
 @pytest.mark.parametrize("about, why", [
-    (dict(is_tensor=False), "is no tensor"), (dict(library="lib"), "lib calls the model"),
+    (dict(holds=""), "is no tensor"), (dict(library="lib"), "lib calls the model"),
     (dict(driver="lightning"), "lightning runs the loop"), (dict(spots=[{}]), "is not known")])
 def test_amp_that_is_not_safe_is_not_written(write, about, why):
     made = write(LOOP, ["amp bfloat16"], **about)
@@ -247,10 +252,126 @@ def test_amp_that_is_not_safe_is_not_written(write, about, why):
 
 def test_a_model_that_gives_its_loss_needs_no_cast(write):
     source = LOOP.replace("loss = loss_function(output, labels)", "loss = output.loss")
-    facts = dict(is_tensor=False, spots=[dict(at="train.py:10", name="model", images=[],
-                                              has_loss=True)])
-    text = only(write(source, ["amp bfloat16"], **facts), "amp bfloat16")
+    text = only(write(source, ["amp bfloat16"], holds="mixed", has_loss=True), "amp bfloat16")
     assert ".float()" not in text and "        output = model(images)\n" in text
+
+
+HOLDS = '''\
+import collections
+import dataclasses
+import torch
+from torch import nn
+
+Pair = collections.namedtuple("Pair", "logits aux")
+
+
+@dataclasses.dataclass
+class Data:
+    logits: torch.Tensor
+    size: int = 2
+
+
+class ModelOutput(collections.OrderedDict):
+    def __getattr__(self, name):
+        return self[name]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 2)
+
+    def forward(self, x):
+        logits = self.layer(x)
+        seen.append(logits.dtype)
+        return OUTPUT
+
+
+def criterion(logits, y):
+    seen.append(logits.dtype)
+    return nn.functional.cross_entropy(logits, y)
+
+
+def of_output(output, y):
+    return criterion(output["logits"], y)
+
+
+seen, model = [], Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for key in range(2):
+    x, y = torch.rand(4, 8), torch.arange(4) % 2
+    LINE
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+'''
+DICT, USE = 'output = model(x)', 'loss = criterion(output["logits"], y)'
+MIXED = ['for keys, value in [*output.items()]:',
+         '    if getattr(value, "dtype", None) == torch.bfloat16:',
+         '        output[keys] = value.float()']
+
+
+@pytest.mark.parametrize("output, lines, cast", [
+    ('{"logits": logits, "aux": logits}', (DICT, USE),
+     ["output = {key: each.float() for key, each in output.items()}"]),
+    ('collections.OrderedDict(logits=logits)', (DICT, USE),
+     ["output = {key: each.float() for key, each in output.items()}"]),
+    ('{"logits": logits, "mask": x > 0, "size": 2, "more": None}', (DICT, USE), MIXED),
+    ('ModelOutput(logits=logits)', (DICT, "loss = criterion(output.logits, y)"), MIXED),
+    ('ModelOutput(loss=logits.mean(), logits=logits, states=(logits, logits))',
+     (DICT, "loss = criterion(output.logits, y) + output.loss"), MIXED),
+    ('Pair(logits, logits)', (DICT, "loss = criterion(output.logits, y)"),
+     ["output = output._make(each.float() for each in output)"]),
+    ('Pair(logits, logits)', ("one, two = model(x)", "loss = criterion(one, y)"),
+     ["one, two = (each.float() for each in (one, two))"]),
+    ('{"logits": logits}', ("loss = of_output(model(x), y)",),
+     ["outputs = {key: each.float() for key, each in outputs.items()}"]),
+    ('{"logits": logits, "states": [logits]}', ('loss = criterion(model(x)["logits"], y)',), []),
+    ('{"logits": logits, "states": [logits]}',
+     ('output = model(x)["logits"]', "loss = criterion(output, y)"),
+     ["output = output.float()"]),
+    ('Data(logits)', ("loss = criterion(model(x).logits, y)",), []),
+    ('(logits, None)', ("loss = criterion(model(x)[0], y)",), []),
+    ('{"logits": logits}', ('loss = min(criterion(model(each)["logits"], y) for each in [x])',),
+     [])], ids=range(13))
+def test_tensors_that_an_output_holds_are_float32_for_the_loss(tmp_path, monkeypatch, output,
+                                                               lines, cast):
+    monkeypatch.chdir(tmp_path)
+    watched = Watched(tmp_path, monkeypatch)
+    facts = watched.run(HOLDS.replace("OUTPUT", output).replace("LINE", "\n    ".join(lines)))
+    watched.hook.remove()
+    text = only(patch.make(facts, ["amp bfloat16"], {}, tmp_path), "amp bfloat16")
+    assert "\n".join(f"    {line}" for line in cast) in text
+    space = {"__name__": "train"}
+    exec(text, space)
+    assert space["seen"] == [torch.bfloat16, torch.float32] * 2
+
+
+def test_an_object_that_fails_does_not_fail_the_script():
+    class Output:
+        def __getattr__(self, name):
+            return {}[name]
+    assert not has_loss(Output()) and form_of(Output()) == ("", [])
+
+
+@pytest.mark.parametrize("output, line", [
+    ('{"logits": logits, "states": [logits]}', 'loss = criterion(output["logits"], y)'),
+    ('Data(logits)', "loss = criterion(output.logits, y)")])
+def test_an_output_that_cannot_be_cast_is_not_written(tmp_path, monkeypatch, output, line):
+    monkeypatch.chdir(tmp_path)
+    watched = Watched(tmp_path, monkeypatch)
+    facts = watched.run(HOLDS.replace("OUTPUT", output).replace(
+        "LINE", f"{DICT}\n    {line}"))
+    watched.hook.remove()
+    made = patch.make(facts, ["amp bfloat16"], {}, tmp_path)
+    assert not made.diff and "is no tensor" in made.reasons["amp bfloat16"]
+
+
+def test_an_output_that_has_a_part_only_at_times_is_mixed(write):
+    spots = [dict(at="train.py:10", name="model", images=[], holds=holds, floats=floats)
+             for holds, floats in (("dict", ["out"]), ("mixed", ["out", "aux"]))]
+    text = only(write(LOOP, ["amp bfloat16"], spots=spots), "amp bfloat16")
+    assert "    for key, value in [*output.items()]:\n        if getattr(value, " in text
 
 
 # ------------------------------------------------------------------------------------- float16
@@ -826,7 +947,7 @@ HELPER = 'value = "original"\n\n\ndef f():\n    return "original"\n'
 HOOK = '''\
 import sys
 sys.path.insert(0, {root!r})
-from whatif import overlay
+from whatif.write import overlay
 sys.path.pop(0)
 overlay.lay({files!r}, {starter!r})
 '''

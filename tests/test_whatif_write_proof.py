@@ -12,7 +12,8 @@ import pytest
 from helpers import ROOT, run, start
 from test_whatif_write import LOOP, Seen
 
-from whatif import compare, options, proof, session, writing
+from whatif import options, session
+from whatif.write import compare, proof
 
 pytestmark = pytest.mark.fault("patch of unusual files")
 
@@ -103,7 +104,7 @@ def test_original_and_copy_time_the_same_steps_by_turns(whatif):
     assert timed == [True, False, False, True, True, False]
     assert {(each["warm"], each["steps"]) for each in specs[1:6]} == {(5, 9)}
     assert [each["seed"] for each in specs[:6]] == [0, 0, 1, 1, 2, 2]
-    assert all(each["hold"] == "start" and not each["techniques"] for each in specs)
+    assert not any(each["techniques"] for each in specs)
     assert [bool(each["load_from"]) for each in specs] == [False] * 7  # nothing was saved here
 
 
@@ -288,8 +289,7 @@ def test_the_page_names_all_keys_of_the_record(whatif):
     rows = dict(re.findall(r"^\| (\w+) \| (.*) \|$", PAGE, re.M))
     assert {*found["patch"]} == {*re.findall(r"`(\w+)`", rows["patch"])}
     assert {*found["proof"]} == {*re.findall(r"`(\w+)`", rows["proof"])}
-    assert {each for each in map(str, writing.STATUS)} <= {*re.findall(r"^\| `(\d+)`", PAGE,
-                                                                        re.M)}
+    assert {"0", "3", "4"} <= {*re.findall(r"^\| `(\d+)`", PAGE, re.M)}
 
 
 @pytest.mark.parametrize("words, told", [
@@ -330,6 +330,7 @@ def test_a_noisy_record_is_not_slower_for_certain(tmp_path):
 
 @pytest.mark.parametrize("text, told", [
     (None, "No such file"), ("{}", "no record"), ("x", "no record"),
+    ('{"windows": []}', "no record"),
     (dict(script="other.py"), "cannot be compared; script: train.py and other.py"),
     (dict(machine=dict(cores=8)), "cannot be compared; "), ([100], "too few windows")])
 def test_records_that_cannot_be_compared(tmp_path, text, told, capsys):

@@ -17,9 +17,10 @@ from paths import ROOT
 
 import hazards
 import records
+from ratios import MOVED, compare, doubt_of
 from records import Row, Verdict
 from whatif import parts
-from whatif.stats import ADVISED, MOVED, compare, doubt_of
+from whatif.stats import ADVISED
 
 # the grid of running.sh: the name of a row or column, and the techniques it stands for
 ROWS = {"single": [], "DP": ["DP"], "DDP": ["DDP"]}

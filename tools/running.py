@@ -16,6 +16,7 @@ import forking
 import records
 import report
 from options import Parser, split
+from ratios import CLEAR, WAITS, compare, doubt_of, is_settled, seems_to_gain
 from records import Training, Verdict
 from runs import (
     ROOT,
@@ -39,16 +40,7 @@ from runs import (
 )
 from whatif import search, stats
 from whatif.search import Step, Turn
-from whatif.stats import (
-    ADVISED,
-    CLEAR,
-    WAITS,
-    Estimate,
-    compare,
-    doubt_of,
-    is_settled,
-    seems_to_gain,
-)
+from whatif.stats import ADVISED, Estimate
 
 USAGE = (
     "./running.sh EPOCHS [DATASET] [--minutes N] [--runs N] [--part cells|staircase|all] "

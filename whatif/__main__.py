@@ -22,7 +22,7 @@ def main():
         return 0  # rank 0 starts all processes of the script
     args = options.parse(sys.argv[1:])
     if args.kind == "comparison":
-        from whatif import compare
+        from whatif.write import compare
         return compare.main(args)
     from whatif import session
     return session.main(args)

@@ -30,6 +30,10 @@ def is_seen(name, facts):
     return "already there" if {name, kind(name)} & {*facts["seen"]} else ""
 
 
+def no_model(facts):
+    return "" if models_of(facts) else "no torch.nn.Module is called in a step"
+
+
 def needs_gpu(facts):
     return "" if facts["device"] == "cuda" else "it needs an NVIDIA GPU"
 
@@ -91,9 +95,23 @@ def by_library(name, libraries, extra, entry=None):
     for library in libraries:
         texts = LIBRARIES.get(library, {})
         if text := texts.get(name) or texts.get(kind(name)):
+            text = text if isinstance(text, str) else f"{text[0]}({text[1]})"
             first = f"{line(entry)}\n            " if entry else ""
             return first + text.format(**{"workers": "N", "size": "a larger one", **extra})
     return ""
+
+
+def built_in(name, facts, extra):
+    """Return the advice to use the option of the script, or of the library that runs it, or ""."""
+    driver, entry = driven(facts)
+    return by_option(name, facts, extra) or by_library(name, [driver], extra, entry)
+
+
+def setting(name, facts, extra, code, *notes):
+    """Return the advice for a line at the top of a script."""
+    if option := built_in(name, facts, extra):
+        return paragraphs(option, notes[0])
+    return paragraphs(f"at the top{INDENT}{code}", *notes)
 
 
 def inside(library, text):

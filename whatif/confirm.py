@@ -42,8 +42,8 @@ class Outlook:
         """
         session, found = self.session, self.session.found
         facts, watched = session.facts(), found.get("watched") or {}
-        loading, one = found.get("loading") or {}, session.estimates().get(tuple(
-            each for each in names if each not in techniques.LOADING))
+        compute_names = tuple(each for each in names if each not in techniques.LOADING)
+        loading, one = found.get("loading") or {}, session.estimates().get(compute_names)
         compute = (session.baseline()["compute_seconds"] or 0) / (one.speedup if one else 1)
         about = [facts["loaders"][number] for number in facts["training"]][:1]
         workers = max((each["workers"] for each in about), default=0)
@@ -51,11 +51,10 @@ class Outlook:
         if "workers" in names:
             workers, rate = found["workers"], loading["enough"]["rate"]
         steps, batches = watched.get("steps") or 1, watched.get("batches") or 1
-        compute_names = [each for each in names if each not in techniques.LOADING]
         both = next(((each["compute"], batches * each["loading"])
                      for each in found.get("beside", ()) if is_beside and (
                          each["workers"] == workers)
-                     and list(each["names"]) == compute_names), None)
+                     and tuple(each["names"]) == compute_names), None)
         return forecast.forecast(
             compute, batches / rate if rate else 0.0,
             forecast.between_steps(watched.get("whole", 0), steps,
@@ -118,7 +117,7 @@ class Confirmation(Outlook):
         command = scriptoptions.new_command(session.command, session.args.kind, words,
                                             session.facts().get("options", ()))
         result = run.run_once(command, session.spec(
-            "fixed", names, seconds=seconds, seed=k, hold="start"), limit, lambda _: self.show(
+            "fixed", names, seconds=seconds, seed=k), limit, lambda _: self.show(
                 f"{time.monotonic() - session.began:.0f} s  {what}"))
         self.took.append(time.monotonic() - begin - seconds)
         names = (*names, *words)
@@ -200,8 +199,7 @@ class Confirmation(Outlook):
         return stats.of_pairs(plain[:n], mine[:n]) if n else None
 
     def is_clear(self):
-        found = self.estimate()
-        return found is not None and found.low is not None and (found.low > 1 or found.high < 1)
+        return stats.is_clear(self.estimate())
 
     def is_advised(self):
         """Return whether the set is still advised: whole runs do not say that it is slower.
@@ -230,30 +228,26 @@ class Confirmation(Outlook):
                     rates_with=self.rates(self.names))
 
     # ---- losses
-    def loss_lines(self):
-        return self.losses
-
     def compare_losses(self):
         """Say whether the set changes the training; if so, find the technique that does."""
-        told = loss_of(self.runs, self.names)
+        told = loss_of(self.names, self.runs[()], self.runs[self.names])
         if told["changes"] and len(self.names) > 1:
             for name in (each for each in LOOSEST if each in self.names):
                 rest = tuple(each for each in self.names if each != name)
                 if not self.fits(2, 0) or not all([self.run(rest, k, 0) for k in range(2)]):
                     break
-                if loss_of(self.runs, rest)["changes"] is False:
+                if loss_of(rest, self.runs[()], self.runs[rest])["changes"] is False:
                     told["culprit"] = name
                     break
         self.losses.append(told)
 
 
-def loss_of(runs, names):
-    """Return what the report says of a set's losses."""
-    plain, mine = runs[()], runs.get(names, [])
+def loss_of(names, plain, mine):
+    """Return what the report says of a set's losses, of runs without the set and with it."""
     means = stats.mean_losses([each["losses"] for each in (*plain, *mine)])
-    of_plain = [each.mean for each in means[:len(plain)] if each]
-    of_mine = [each.mean for each in means[len(plain):] if each]
-    told = dict(techniques=names, changes=None, culprit="", why="")
+    of_plain, of_mine = ([each for each in some if each is not None]
+                         for some in (means[:len(plain)], means[len(plain):]))
+    told = dict(techniques=names, changes=None, culprit="", mean=None, low=None, high=None)
     if not of_mine or not of_plain:
         is_hidden = plain and not any(each["losses"] for each in plain)
         return told | dict(why="its losses cannot be seen: it calls backward() with gradients "

@@ -8,9 +8,9 @@ import sysconfig
 import traceback
 from contextlib import suppress
 
-from whatif import overlay
 from whatif.imports import after_import
 from whatif.records import send
+from whatif.write import overlay
 
 SHOWN = 250  # characters of an error
 

@@ -28,11 +28,6 @@ class Forecast:
         return tuple(max(0.0, whole - self.compute - self.between)
                      for whole in (self.low, self.high))
 
-    @property
-    def between_share(self):
-        """Return the least share of the time that goes by between steps."""
-        return self.between / self.high if self.high else 0.0
-
 
 @dataclasses.dataclass(frozen=True)
 class Confirmed:

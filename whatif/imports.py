@@ -1,5 +1,6 @@
-"""Do something once a module has been imported, whenever that is."""
+"""Replace functions of a module, at once or once it has been imported, whenever that is."""
 
+import functools
 import sys
 from contextlib import suppress
 
@@ -76,3 +77,22 @@ def replace(new, without=()):
             if id(value) in new:
                 with suppress(AttributeError, TypeError):
                     setattr(module, name, new[id(value)])
+
+
+def wrap(owner, name, wrapper):
+    """Replace owner.name by a function, returned, that calls wrapper(original, *args, **kwargs)."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapped(*args, **kwargs):
+        return wrapper(original, *args, **kwargs)
+    setattr(owner, name, wrapped)
+    return wrapped
+
+
+def before(owner, name, action):
+    """Let owner.name call action with its own arguments first."""
+    def call(original, *args, **kwargs):
+        action(*args, **kwargs)
+        return original(*args, **kwargs)
+    wrap(owner, name, call)

@@ -1,37 +1,41 @@
-"""Options of libraries that run the loop or make loaders and optimizers: {library: {technique}}."""
+"""How a technique is switched on in libraries that run the loop or make loaders and optimizers.
+
+{library: {technique or its kind: text}}. A pair is (the name of a call in the user's files, the
+arguments that it gets), which --write can write.
+"""
 
 LIGHTNING = {
-    "amp bfloat16": 'where the Trainer is made: Trainer(precision="bf16-mixed")',
-    "amp float16": 'where the Trainer is made: Trainer(precision="16-mixed")',
-    "cudnn": "where the Trainer is made: Trainer(benchmark=True)"}
+    "amp bfloat16": ("Trainer", 'precision="bf16-mixed"'),
+    "amp float16": ("Trainer", 'precision="16-mixed"'),
+    "cudnn": ("Trainer", "benchmark=True")}
 TRANSFORMERS = {
-    "workers": "TrainingArguments: dataloader_num_workers={workers}, "
-               "dataloader_persistent_workers=True",
-    "amp bfloat16": "TrainingArguments: bf16=True",
-    "amp float16": "TrainingArguments: fp16=True",
-    "compile": "TrainingArguments: torch_compile=True",
-    "compile reduce-overhead": 'TrainingArguments: torch_compile=True, '
-                               'torch_compile_mode="reduce-overhead"',
-    "fused": 'TrainingArguments: optim="adamw_torch_fused"',
-    "tf32": "TrainingArguments: tf32=True",
-    "batch": "TrainingArguments: per_device_train_batch_size={size}"}
+    "workers": ("TrainingArguments",
+                "dataloader_num_workers={workers}, dataloader_persistent_workers=True"),
+    "amp bfloat16": ("TrainingArguments", "bf16=True"),
+    "amp float16": ("TrainingArguments", "fp16=True"),
+    "compile": ("TrainingArguments", "torch_compile=True"),
+    "compile reduce-overhead": (
+        "TrainingArguments", 'torch_compile=True, torch_compile_mode="reduce-overhead"'),
+    "fused": ("TrainingArguments", 'optim="adamw_torch_fused"'),
+    "tf32": ("TrainingArguments", "tf32=True"),
+    "batch": ("TrainingArguments", "per_device_train_batch_size={size}")}
 LIBRARIES = {
     "accelerate": {
         "workers": "the DataLoader that prepare() is given: num_workers={workers}, "
                    "persistent_workers=True",
-        "amp bfloat16": 'Accelerator: mixed_precision="bf16"',
-        "amp float16": 'Accelerator: mixed_precision="fp16"',
-        "compile": 'Accelerator: dynamo_backend="inductor"',
-        "compile reduce-overhead": "Accelerator: dynamo_plugin=accelerate.utils.TorchDynamoPlugin("
-                                   'backend="inductor", mode="reduce-overhead")',
+        "amp bfloat16": ("Accelerator", 'mixed_precision="bf16"'),
+        "amp float16": ("Accelerator", 'mixed_precision="fp16"'),
+        "compile": ("Accelerator", 'dynamo_backend="inductor"'),
+        "compile reduce-overhead": "Accelerator(dynamo_plugin=accelerate.utils.TorchDynamoPlugin("
+                                   'backend="inductor", mode="reduce-overhead"))',
         "batch": "the DataLoader that prepare() is given: batch_size={size}"},
     "composer": {
-        "amp bfloat16": 'Trainer: precision="amp_bf16"',
-        "amp float16": 'Trainer: precision="amp_fp16"',
-        "compile": "Trainer: compile_config={{}}"},
+        "amp bfloat16": ("Trainer", 'precision="amp_bf16"'),
+        "amp float16": ("Trainer", 'precision="amp_fp16"'),
+        "compile": ("Trainer", "compile_config={{}}")},
     "fabric": {
-        "amp bfloat16": 'Fabric: precision="bf16-mixed"',
-        "amp float16": 'Fabric: precision="16-mixed"'},
+        "amp bfloat16": ("Fabric", 'precision="bf16-mixed"'),
+        "amp float16": ("Fabric", 'precision="16-mixed"')},
     "fastai": {
         "amp bfloat16": "learn = learn.to_bf16()",
         "amp float16": "learn = learn.to_fp16()",

@@ -1,31 +1,9 @@
-"""What of this machine a process may use: memory and cores, also in a container or a job."""
+"""How many cores this process may use, also in a container or a job."""
 
 import math
 import os
 from contextlib import suppress
 from pathlib import Path
-
-
-def groups(root, controller):
-    """Return the folders of the control group that limits this process, the innermost first.
-
-    In a container the path in /proc may not be below the folder that is mounted; the upper ones
-    are there.
-    """
-    found = []
-    for line in read(Path(root, "proc/self/cgroup")).splitlines():
-        number, controllers, path = line.split(":", 2)
-        mounts = Path(root, "sys/fs/cgroup")
-        if number == "0" and not controllers:  # version 2
-            tops = [mounts, mounts / "unified"]
-        elif controller in controllers.split(","):
-            tops = [mounts / controllers, mounts / controller]
-        else:
-            continue
-        inner = Path(path.lstrip("/"))
-        for top in tops:
-            found += [top / part for part in (inner, *inner.parents) if (top / part).is_dir()]
-    return list(dict.fromkeys(found))
 
 
 def read(path):
@@ -35,25 +13,29 @@ def read(path):
     return ""
 
 
+def groups(root):
+    """Return the folders of the control groups that limit this process's cores.
+
+    In a container the path in /proc may not be below the folder that is mounted; the upper ones
+    are there.
+    """
+    found, mounts = [], Path(root, "sys/fs/cgroup")
+    for line in read(Path(root, "proc/self/cgroup")).splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:  # version 2
+            tops = [mounts, mounts / "unified"]
+        elif "cpu" in controllers.split(","):
+            tops = [mounts / controllers, mounts / "cpu"]
+        else:
+            continue
+        inner = Path(path.lstrip("/"))
+        found += [top / part for top in tops for part in (inner, *inner.parents)]
+    return found
+
+
 def number(text):
     """Return a number, or infinity for what is none ("max" or "")."""
     return int(text) if text.lstrip("-").isdigit() else math.inf
-
-
-def memory_limit(root="/"):
-    """Return how many bytes of memory this process may use, at most: the machine's or its job's.
-
-    `root` is another folder than / in tests.
-    """
-    limits = []
-    for line in read(Path(root, "proc/meminfo")).splitlines():
-        if line.startswith("MemTotal:"):
-            limits.append(1024 * int(line.split()[1]))
-    if not limits:
-        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    for group in groups(root, "memory"):
-        limits += [number(read(group / name)) for name in ("memory.max", "memory.limit_in_bytes")]
-    return min(limits)
 
 
 def quota(group):
@@ -66,10 +48,9 @@ def quota(group):
 
 
 def cores(root="/"):
-    """Return the number of cores this process may use, a part of one counted as one."""
-    if hasattr(os, "sched_getaffinity"):
-        allowed = len(os.sched_getaffinity(0))
-    else:
-        allowed = os.cpu_count() or 1
-    least = min([allowed, *map(quota, groups(root, "cpu"))])
-    return max(1, math.ceil(least))
+    """Return the number of cores this process may use, a part of one counted as one.
+
+    `root` is another folder than / in tests.
+    """
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, math.ceil(min([allowed or 1, *map(quota, groups(root))])))

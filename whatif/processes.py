@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 
-CLEANERS = ("resource_tracker", "torch_shm_manager")  # remove shared memory after the others' end
+CLEANERS = (b"resource_tracker", b"torch_shm_manager")  # remove shared memory after the others' end
 PATIENCE = 2  # seconds that a cleaner has, after which it is killed, too
 LEAST = 10  # seconds in which killed processes should be gone
 
@@ -26,11 +26,6 @@ def status(pid, proc="/proc"):
 
 def is_alive(pid):
     """Return whether a process is there and no zombie."""
-    if not os.path.isdir("/proc/self"):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, 0)
-            return True
-        return False
     found = status(pid)
     return bool(found) and found[0] not in "ZX"
 
@@ -58,23 +53,17 @@ def kill(pids):
 
 
 def is_cleaner(pid):
-    words = read(f"/proc/{pid}/cmdline")
-    return any(name.encode() in words for name in CLEANERS)
+    return any(name in read(f"/proc/{pid}/cmdline") for name in CLEANERS)
 
 
 def end_all(started, folder):
     """Kill the processes of a run, and wait for their end. `started` lead sessions of their own."""
     sessions, begin = {process.pid for process in started}, time.monotonic()
-    if not os.path.isdir("/proc/self"):  # no Linux
-        for pid in sessions:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
-    else:
-        while (found := of_run(sessions, folder)) and time.monotonic() - begin < LEAST:
-            is_patient = time.monotonic() - begin < PATIENCE
-            kill([pid for pid in found if not (is_patient and is_cleaner(pid))])
-            for process in started:
-                process.poll()
-            time.sleep(0.01)
+    while (found := of_run(sessions, folder)) and time.monotonic() - begin < LEAST:
+        is_patient = time.monotonic() - begin < PATIENCE
+        kill([pid for pid in found if not (is_patient and is_cleaner(pid))])
+        for process in started:
+            process.poll()
+        time.sleep(0.01)
     for process in started:
         process.wait()

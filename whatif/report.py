@@ -5,7 +5,6 @@ of 95 %, `low` and `high`. Nothing here needs torch.
 """
 
 import dataclasses
-import enum
 import math
 import shlex
 import sys
@@ -54,8 +53,8 @@ def empty(factory):
 class Result:
     """What a session has found. All but the first five may be left as they are.
 
-    baseline: rate, n, memory (bytes), step_seconds, data_time (a share of the time), and kept, the
-        speedup without loading; what is not known may be missing or None
+    baseline: rate, n, memory (bytes), step_seconds, data_time (a share of the time); what is not
+        known may be missing or None
     extra: workers (for each loader), times (of a batch), for the advice
     failed, excluded, not_tried: {a technique's name or a set: why}; excluded is what is there
         already or is not possible
@@ -147,7 +146,7 @@ def heading(width=NAME):
 
 def verdict_of(row):
     """Return a row's verdict; of an open one also the time that it would need."""
-    text = getattr(row.verdict, "value", row.verdict)  # it may be an Enum
+    text = row.verdict
     if text == OPEN and row.needs is not None and math.isfinite(row.needs):
         text += f": about {duration(max(1, row.needs))} more"
     return text
@@ -215,31 +214,27 @@ def loader_lines(loader):
 
 def forecast_line(one):
     """Return the forecast of a set, a range where loading and steps share cores."""
-    is_range = one.get("low") is not None and one.get("how") == "range"
-    told = (f"{one['low']:.2f}x to {one['high']:.2f}x" if is_range else times(one["speedup"])
-            if one.get("low") == one.get("high") else times(
-                one["speedup"], one.get("low"), one.get("high")))
+    told = (f"{one['low']:.2f}x to {one['high']:.2f}x" if one["how"] == "range"
+            else times(one["speedup"]))
     how = {"longer": "the longer of compute and loading", "sum": "compute and loading, one after "
-           "the other", "range": "loading and steps share the cores"}.get(one.get("how"), "")
-    return f"  {name_of(one['techniques'])}: {told}" + f" ({how})" * bool(how)
+           "the other", "range": "loading and steps share the cores"}[one["how"]]
+    return f"  {name_of(one['techniques'])}: {told} ({how})"
 
 
 def confirmation_lines(confirmation):
     """Return the lines of the set that ran in whole processes with real loading."""
     if not confirmation:
         return []
-    name = name_of(confirmation["techniques"])
-    told = times(confirmation.get("speedup"), confirmation.get("low"), confirmation.get("high"))
-    if confirmation.get("confirmed"):
-        text = f"{name}: {told} in whole runs with real loading (n={confirmation['n']})"
+    name, n = name_of(confirmation["techniques"]), confirmation["n"]
+    told = times(confirmation["speedup"], confirmation["low"], confirmation["high"])
+    if confirmation["confirmed"]:
+        title, text = "Confirmed", f"{name}: {told} in whole runs with real loading (n={n})"
     else:
-        text = f"{name}: not confirmed" + (
-            f": {told} (n={confirmation['n']})" if confirmation.get("n") else "")
-        if confirmation.get("why"):
-            text += f"; {confirmation['why']}"
-    if confirmation.get("off"):
+        title, text = "Not confirmed", f"{name}: not confirmed" + f": {told} (n={n})" * bool(n)
+        text += f"; {confirmation['why']}"
+    if confirmation["off"]:
         text += f". The forecast was off: {confirmation['off']}"
-    return ["", "Confirmed" if confirmation.get("confirmed") else "Not confirmed", paragraph(text)]
+    return ["", title, paragraph(text)]
 
 
 def option_lines(options):
@@ -259,9 +254,8 @@ def loss_line(one):
     """
     told = {True: "this changes the training", False: "no change seen", None: "it cannot be said "
             "whether it changes the training"}[one["changes"]]
-    why = f": {one['why']}" if one.get("why") else ""
-    culprit = f". Without {one['culprit']} it does not" if one.get("culprit") else ""
-    return f"{name_of(one['techniques'])}: {told}{why}{culprit}"
+    culprit = f". Without {one['culprit']} it does not" if one["culprit"] else ""
+    return f"{name_of(one['techniques'])}: {told}: {one['why']}{culprit}"
 
 
 def loss_lines(losses):
@@ -275,12 +269,6 @@ def loss_lines(losses):
 
 
 # ------------------------------------------------------------------------------ what holds it back
-def waits_for_data(baseline):
-    """Return whether loading is what holds the script back as it is."""
-    wait, kept = baseline.get("data_time") or 0, baseline.get("kept")
-    return wait > WAITS and (kept is None or kept > 1.1) or wait > 0.05 and (kept or 1) > 1.1
-
-
 def held_back_by(facts, baseline):
     """Return a sentence: what holds the script back, with its evidence."""
     wait, step = baseline.get("data_time"), baseline.get("step_seconds")
@@ -289,13 +277,10 @@ def held_back_by(facts, baseline):
     told = f"a step takes {duration(step)}"
     if wait is not None:
         told += f" and its data time is {wait:.0%}"
-    if baseline.get("kept") is not None:
-        told += f"; without loading it is {baseline['kept']:.2f}x as fast"
-    if waits_for_data(baseline):
+    if (wait or 0) > WAITS:
         return f"Data: {told}."
-    if facts["device"] != "cuda":  # loading may take the cores from steps, though none waits
-        loads = (baseline.get("kept") or 1) > 1.1
-        return f"The CPU, which {'loads data and ' * loads}computes the steps: {told}."
+    if facts["device"] != "cuda":
+        return f"The CPU, which computes the steps: {told}."
     if not facts.get("busy"):
         return f"The host or the GPU; its kernels could not be timed: {told}."
     busy, kinds = min(1, facts["busy"] / step), facts.get("kernels") or {}
@@ -377,16 +362,12 @@ def sum_line(result):
             if len(result.best) > 1 else "")
 
 
-def reason_lines(title, reasons):
-    return [title, *grouped(reasons)]
-
-
-def lines_of(result, with_table=True):
-    """Return the report's lines."""
+def text_of(result, with_table=True):
+    """Return the report as one text."""
     lines = ["", *table(result)] if with_table else []
     for title, reasons in ("Failed", result.failed), (
             "Not possible, or there already", result.excluded):
-        lines += ["", *reason_lines(title, reasons)] if reasons else []
+        lines += ["", title, *grouped(reasons)] if reasons else []
     if not result.by_turns and result.rows:
         lines.append("Each set ran in a process of its own.")
     lines += [paragraph(note, 0) for note in result.notes]
@@ -395,13 +376,13 @@ def lines_of(result, with_table=True):
         lines += ["", "Forecast with loading", *map(forecast_line, result.forecast)]
     lines += confirmation_lines(result.confirmation)
     lines += option_lines((result.confirmation or {}).get("options"))
-    if not (result.writing and result.writing.verdict()):
+    if not (result.writing and result.writing.verdict):
         lines += loss_lines(result.losses)
     lines += brake_lines(result) + part_lines(result.parts)
     lines += advice_lines(result)
     if text := sum_line(result):
         lines += ["", text]
-    lines += ["", *reason_lines("Not tried", result.not_tried)] if result.not_tried else []
+    lines += ["", "Not tried", *grouped(result.not_tried)] if result.not_tried else []
     if result.stopped:
         lines = ["", "Stopped: this table is not finished.", *lines]
     if result.seconds:
@@ -409,35 +390,17 @@ def lines_of(result, with_table=True):
         lines += ["", f"Time: {told}"]
     if result.writing:
         lines += result.writing.lines()
-    return lines
-
-
-def text_of(result, with_table=True):
-    """Return the report as one text."""
-    return "\n".join(lines_of(result, with_table))
+    return "\n".join(lines)
 
 
 # ------------------------------------------------------------------------------------- the record
 def clean(value):
-    """Return a value for JSON: NaN is null, tuples are lists, keys and other things are text."""
+    """Return a value for JSON: NaN is null, and sets of techniques are texts as keys."""
     if isinstance(value, dict):
-        return {name_of(key) if isinstance(key, tuple) else str(key): clean(each)
-                for key, each in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [clean(each) for each in (sorted(value) if isinstance(
-            value, (set, frozenset)) else value)]
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, enum.Enum):
-        return clean(value.value)
-    if isinstance(value, (bool, int, str, type(None))):
-        return value
-    return str(value)
-
-
-def things(facts):
-    """Return the facts that are of use beyond a run, without options (their defaults are long)."""
-    return {key: value for key, value in facts.items() if key not in ("options", "lines")}
+        return {name_of(key): clean(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [*map(clean, value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def record(result):
@@ -461,4 +424,6 @@ def record(result):
         advice={name: advice.write(name, facts, result.extra) for name in result.best},
         options={name: words for name in result.best if (words := advice.options_of(
             name, facts, result.extra))},
-        seconds=result.seconds, parts=result.parts, facts=things(facts)))
+        seconds=result.seconds, parts=result.parts,
+        facts={key: value for key, value in facts.items()
+               if key not in ("options", "lines")}))  # they are long

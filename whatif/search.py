@@ -117,12 +117,10 @@ class Search:
        for those that gain until that is known to within the margin
     """
 
-    def __init__(self, candidates, kind=kind, margin=stats.MARGIN_GPU, costly=COSTLY,
-                 most_costly=MOST_COSTLY, never_kept=NEVER_KEPT):
-        self.candidates, self.kind, self.margin = list(candidates), kind, margin
-        self.most_costly = most_costly
-        self.costly = [name for name in self.candidates if kind(name) in costly]
-        self.never = [name for name in self.candidates if kind(name) in never_kept]
+    def __init__(self, candidates, margin=stats.MARGIN_GPU, most_costly=MOST_COSTLY):
+        self.candidates, self.margin, self.most_costly = list(candidates), margin, most_costly
+        self.costly = [name for name in self.candidates if kind(name) in COSTLY]
+        self.never = [name for name in self.candidates if kind(name) in NEVER_KEPT]
         self.cheap = [name for name in self.candidates
                       if name not in self.costly and name not in self.never]
 
@@ -171,7 +169,7 @@ class Search:
     def _can_afford(self, one, estimates):
         """Return whether a set is not costly, or compiled already, or one more may be compiled."""
         def compiled(other):
-            return tuple(name for name in other if self.kind(name) not in UNCOMPILED)
+            return tuple(name for name in other if kind(name) not in UNCOMPILED)
         costly, alone = {*self.costly}, {(name,) for name in self.costly}
         begun = alone | {compiled(other) for other in estimates if {*other} & costly}
         return not {*one} & costly or compiled(one) in begun or len(begun) < self.most_costly
@@ -196,7 +194,7 @@ class Search:
         """Return (what is due on top of the last set of `chain`, the Steps)."""
         steps = {name: step for name in names
                  if (step := self._step(name, chain, estimates, failed))}
-        return due(chain[-1], names, steps, self.kind), steps
+        return due(chain[-1], names, steps), steps
 
     # -------------------------------------------------------------------------- the phases
     def _explore(self, estimates, failed):
@@ -224,9 +222,9 @@ class Search:
 
     def _unknown(self, sets, estimates):
         """Return those of the sets, without the costly ones that a larger set has shown."""
-        known = {self.kind(name) for one, found in estimates.items() if len(one) > 1
+        known = {kind(name) for one, found in estimates.items() if len(one) > 1
                  and found.n >= LEAST_WINDOWS for name in one if name in self.costly}
-        return [one for one in sets if not (one[0] in self.costly and self.kind(one[0]) in known)]
+        return [one for one in sets if not (one[0] in self.costly and kind(one[0]) in known)]
 
     def _contenders(self, estimates, failed):
         """Return the techniques that may be part of the sum, the most promising first.
@@ -239,7 +237,7 @@ class Search:
                  and (stats.gains(estimates[name,])
                       or self.verdict((name,), estimates) is Verdict.OPEN)}
         kept = [name for name in found if not any(
-            self.kind(other) == self.kind(name)
+            kind(other) == kind(name)
             and verdict(quotient(found[name], found[other]), self.margin) is Verdict.SLOWER
             for other in found)]
         return sorted(kept, key=lambda name: -found[name].speedup)
@@ -264,7 +262,7 @@ class Search:
         The earlier one is the simpler one: it is taken if the other is not clearly faster.
         """
         alike = [self.join(on, other) for turn, other in turns if turn is Turn.GAINS
-                 and steps[other].on == on and self.kind(other) == self.kind(name)]
+                 and steps[other].on == on and kind(other) == kind(name)]
         return next(one for one in sorted(alike, key=lambda one: [*map(self.candidates.index, one)])
                     if not stats.gains(ratio(self.join(on, name), one, estimates)))
 
@@ -277,7 +275,7 @@ class Search:
             if not kept:
                 break
             chain.append(self._first_alike(kept[0], on, turns, steps, estimates))
-        rest = list({self.kind(name): name for turn, name in reversed(turns)
+        rest = list({kind(name): name for turn, name in reversed(turns)
                      if turn <= Turn.NEW and not (
                          {*on} & {*self.costly} and name in RECOMPILING)}.values())[::-1]
         both = self.join(on, *rest)

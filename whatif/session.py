@@ -10,8 +10,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from whatif import confirm, copies, machine, report, run, search, stats, techniques, trials, writing
+from whatif import confirm, copies, machine, report, run, search, stats, techniques, trials
 from whatif.parts import of_watched
+from whatif.write import writing
 
 COMPUTE_SHARE, COMPUTE_MOST = 0.5, 180.0  # of --minutes, and seconds, for the turns
 WRITE_SHARE = 0.3  # with --write, whose proof takes the place of the confirmation
@@ -58,7 +59,6 @@ class Session:
         self.parts = {}  # of the time until the script has been watched
         self.seconds, self.epochs = {}, False  # whether repeated epochs end as they do
         self.source = self.cwd  # with --copy the folder that was copied
-        self.writes = getattr(args, "write", None)
         self.only = [each for each in args.only if each != "plain"]
 
     def left(self):
@@ -72,9 +72,9 @@ class Session:
         return dict(
             mode=mode, techniques=list(names), only=self.only, cwd=self.cwd, roots=sorted(roots),
             folder=os.path.join(self.folder, str(self.number)), cores=machine.cores(),
-            seconds=self.args.seconds, least_steps=confirm.STEPS, window=None,
+            seconds=self.args.seconds, least_steps=confirm.STEPS,
             training=self.facts().get("training", []),
-            workers=self.found.get("workers", 0), seed=None, hold="kept") | more
+            workers=self.found.get("workers", 0), seed=None) | more
 
     def facts(self):
         return self.found.get("facts", {})
@@ -90,13 +90,13 @@ class Session:
     # ---- by turns
     def take_turns(self):
         """Measure all sets by turns. Return an error that leaves nothing to report, or ""."""
-        part = WRITE_SHARE if self.writes else COMPUTE_SHARE
+        part = WRITE_SHARE if self.args.write else COMPUTE_SHARE
         share = min(60 * part * self.args.minutes, COMPUTE_MOST)
         deadline = time.time() + share
         loader = min(LOADER_SHARE * 60 * self.args.minutes, LOADER_MOST)
         self.clock = time.time()
         last = max(deadline, time.time() + self.left() - loader - SPARE)  # nothing to confirm
-        if self.writes:  # workers may gain, which is known only after the turns
+        if self.args.write:  # workers may gain, which is known only after the turns
             last = max(deadline, time.time() + self.left() / 2)
         while True:
             limit = last - time.time() + loader + SLACK
@@ -227,10 +227,7 @@ class Session:
         found = self.estimates()
         shown = {search.kind(name) for one in found if len(one) > 1 for name in one
                  if search.kind(name) in search.COSTLY}
-        why = "no time left (--minutes)"
-        if "no_turns" in self.found:
-            why = "it takes turns, which cannot be taken here, or there was no time left"
-        return {name: why for name in self.names()
+        return {name: "no time left (--minutes)" for name in self.names()
                 if not {(name,)} & {*found, *failed} and search.kind(name) not in shown}
 
 
@@ -245,11 +242,11 @@ def result_of(session, confirmed, stopped=False, written=None):
     units = [each["unit"] for each in session.windows]
     only = {name: why for name, why in found.get("why_not", {}).items()
             if search.kind(name) in session.only}
-    losses = confirmed.loss_lines() if confirmed else []
+    losses = confirmed.losses if confirmed else []
     best = best if confirmed is None or confirmed.is_advised() else ()
-    if written and written.verdict():
-        best, losses = written.best(best), [written.verdict()["losses"]]
-    confirmation = confirmed.line() if confirmed and not (written and written.verdict()) else None
+    if written and written.verdict:
+        best, losses = written.best(best), [written.verdict["losses"]]
+    confirmation = confirmed.line() if confirmed and not (written and written.verdict) else None
     return report.Result(
         script=args.name, arguments=session.command[2:] if args.kind == "script" else [],
         unit=units[0] if units else "steps", facts=facts, baseline=session.baseline(),
@@ -276,11 +273,11 @@ def measure_all(session):
             trials.Trials(session, progress).measure()
         say("\n".join(report.table(result_of(session, None))))
         confirmed = confirm.Confirmation(session, show=progress)
-        if session.writes:
+        if session.args.write:
             written = writing.Writing(session, confirmed.names, session.extra(), progress)
             written.prove()
             status = written.status()
-        if not written or not written.verdict():
+        if not written or not written.verdict:
             confirmed.measure()
         if "no_turns" not in session.found:
             trials.Trials(session, progress).measure()

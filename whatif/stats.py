@@ -1,12 +1,13 @@
-"""Ratios, intervals and verdicts: all statistics of whatif and of tools/ stand here.
+"""Ratios, intervals and verdicts.
 
 docs/verdicts.md tells the same in words.
 
-Every interval has a coverage of at least 95 %. There are three kinds of measurements:
+Every interval has a coverage of at least 95 %. There are two kinds of measurements:
 
-- windows by turns in one process (whatif): `ratios_of`, `estimate`, `quotient`
-- pairs of whole processes (whatif, to confirm a set): `of_pairs`
-- runs of whole processes that are close in time (tools/running.py): `compare`
+- windows by turns in one process: `ratios_of`, `estimate`, `quotient`
+- pairs of whole processes, to confirm a set: `of_pairs`
+
+tools/ratios.py has a third kind, runs of whole processes that are close in time.
 """
 
 import bisect
@@ -26,11 +27,6 @@ LEAST_LOSSES = 50  # steps whose losses are compared
 LEAST_PLAIN = 4  # plain runs with which losses are compared
 LOSS_STEADY = 0.005  # the least standard deviation of a mean loss, as a share of it
 LOST = 0.1  # a run in which a larger share of the losses is not finite has no mean loss
-MOVED = 1.1  # if runs of the same script differ more, the report says so
-WAITS = 0.2  # above this share, waiting for data hides what other techniques gain
-CLEAR = 0.1  # running.sh: the widest "no difference"
-ONE_RUN = 0.2  # running.sh: the uncertainty of one comparison while nothing has run twice
-STEADY = 0.005  # running.sh: the least standard deviation of a ratio
 
 
 # ------------------------------------------------------------------------------ estimates
@@ -83,6 +79,11 @@ def verdict(estimate, margin, least=1.0):
 def gains(estimate):
     """Return whether something is clearly faster, by 2 % or more: this is advised and kept."""
     return verdict(estimate, 0, ADVISED) is Verdict.FASTER
+
+
+def is_clear(estimate):
+    """Return whether the interval of an estimate excludes 1; None has no interval."""
+    return verdict(estimate, 0) in (Verdict.FASTER, Verdict.SLOWER)
 
 
 def windows_needed(estimate, margin):
@@ -244,34 +245,22 @@ def of_pairs(plain, rates):
 
 
 # ------------------------------------------------------------------------------ losses
-@dataclasses.dataclass(frozen=True)
-class LossMean:
-    """The mean loss of a run's compared steps, which is NaN if the run lost its way.
-
-    `lost` of the losses until then are not finite. Single ones are left out of the mean.
-    """
-    mean: float
-    steps: int
-    lost: int
-
-
 def mean_losses(runs):
-    """Return the LossMean of each run, given the runs' losses step by step, of the same steps.
+    """Return the mean loss of each run, given the runs' losses step by step, of the same steps.
 
     All are cut to the shortest run that has at least 50 losses. The last half of them counts,
-    because the first steps are alike in every training. The mean of a shorter run is None. A mean
-    is NaN if more than a tenth of the losses are not finite, or the last one.
+    because the first steps are alike in every training. The mean of a shorter run is None. Losses
+    that are not finite are left out; if they are more than a tenth, or the last one, it is NaN.
     """
     steps = min((len(run) for run in runs if len(run) >= LEAST_LOSSES), default=0)
     found = []
     for run in runs:
         compared = run[steps // 2:steps]
         finite = [loss for loss in compared if math.isfinite(loss)]
-        lost = sum(not math.isfinite(loss) for loss in run[:steps])
         is_lost = len(compared) - len(finite) > LOST * len(compared) or (
             compared and not math.isfinite(compared[-1]))
-        found.append(None if not steps or len(run) < steps else LossMean(
-            math.nan if is_lost else statistics.fmean(finite), len(compared), lost))
+        found.append(None if not steps or len(run) < steps else
+                     math.nan if is_lost else statistics.fmean(finite))
     return found
 
 
@@ -318,70 +307,3 @@ def changes_training(plain_means, set_means):
     notes.append(f"its mean loss {mean:.4g} lies {'outside' if changes else 'within'} "
                  f"{m - half:.4g} to {m + half:.4g}, where that of {n} plain runs leads")
     return LossVerdict(changes, "; ".join(notes), mean, m - half, m + half)
-
-
-# ------------------------------------------------------------------------------ runs of running.sh
-def scatter(rates):
-    """Return the standard error of the median of `rates`, divided by it; 0 for one rate.
-
-    It uses the median deviation, so that one odd rate, as at an epoch's start, does not count.
-    """
-    middle = statistics.median(rates)
-    deviation = 2 * statistics.median(abs(rate - middle) for rate in rates)  # 1.48 for many
-    return 1.25 * deviation / len(rates) ** 0.5 / middle
-
-
-def doubt_of(sets):
-    """Return the uncertainty of 95 % of the ratio of two single runs, as a share of it.
-
-    `sets` are lists of runs of the same script. It is estimated from the changes between
-    successive runs of a set: by their median, so that a stall does not count, and Student's t. Of
-    few changes it is at most ONE_RUN, or twice what was seen; without any it is None.
-    """
-    changes = [abs(math.log(statistics.median(run["rates"]) / statistics.median(before["rates"])))
-               for runs in sets for before, run in itertools.pairwise(runs)]
-    if not changes:
-        return None
-    seen = 1.48 * statistics.median(changes)  # the standard deviation of normal numbers
-    return min(student(min(len(changes), 7)) * seen, max(ONE_RUN, 2 * seen))
-
-
-def compare(runs, others, doubt=None):
-    """Return the Estimate of how many times as fast `runs` are as `others`.
-
-    A run is {"number": its place in time, "rates": its speeds}. A machine's speed drifts, so each
-    is compared with `others` at its time: in proportion between their last run before it and the
-    next one after it. The uncertainty of one comparison is `doubt` (doubt_of; ONE_RUN if unknown),
-    or twice what the rates or the ratios scatter if that is larger.
-    """
-    ratios, scatters, used = [], [], set()
-    for run in runs:
-        at = run["number"]
-        first = ([each for each in others if each["number"] <= at] or others[:1])[-1]
-        last = ([each for each in others if each["number"] >= at] or others[-1:])[0]
-        begin, end = first["number"], last["number"]
-        share = (at - begin) / (end - begin) if end > begin else 0
-        rate, before, after = (statistics.median(one["rates"]) for one in (run, first, last))
-        ratios.append(rate / ((1 - share) * before + share * after))
-        nearest = last if share > 0.5 else first
-        scatters.append(math.hypot(scatter(run["rates"]), scatter(nearest["rates"])))
-        used |= {begin, end}
-    ratio, n = statistics.median(ratios), len(ratios)
-    apart = statistics.stdev(ratios) / ratio if n > 1 else 0
-    most = max(2 * max(STEADY, statistics.fmean(scatters)), 2 * apart,
-               ONE_RUN if doubt is None else doubt)
-    spread = ratio * most * ((1 / n + 1 / min(n, len(used))) / 2) ** 0.5
-    return Estimate(ratio, ratio - spread, ratio + spread, n, tuple(ratios))
-
-
-def is_settled(found):
-    """Return whether more runs would hardly change the verdict on an estimate."""
-    return verdict(found, ADVISED - 1) is not Verdict.OPEN
-
-
-def seems_to_gain(found):
-    """Return whether a set of whole runs is kept: its only run gains, or all do for certain.
-
-    One run is enough at first, so that a few minutes find a fast set.
-    """
-    return found.speedup >= ADVISED if found.n == 1 else gains(found)

@@ -7,18 +7,17 @@ import re
 from .places import UNKNOWN, evaluate, expressions_at, statements
 
 
-def call_under_way(frame, calls):
-    """Return which of the calls in a user's line a frame makes, or None.
+def calls_in_line(frame, line):
+    """Return (the calls in a user's line, which of them the frame makes or None).
 
-    Python from 3.11 on knows it.
+    Python from 3.11 on knows that.
     """
+    calls = [node for node in expressions_at(frame.f_code.co_filename, line)
+             if isinstance(node, ast.Call)]
     spans = list(getattr(frame.f_code, "co_positions", tuple)())
-    if spans and 0 <= frame.f_lasti // 2 < len(spans):
-        span = spans[frame.f_lasti // 2]
-        for node in calls:
-            if (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == span:
-                return node
-    return None
+    span = spans[frame.f_lasti // 2] if 0 <= frame.f_lasti // 2 < len(spans) else None
+    return calls, next((node for node in calls if span == (
+        node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)), None)
 
 
 def called_at(places, names):
@@ -27,25 +26,22 @@ def called_at(places, names):
     `names` are the names, or ends of names, that the call may have if Python cannot tell it.
     """
     frame, line = places.frames()[0]
-    calls = [node for node in expressions_at(frame.f_code.co_filename, line)
-             if isinstance(node, ast.Call)]
-    node = call_under_way(frame, calls)
+    calls, node = calls_in_line(frame, line)
     if node is None:
         likely = [each for each in calls if ast.unparse(each.func).endswith(tuple(names))]
         node = likely[0] if len(likely) == 1 else None
-    place = places.line_of(frame, getattr(node, "lineno", line))
+    place = places.line_of(frame.f_code.co_filename, getattr(node, "lineno", line))
     return dict(at=place["at"], name=ast.unparse(node.func)) if node else {}
 
 
 def call_in_line(frame, line, owner):
     """Return the node of the call in a user's line that makes an object of the class `owner`.
 
-    Python from 3.11 on knows which call is under way; else it is the call of one of the class's
-    names, or of super().__init__, or the only call in the line.
+    It is the call that is under way, if Python knows it; else that of one of the class's names, or
+    of super().__init__, or the only call in the line.
     """
-    calls = [node for node in expressions_at(frame.f_code.co_filename, line)
-             if isinstance(node, ast.Call)]
-    if node := call_under_way(frame, calls):
+    calls, node = calls_in_line(frame, line)
+    if node:
         return node
     values = {**frame.f_globals, **frame.f_locals}
     classes, names = owner.__mro__, {each.__name__ for each in owner.__mro__}
@@ -63,11 +59,6 @@ def is_called(places, owner):
     node = call_in_line(frame, line, owner)
     function = node and evaluate(node.func, {**frame.f_globals, **frame.f_locals})
     return isinstance(function, type) and function in owner.__mro__
-
-
-def is_spread(node):
-    """Return whether a node is the `**options` of a call."""
-    return isinstance(node, ast.keyword) and node.arg is None
 
 
 def made_at(places, frame, line, text):
@@ -120,13 +111,13 @@ def spread_of(places, frame, line, node, bound):
     return dict(text=text, names=names, at=at, how=how)
 
 
-def arguments_of(places, owner, args=(), kwargs=(), depth=0):
+def arguments_of(places, owner, args=(), kwargs=()):
     """Return what the user's line gives to `owner`, a class whose __init__ got args and kwargs.
 
     Return {call: its text, function: that of the function, positional: names of arguments,
     keywords: {name: text}, spreads: [{text, names, at, how}]}; {} if the line has no such call.
     """
-    frame, line = places.frames()[depth]
+    frame, line = places.frames()[0]
     node = call_in_line(frame, line, owner)
     if node is None:
         return {}
@@ -139,6 +130,6 @@ def arguments_of(places, owner, args=(), kwargs=(), depth=0):
     keywords = {each.arg: ast.unparse(each.value) for each in node.keywords if each.arg}
     bound = [name for name in dict(kwargs) if name not in keywords]
     spreads = [spread_of(places, frame, line, each, bound)
-               for each in node.keywords if is_spread(each)]
+               for each in node.keywords if each.arg is None]
     return dict(call=re.sub(r"\s+", " ", ast.unparse(node)), function=ast.unparse(node.func),
                 positional=parameters[:count], keywords=keywords, spreads=spreads)

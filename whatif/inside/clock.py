@@ -1,6 +1,53 @@
-"""The clock of a training: work and seconds of windows, without validation."""
+"""What is measured of a training: work and seconds of windows without validation, and losses."""
 
+import collections
+import sys
 import time
+import weakref
+
+import torch
+
+LOSSES = 1000  # the most that are kept
+MANY = 10  # steps of an optimizer without one of the leading one, after which it leads
+
+
+def loss_of(tensors, grad_tensors):
+    """Return the loss that backward() got, as it was before a scaler; None if it is not one number.
+
+    Whoever scales a loss keeps it as the attribute _unscaled.
+    """
+    first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
+    is_loss = first.numel() == 1 and grad_tensors is None
+    return getattr(first, "_unscaled", first).detach() if is_loss else None
+
+
+def numbers(losses):
+    """Return losses as numbers; what is not finite is a string."""
+    found = [float(each) for each in losses]
+    return [each if abs(each) < float("inf") else str(each) for each in found]
+
+
+def compiled():
+    """Return how many functions were compiled; a new shape compiles them again."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo.counters["frames"]["total"] if dynamo else 0
+
+
+class Lead:
+    """The optimizer whose steps count: the first one, or one that makes MANY steps without it."""
+
+    def __init__(self):
+        self.optimizer, self.others = None, collections.Counter()
+
+    def is_stepping(self, optimizer):
+        """Note a step of an optimizer; return whether it counts."""
+        self.others[id(optimizer)] += 1
+        if not self.optimizer or not self.optimizer() or self.others[id(optimizer)] > MANY:
+            self.optimizer = weakref.ref(optimizer)  # the script goes on with this
+        if self.optimizer() is not optimizer:
+            return False
+        self.others.clear()
+        return True
 
 
 class Clock:

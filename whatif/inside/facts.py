@@ -1,5 +1,6 @@
 """What the advice has to know of the models, optimizers and loaders of a script."""
 
+import collections
 import contextlib
 import inspect
 import multiprocessing
@@ -8,9 +9,12 @@ import traceback
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from .calls import arguments_of, called_at, is_called
 
+KNOWN = {tuple: "tuple", list: "tuple", dict: "dict", collections.OrderedDict: "dict"}
+MANY = 20  # parts of an output that are told
 HALVES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 DRIVERS = frozenset(  # libraries that run the loop
@@ -21,6 +25,12 @@ DRIVERS = frozenset(  # libraries that run the loop
 def length_of(data):
     with contextlib.suppress(Exception):  # an IterableDataset may have none, or none as yet
         return len(data)
+
+
+def start_method(loader):
+    """Return how the workers of a loader start: fork, spawn or forkserver."""
+    context = loader.multiprocessing_context or multiprocessing
+    return context.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
 def repeats_in_workers(dataset):
@@ -104,8 +114,34 @@ def role_of(module):
 
 def has_loss(output):
     """Return whether an output, as those of transformers, has a loss of one number in it."""
-    loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    loss = None
+    with contextlib.suppress(Exception):  # an object of the user's may fail
+        loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     return isinstance(loss, torch.Tensor) and loss.numel() == 1
+
+
+def is_float(value):
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def form_of(output):
+    """Return (how an output holds tensors, the keys and attributes of its floating tensors).
+
+    How is "tensor"; "tuple" (or list), "namedtuple" or "dict" if all in it are floating tensors;
+    "mixed" for a dict with more, or of another class; and "" for all else.
+    """
+    if isinstance(output, torch.Tensor):
+        return "tensor", []
+    is_named, is_dict = hasattr(type(output), "_asdict"), isinstance(output, dict)
+    parts = dict(output if is_dict else getattr(output, "__dict__", {}))
+    if isinstance(output, (tuple, list)):
+        parts = dict(enumerate(output)) | (output._asdict() if is_named else {})
+    floats = [key for key, value in parts.items() if is_float(value) and type(key) in (str, int)]
+    if parts and len(floats) == len(parts) and (is_named or type(output) in KNOWN):
+        return "namedtuple" if is_named else KNOWN[type(output)], floats[:MANY]
+    inner = [value for value in parts.values() if not isinstance(value, torch.Tensor)]
+    is_flat = not any(isinstance(each, torch.Tensor) for each in tree_leaves(inner))
+    return "mixed" if is_dict and (is_flat or has_loss(output)) else "", floats[:MANY]
 
 
 class Facts:
@@ -129,7 +165,7 @@ class Facts:
                 called.add("fabric" if "fabric" in frame.f_code.co_filename else package)
                 continue
             if drivers := sorted(called & DRIVERS):  # the outermost line that calls one
-                name, entry = drivers[0], self.places.line_of(frame, line)
+                name, entry = drivers[0], self.places.line_of(frame.f_code.co_filename, line)
             elif "fabric" in called and not name:
                 name, entry = "fabric", {}
             called = set()
@@ -172,8 +208,7 @@ class Facts:
     def note_call(self, about, output, args=(), kwargs=()):
         """Add a call of a model, after it: its line, what it got, and what it gave."""
         about["is_tensor"] = isinstance(output, torch.Tensor)
-        about["are_tensors"] = type(output) in (tuple, list) and all(
-            isinstance(each, torch.Tensor) and each.is_floating_point() for each in output)
+        about["are_tensors"] = isinstance(output, (tuple, list)) and all(map(is_float, output))
         about["calls"] = [*dict.fromkeys([*about["calls"], self.places.place()["at"]])]
         spot = called_at(self.places, [about["name"], about["local"]])
         if spot:
@@ -181,6 +216,9 @@ class Facts:
             spot["images"] = [key for key, value in given if isinstance(value, torch.Tensor)
                               and value.dim() == 4 and value.is_floating_point()]
             spot["has_loss"] = has_loss(output)
+            spot |= dict(holds="", floats=[])
+            with contextlib.suppress(Exception):  # an object of the user's may fail
+                spot["holds"], spot["floats"] = form_of(output)
         if spot not in about["spots"]:
             about["spots"].append(spot)
 
@@ -240,8 +278,7 @@ class Facts:
             length=length_of(loader), persistent=loader.persistent_workers,
             repeats=repeats_in_workers(loader.dataset), batch=loader.batch_size,
             can_grow=hasattr(loader.batch_sampler, "batch_size"), name=places.target(),
-            method=(loader.multiprocessing_context or multiprocessing).get_start_method(
-                allow_none=True) or multiprocessing.get_all_start_methods()[0],  # the default
+            method=start_method(loader),
             shuffles=isinstance(sampler, data.distributed.DistributedSampler) and sampler.shuffle,
             arguments=arguments_of(places, cls, args, kwargs))
         about["driver"], about["entry"] = self.driver()

@@ -21,7 +21,6 @@ from whatif.inside.open_files import hold_mappings, hold_open_files
 from whatif.inside.trackers import hold_trackers, hold_uploads
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-TMPFILE = getattr(os, "O_TMPFILE", -1)  # a file without a name
 NATIVE = {  # functions that open a file in C: (name, where the path is, its name, what they do)
     "torch": [("save", 1, "f", "save")],
     "torch.jit": [("save", 1, "f", "save"), ("load", 0, "f", "read")],
@@ -54,7 +53,7 @@ class Replaced(Held):
     # ---- files that are opened
     def os_open(self, real, path, flags, mode=0o777, *, dir_fd=None):
         name, copy = self.where(path) if dir_fd is None else (None, None)
-        if not copy or flags & TMPFILE == TMPFILE:
+        if not copy or flags & os.O_TMPFILE == os.O_TMPFILE:  # without a name
             return real(path, flags, mode, dir_fd=dir_fd)
         if not flags & WRITES:
             if not self.is_there(copy) and self.is_gone(name):

@@ -9,33 +9,15 @@ import weakref
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from whatif.imports import before, wrap
 from whatif.inside import facts
 from whatif.inside.calls import called_at
+from whatif.inside.clock import LOSSES, loss_of
 from whatif.techniques import amp
 
-LOSSES = 1000  # the most losses that are kept
 SCHEDULERS = ("LRScheduler", "ReduceLROnPlateau", "SequentialLR", "ChainedScheduler")  # these
 # do not call the __init__ of the first
 ALONE = 300, 30.0  # calls of backward() and seconds without a step, after which there is none
-
-
-def wrap(owner, name, wrapper):
-    """Replace owner.name by a function that calls wrapper(original, *args, **kwargs)."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapped(*args, **kwargs):
-        return wrapper(original, *args, **kwargs)
-    setattr(owner, name, wrapped)
-    return original, wrapped
-
-
-def before(owner, name, action):
-    """Let owner.name call action with its own arguments first."""
-    def call(original, *args, **kwargs):
-        action(*args, **kwargs)
-        return original(*args, **kwargs)
-    return wrap(owner, name, call)
 
 
 class Hooks:
@@ -57,7 +39,7 @@ class Hooks:
         before(data.distributed.DistributedSampler, "set_epoch",
                lambda *_, **__: self.see("set_epoch"))
         wrap(torch.optim.Optimizer, "add_param_group", self.add_param_group)
-        _, hook = wrap(torch.optim.Optimizer, "profile_hook_step", self.hook_step)
+        hook = wrap(torch.optim.Optimizer, "profile_hook_step", self.hook_step)
         torch.optim.Optimizer.profile_hook_step = staticmethod(hook)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             wrap(torch.nn.utils, name, self.clip)
@@ -142,9 +124,9 @@ class Hooks:
         if not self.steps and not self.is_over:
             self.look_for_steps()
         self.note_site("backwards")
-        first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
-        if first.numel() == 1 and grad_tensors is None:
-            self.last_loss = getattr(first, "_unscaled", first).detach()
+        loss = loss_of(tensors, grad_tensors)
+        if loss is not None:
+            self.last_loss = loss
             if len(self.losses) < LOSSES:
                 self.losses.append(self.last_loss.clone())
             if self.scaler:

@@ -8,7 +8,6 @@ epoch costs is a figure of its own. An IterableDataset is read over its own epoc
 import contextlib
 import inspect
 import multiprocessing
-import os
 import signal
 import sys
 import threading
@@ -19,13 +18,14 @@ import torch
 from torch.utils import data
 
 from whatif.inside import worker_threads
+from whatif.inside.facts import length_of, start_method
 from whatif.inside.stacks import Stacks
 
 WINDOWS = 12  # one lasts this part of the seconds for all
 STEADY = 0.05  # both halves of a window agree: a third of the window is enough
 GAINS = 1.1  # a number of workers that is not this much faster gains nothing
 KEEPS_UP = 1.05  # times the rate that the step needs
-INNER = ("base_dataloader", "loader", "dataloader", "_loader", "_dataloader", "iterables")
+BEGIN = 30.0  # seconds in which all workers should have started
 
 
 class TooLong(BaseException):
@@ -35,7 +35,7 @@ class TooLong(BaseException):
 @contextlib.contextmanager
 def alarm(seconds):
     """Raise TooLong in the main thread after some seconds."""
-    usable = (hasattr(signal, "setitimer") and signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    usable = (signal.getitimer(signal.ITIMER_REAL)[0] == 0
               and threading.current_thread() is threading.main_thread())
     if not usable:
         yield
@@ -113,26 +113,15 @@ class Endless:
             yield indices
 
 
-def unwrapped(loader):
-    """Return the torch DataLoader within a wrapper, as accelerate, Lightning and timm have one."""
-    for _ in range(4):
-        if data.DataLoader in type(loader).__mro__:
-            return loader
-        if isinstance(loader, (list, tuple)) and len(loader) == 1:
-            loader = loader[0]
-            continue
-        inner = next((vars(loader)[name] for name in INNER
-                      if name in getattr(loader, "__dict__", {})), None)
-        if inner is None:
-            return None
-        loader = inner
-    return None
-
-
 def keeps_an_iterator(loader):
     """Return whether a loader takes all its epochs from one iterator that it has made already."""
     return any(name != "_iterator" and hasattr(type(value), "__next__")
                for name, value in vars(loader).items())
+
+
+def order_of(loader):
+    """Return what a loader takes its order from."""
+    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
 
 
 def copy_of(loader, workers, order=None, pinned=None, timeout=0):
@@ -152,18 +141,6 @@ def copy_of(loader, workers, order=None, pinned=None, timeout=0):
         values["sampler" if loader.batch_sampler is None else "batch_sampler"] = order
     copy.__dict__.update(values)
     return copy
-
-
-def length_of(loader):
-    try:
-        return len(loader)
-    except Exception:  # an IterableDataset may have none, or one of the user's fails
-        return None
-
-
-def start_method(loader):
-    context = loader.multiprocessing_context or multiprocessing
-    return context.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
 def said(error):
@@ -372,13 +349,12 @@ def asks_for_worker(loader):
 class Measurement:
     """The rows of one loader, within a number of seconds."""
 
-    def __init__(self, loader, seconds, cores, send, is_users, needed):
-        self.loader, self.seconds, self.send, self.is_users = loader, seconds, send, is_users
-        self.cores, self.needed = max(1, cores), needed
+    def __init__(self, loader, seconds, cores, is_users, needed):
+        self.loader, self.seconds, self.is_users = loader, seconds, is_users
+        self.cores, self.needed = cores, needed
         self.window, self.end = seconds / WINDOWS, time.perf_counter() + seconds
         self.began, self.numbers = time.perf_counter(), None
-        order = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-        self.order = Endless(order)
+        self.order = Endless(order_of(loader))
         self.is_iterable = isinstance(loader.dataset, data.IterableDataset)
         own = type(loader).__iter__ is not data.DataLoader.__iter__
         self.kept = keeps_an_iterator(loader)
@@ -402,11 +378,6 @@ class Measurement:
     def left(self):
         return self.end - time.perf_counter()
 
-    def tell(self):
-        self.result["seconds"] = round(time.perf_counter() - self.began, 2)
-        if self.send:
-            self.send({"loader": self.result})
-
     def row(self, workers, window, limit, pinned=None, between=False, stacks=None):
         """Measure one number of workers. Return its row, which may hold a reason only."""
         copy = copy_of(self.loader, workers, self.order, pinned, timeout=limit + 2 * window + 1)
@@ -421,23 +392,21 @@ class Measurement:
             drained = workers * reading.prefetch / (row["rate"] or 1e-9)
             if between and drained < max(self.left() / 3, window):
                 reading.between(row, max(self.left() / 2, window))
-            if reading.use and "threads" not in self.result["threads"]:
+            if reading.use and not self.result["threads"].get("note"):
                 self.see_threads(reading)
         row["pinned"] = bool(self.loader.pin_memory if pinned is None else pinned)
         self.result["rows"].append(row)
-        self.tell()
         return row
 
     def see_threads(self, reading):
-        numbers = [] if self.numbers is None else self.numbers.tolist()
-        numbers = [number for number in numbers if number > 0]
-        found = worker_threads.libraries(reading.pids[0]) if reading.use.get("busy", 1) > 1 else ()
-        use = dict(reading.use, cv2=max(numbers, default=None))
-        text = worker_threads.note(use, {*found, *(["cv2"] if numbers else [])}, use["cv2"])
-        if text or not self.result["threads"]:
-            self.result["threads"] = dict(use, note=text)
-        if text:
-            self.result["threads"]["threads"] = use["threads"]
+        """Note whether threads of the workers fight for cores."""
+        use, numbers = reading.use, [] if self.numbers is None else self.numbers.tolist()
+        cv2 = max((number for number in numbers if number > 0), default=None)
+        found = worker_threads.libraries(reading.pids[0]) if use["busy"] > 1 else set()
+        text = worker_threads.note(use, found | {"cv2"} if cv2 else found, cv2)
+        self.result["threads"] = dict(use, cv2=cv2, note=text)
+        if text and use["cores"] > 1:  # else they may take turns, as where other programs run
+            self.note(text)
 
     def run(self):
         workers = self.loader.num_workers
@@ -573,59 +542,44 @@ def summary(result):
     return text
 
 
-def measure_loader(loader, seconds=20.0, cores=None, send=None, is_users=None, needed=None):
+def measure_loader(loader, seconds, cores, is_users, needed=None):
     """Return batches a second of a DataLoader by itself, and where its time goes.
 
-    `cores`: workers that are tried at most. `send`: takes {"loader": the result so far} after each
-    row. `is_users`: tells whether a frame runs the user's code. `needed`: batches/s that the step
-    computes. The copies start after the loader's place in its order; no process is left behind.
+    `cores`: workers that are tried at most. `is_users`: tells whether a frame runs the user's code.
+    `needed`: batches/s that the step computes. The copies start after the loader's place in its
+    order; no process is left behind.
     """
-    cores = cores or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
-                      else os.cpu_count() or 1)
-    inner = unwrapped(loader)
-    if inner is None:
-        reason = f"{type(loader).__name__} is no torch DataLoader and cannot be read by itself"
-        return dict(loader=type(loader).__name__, rate=None, rows=[], reason=reason, summary=reason)
-    if isinstance(inner.dataset, data.IterDataPipe) and torch.distributed.is_available() and (
+    if isinstance(loader.dataset, data.IterDataPipe) and torch.distributed.is_available() and (
             torch.distributed.is_initialized()):
         reason = "a DataPipe of several processes cannot be read by one of them"
-        return dict(loader=type(inner).__name__, rate=None, rows=[], reason=reason, summary=reason)
-    is_users = is_users or (lambda frame: False)
-    measurement = Measurement(inner, seconds, cores, send, is_users, needed)
+        return dict(loader=type(loader).__name__, rate=None, rows=[], reason=reason, summary=reason)
+    measurement = Measurement(loader, seconds, cores, is_users, needed)
     with without_hooks():
         measurement.run()
     measurement.conclude()
-    if inner is not loader:
-        measurement.note(f"measured without its wrapper {type(loader).__name__}")
-    measurement.tell()
-    return measurement.result
+    return measurement.result | dict(seconds=round(time.perf_counter() - measurement.began, 2))
 
 
 class Beside:
     """Read a loader in a thread while the main thread computes.
 
-        with load_beside(loader, workers=4) as beside:
+        with Beside(loader, workers=4) as beside:
             ...                    # compute
             beside.mark()          # from here on
             ...                    # compute
             rate = beside.rate()   # batches/s since the mark
     """
 
-    def __init__(self, loader, workers, most=None, limit=30.0):
-        inner = unwrapped(loader)
-        if inner is None or workers < 1:
-            raise ValueError("only a torch DataLoader with workers loads beside the step")
-        order = inner.sampler if inner.batch_sampler is None else inner.batch_sampler
-        self.reading = Reading(copy_of(inner, workers, Endless(order), timeout=limit),
+    def __init__(self, loader, workers):
+        self.reading = Reading(copy_of(loader, workers, Endless(order_of(loader)), timeout=BEGIN),
                                None)
-        self.most, self.limit = most, limit  # batches/s that are taken at most
-        self.count, self.times, self.reason, self.is_on = 0, [], None, True
+        self.count, self.reason, self.is_on = 0, None, True
 
     def __enter__(self):
         reading = self.reading
         full = reading.workers * (reading.prefetch + 1)
         try:
-            with without_hooks(), alarm(self.limit):  # workers are forked by the main thread
+            with without_hooks(), alarm(BEGIN):  # workers are forked by the main thread
                 reading.iterator = iter(reading.loader)
                 for _ in range(full):
                     next(reading.iterator)
@@ -638,16 +592,12 @@ class Beside:
         return self
 
     def read(self):
-        began = time.perf_counter()
         try:
             while self.is_on:
                 for _ in self.reading.iterator:
                     self.count += 1
                     if not self.is_on:
                         return
-                    if self.most and (ahead := self.count / self.most
-                                      - (time.perf_counter() - began)) > 0:
-                        time.sleep(ahead)
                 self.reading.iterator = begin(self.reading.loader)
         except Exception as error:
             if self.is_on:
@@ -670,11 +620,3 @@ class Beside:
         self.reading.__exit__()
         if self.thread.ident:
             self.thread.join(2)
-
-
-def load_beside(loader, workers, most=None):
-    """Return a context that reads a copy of the loader while the main thread computes.
-
-    `most`: batches/s that are taken at most, as a step would take them; None reads at full speed.
-    """
-    return Beside(loader, workers, most)

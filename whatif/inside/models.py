@@ -13,8 +13,6 @@ from torch.nn.parameter import is_lazy
 from whatif import techniques
 from whatif.inside import facts, places
 
-WRAPPERS = nn.DataParallel, nn.parallel.DistributedDataParallel
-
 
 class Forward:
     """The forward of a model that sets change. Copies and pickles of the model get its own."""
@@ -35,7 +33,7 @@ def inside(module):
 
     DataParallel on several GPUs copies what is inside, with the forward of the first GPU.
     """
-    while isinstance(module, WRAPPERS) and not (
+    while isinstance(module, facts.WRAPPERS) and not (
             isinstance(module, nn.DataParallel) and len(module.device_ids) > 1):
         module = module.module
     return module

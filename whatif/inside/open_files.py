@@ -24,7 +24,7 @@ def flags_of(number):
 def written(held):
     """Return [(descriptor, flags, path)] of the user's files that are open for writing."""
     found = []
-    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+    for name in os.listdir("/proc/self/fd"):
         with suppress(OSError, ValueError):  # the descriptor of this list is closed
             number, path = int(name), os.readlink(f"/proc/self/fd/{name}")
             state, flags = os.fstat(number), flags_of(number)
@@ -90,8 +90,6 @@ def hold_mappings(held, copies):
 
     `copies` is {path: that of its copy}, of files that are open, too.
     """
-    if not os.path.exists("/proc/self/maps"):
-        return
     with open("/proc/self/maps") as file:
         lines = [line.rstrip("\n").split(maxsplit=5) for line in file]
     call = ctypes.CDLL(None, use_errno=True).mmap

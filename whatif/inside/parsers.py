@@ -7,9 +7,10 @@ style (how its words are written) and front (it has to stand before the other ar
 
 import argparse
 import contextlib
-import functools
 import math
 import sys
+
+from whatif.imports import wrap
 
 SIMPLE = (bool, int, float, str, type(None))
 LARGE = 500  # the most options that are recorded
@@ -50,17 +51,14 @@ class Parsers:
         owner, name = argparse.ArgumentParser, "_parse_known_args"
         if not hasattr(owner, name):  # what both of them call, in all versions until now
             name = "parse_known_args"
-        original = getattr(owner, name)
 
-        @functools.wraps(original)
-        def parse(parser, args=None, *rest, **options):
+        def parse(original, parser, args=None, *rest, **options):
             result = original(parser, args, *rest, **options)
             if self.is_command_line(args):
                 self.note(parser, result[0])
             return result
-        setattr(owner, name, parse)
+        wrap(owner, name, parse)
         self.look_back()
-        return self
 
     def is_command_line(self, args):
         """Return whether a parser got words of the command, or all of none."""

@@ -194,13 +194,13 @@ class Places:
 
     def files(self):
         """Return the user's files that are imported, as they are shown."""
-        found = {}
+        found = []
         for name, module in [*sys.modules.items()]:
             file = getattr(module, "__file__", None)
             if isinstance(file, str) and file.endswith(".py") and self.is_users_file(
                     file, "" if name == "__main__" else name):
-                found[self.shown(file)] = True
-        return [*found]
+                found.append(self.shown(file))
+        return [*dict.fromkeys(found)]
 
     def is_users(self, frame):
         return self.is_users_file(frame.f_code.co_filename, frame.f_globals.get("__name__") or "")
@@ -222,9 +222,8 @@ class Places:
         return os.path.relpath(file, self.cwd) if file.startswith(
             os.path.join(self.cwd, "")) else file
 
-    def line_of(self, frame, line):
+    def line_of(self, file, line):
         """Return {at: "file:line", text: its text}."""
-        file = frame.f_code.co_filename
         return dict(at=f"{self.shown(file)}:{line}", text=linecache.getline(file, line).strip())
 
     def place(self, depth=0, above=False):
@@ -235,7 +234,7 @@ class Places:
         frame, line = self.frames()[depth]
         if above:
             line = getattr(statement_at(frame.f_code.co_filename, line), "lineno", line)
-        return self.line_of(frame, line)
+        return self.line_of(frame.f_code.co_filename, line)
 
     def made(self, name):
         """Return {at, text} of the only line in the user's innermost file that sets `name`, or {}.
@@ -245,10 +244,7 @@ class Places:
         file = self.frames()[0][0].f_code.co_filename
         found = [node for node in statements(file) if isinstance(node, ast.Assign)
                  and name in map(ast.unparse, node.targets)] if "." in name else []
-        if len(found) != 1:
-            return {}
-        line = found[0].lineno
-        return dict(at=f"{self.shown(file)}:{line}", text=linecache.getline(file, line).strip())
+        return self.line_of(file, found[0].lineno) if len(found) == 1 else {}
 
     def target(self):
         """Return what the user's statement assigns to, or ""."""

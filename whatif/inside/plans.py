@@ -9,6 +9,7 @@ import torch
 
 from whatif import search, stats, techniques
 from whatif.inside import files, gpu, places, state
+from whatif.inside.clock import compiled, numbers
 from whatif.techniques import amp
 
 WATCHED = 10  # steps, at least, that are watched
@@ -112,12 +113,12 @@ def calm_down(run, least=FIRST_WARM[0]):
     while not run.failed and steps < FIRST_WARM[1] and (
             time.perf_counter() - begin < FIRST_WARM[2]) and (
             steps < least or calm < wanted):
-        before, scale = run.compiled(), amp.scale_of(run)
+        before, scale = compiled(), amp.scale_of(run)
         run.skipped = False
         yield
         steps += 1
         is_skipped = run.skipped or amp.scale_of(run) < scale
-        calm = calm + 1 if run.compiled() == before and not is_skipped else 0
+        calm = calm + 1 if compiled() == before and not is_skipped else 0
 
 
 class Choice:
@@ -202,13 +203,29 @@ class Choice:
         return share < BUSY
 
 
+def peak(run):
+    """Return the most memory that torch has allocated on a GPU, or None."""
+    return torch.cuda.max_memory_allocated() if run.device == "cuda" else None
+
+
+def window_of(run, names, found):
+    """Return the record of a window with a set, from what the clock has found."""
+    work, loss = found["samples"] or found["steps"], run.last_loss
+    return dict(
+        names=names, rate=work * run.ranks()[1] / found["seconds"], at=time.time(),
+        steps=found["steps"], seconds=found["seconds"],
+        unit="samples" if found["samples"] else "steps", memory=found.get("memory"),
+        finite=loss is None or abs(float(loss)) < float("inf"))
+
+
 class Turns(Choice):
     """Windows of sets by turns, from one state and on kept batches."""
 
     def __init__(self, run):
         spec = run.spec
         now, last = time.time(), spec.get("last", 0)  # a start may have taken most of the time
-        self.run, self.deadline = run, max(spec["deadline"], now + min(TURNS, (last - now) / 2))
+        self.run, self.agree = run, run.agree
+        self.deadline = max(spec["deadline"], now + min(TURNS, (last - now) / 2))
         self.until = self.deadline
         self.windows = [dict(each) for each in spec.get("turns", ())]
         self.failed = {tuple(names): why for names, why in spec.get("failed", ())}
@@ -241,10 +258,6 @@ class Turns(Choice):
         self.look_for([name for name in techniques.NAMES if name not in techniques.LOADING
                        and techniques.kind(name) in run.spec["only"] and name not in self.why
                        and name != GRAPHS])
-
-    def agree(self, value):
-        """Return what rank 0 has, in each rank."""
-        return self.run.agree(value)
 
     def measure(self):
         """Take turns until no set is open, or time is over."""
@@ -312,7 +325,7 @@ class Turns(Choice):
         run = self.run
         for _ in range(WARM.get(self.run.device, 2)):
             yield
-        steps, compiled, run.skipped = self.agree(self.steps_of(names)), run.compiled(), False
+        steps, before, run.skipped = self.agree(self.steps_of(names)), compiled(), False
         scale = amp.scale_of(run)
         run.loaders.rewind()
         if run.device == "cuda":
@@ -325,7 +338,7 @@ class Turns(Choice):
         found = run.clock.end()
         if run.device == "cuda":
             found["memory"] = torch.cuda.max_memory_allocated() - max(0, held)
-        lost = run.compiled() != compiled or run.skipped or amp.scale_of(run) < scale
+        lost = compiled() != before or run.skipped or amp.scale_of(run) < scale
         if self.agree(lost):
             run.send(thrown_away=names)
             return None
@@ -349,16 +362,8 @@ class Turns(Choice):
 
     def add(self, names, found):
         """Add a window and tell it."""
-        run = self.run
-        work = found["samples"] or found["steps"]
-        loss = float(run.last_loss) if run.last_loss is not None else None
-        self.windows.append(dict(
-            names=names, rate=work * run.ranks()[1] / found["seconds"], at=time.time(),
-            steps=found["steps"], seconds=found["seconds"],
-            unit="samples" if found["samples"] else "steps", memory=found.get("memory"),
-            finite=loss is None or abs(loss) < float("inf")))
-        if run.ranks()[0] == 0:
-            run.send(window=self.windows[-1])
+        self.windows.append(window_of(self.run, names, found))
+        self.run.send(window=self.windows[-1])
 
 
 def by_turns(run):
@@ -396,16 +401,11 @@ def as_it_is(run):
     for _ in range(steps):
         yield
     found = run.clock.end()
-    work = found["samples"] or found["steps"]
     if found["steps"]:
-        run.send(window=dict(
-            names=(), rate=work * run.ranks()[1] / found["seconds"], at=time.time(),
-            steps=found["steps"], seconds=found["seconds"], finite=True,
-            memory=torch.cuda.max_memory_allocated() if run.device == "cuda" else None,
-            unit="samples" if found["samples"] else "steps"))
+        run.send(window=window_of(run, (), found | dict(memory=peak(run))))
 
 
-def measure_loading(run, needed=None):
+def measure_loading(run, needed):
     """Measure the first training loader by itself; a step could take `needed` batches/s.
 
     Return the loader and what was found, or None for both.
@@ -417,8 +417,7 @@ def measure_loading(run, needed=None):
     from whatif.inside import loading
     run.send(phase="loader")
     found = loading.measure_loader(
-        loader, run.spec["loader_seconds"], run.spec["cores"], is_users=run.places.is_users,
-        needed=needed)
+        loader, run.spec["loader_seconds"], run.spec["cores"], run.places.is_users, needed)
     run.send(loading=found)
     return loader, found
 
@@ -436,7 +435,7 @@ def compute_beside(run, turns, loader, found):
     for workers, sets in wanted.items():
         if not sets or not workers or run.device == "cuda" and workers < run.spec["cores"]:
             continue
-        with loading.load_beside(loader, workers) as reading:
+        with loading.Beside(loader, workers) as reading:
             for names in sets:
                 run.switch(names)
                 yield from both_at_once(run, names, workers, reading)
@@ -464,7 +463,7 @@ def whole(run):
     run.loaders.keeps = False
     run.settings = dict(cudnn=torch.backends.cudnn.benchmark,
                         tf32=torch.get_float32_matmul_precision())
-    names = tuple(tuple(spec["techniques"]))
+    names = tuple(spec["techniques"])
     yield from watch(run)
     run.switch(tuple(name for name in names if name not in techniques.LOADING))
     yield from calm_down(run)
@@ -486,5 +485,5 @@ def whole(run):
             windows.append(run.clock.seconds())
             run.send(progress=len(windows) / 10)
     found = run.clock.end()
-    run.send(whole=found, losses=run.losses_now(), facts=run.facts(), names=names,
-             memory=torch.cuda.max_memory_allocated() if run.device == "cuda" else None)
+    run.send(whole=found, losses=numbers(run.losses), facts=run.facts(), names=names,
+             memory=peak(run))

@@ -6,23 +6,21 @@ states of models, optimizers, schedulers and scalers, and loads those of the oth
 
 import atexit
 import collections.abc
-import functools
+import contextlib
 import gc
 import os
 import pickle
-import sys
 import time
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from whatif import records
-from whatif.inside.hooks import wrap
+from whatif.imports import wrap
+from whatif.inside.clock import LOSSES, Lead, compiled, loss_of, numbers
 
-LOSSES = 1000  # the most that are kept
 CALM = 3  # steps in which nothing compiles, before the window may begin
 AFTER = 3  # steps with the states of the other side
-MANY = 10  # steps of an optimizer without one of the leading one, after which it leads
 
 
 class Proving:
@@ -34,7 +32,7 @@ class Proving:
 
     def __init__(self, spec):
         self.spec, self.pid, self.plan = spec, os.getpid(), self.whole()
-        self.steps, self.losses, self.lead, self.others = 0, [], None, 0
+        self.steps, self.losses, self.lead = 0, [], Lead()
         self.optimizers, self.saved, self.found, self.is_over = [], [], None, False
 
     def install(self):
@@ -56,9 +54,9 @@ class Proving:
         return scaled
 
     def backward(self, original, tensors, grad_tensors=None, *rest, **options):
-        first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
-        if first.numel() == 1 and grad_tensors is None and len(self.losses) < LOSSES:
-            self.losses.append(getattr(first, "_unscaled", first).detach().clone())
+        loss = loss_of(tensors, grad_tensors)
+        if loss is not None and len(self.losses) < LOSSES:
+            self.losses.append(loss.clone())
         return original(tensors, grad_tensors, *rest, **options)
 
     def save(self, original, obj, f, *rest, **options):
@@ -71,10 +69,7 @@ class Proving:
             return
         if not any(each is optimizer for each in self.optimizers):
             self.optimizers.append(optimizer)
-        self.others = 0 if optimizer is self.lead else self.others + 1
-        if self.lead is None or self.others > MANY:
-            self.lead, self.others = optimizer, 0
-        if optimizer is not self.lead:
+        if not self.lead.is_stepping(optimizer):
             return
         self.steps += 1
         try:
@@ -96,7 +91,7 @@ class Proving:
         """Warm up, time the window, compare states, and take some steps with the other's."""
         spec, begin = self.spec, time.perf_counter()
         yield
-        self.device = next(each.device.type for group in self.lead.param_groups
+        self.device = next(each.device.type for group in self.lead.optimizer().param_groups
                            for each in group["params"])
         calm, before = 0, compiled()
         while self.steps < spec["warm"] if spec["warm"] else (
@@ -115,21 +110,16 @@ class Proving:
         memory = torch.cuda.max_memory_allocated() if self.device == "cuda" else None
         while self.steps < spec["least_steps"]:
             yield
-        losses, loaded = self.numbers(), self.exchange()
+        losses, loaded = numbers(self.losses), self.exchange()
         for _ in range(AFTER if loaded is not None else 0):
             yield
         self.send(whole=self.found, first=self.first, losses=losses, memory=memory,
-                  states=loaded, total=self.steps, compared=self.numbers()[len(losses):])
+                  states=loaded, total=self.steps, compared=numbers(self.losses)[len(losses):])
 
     def now(self):
         if self.device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
-
-    def numbers(self):
-        """Return the losses; what is not finite is a string."""
-        found = [float(each) for each in self.losses]
-        return [each if abs(each) < float("inf") else str(each) for each in found]
 
     def ended(self):
         """Tell what there is if the script comes to its own end in the window."""
@@ -139,7 +129,7 @@ class Proving:
         if self.found is None and hasattr(self, "last") and self.steps - self.first > 2:
             self.found = dict(steps=self.steps - self.first, seconds=self.last - self.began)
         if self.found:
-            self.send(whole=self.found, first=self.first, losses=self.numbers(), memory=None,
+            self.send(whole=self.found, first=self.first, losses=numbers(self.losses), memory=None,
                       states=self.exchange(), total=self.steps, compared=[])
         self.send(steps=self.steps, ended=True, done=True)
 
@@ -220,22 +210,18 @@ def renamed(state, thing):
             for name, value in state.items()}
 
 
-class keeps_fused:
-    """Keeps the kernels of an optimizer that loads a state, unless the script does that itself."""
-
-    def __init__(self, thing):
-        self.thing = thing
-
-    def __enter__(self):
-        groups = getattr(self.thing, "param_groups", ())
-        self.kept = [{key: group[key] for key in ("fused", "foreach") if key in group}
-                     for group in groups]
-
-    def __exit__(self, *_):
-        for group, kept in zip(getattr(self.thing, "param_groups", ()), self.kept):
-            group.update(kept)
-        for weight, state in getattr(self.thing, "state", {}).items():
-            for name, value in state.items() if self.kept and isinstance(state, dict) else ():
+@contextlib.contextmanager
+def keeps_fused(thing):
+    """Keep the kernels of an optimizer that loads a state, unless the script does that itself."""
+    kept = [{key: group[key] for key in ("fused", "foreach") if key in group}
+            for group in getattr(thing, "param_groups", ())]
+    try:
+        yield
+    finally:
+        for group, values in zip(getattr(thing, "param_groups", ()), kept):
+            group.update(values)
+        for weight, state in getattr(thing, "state", {}).items() if kept else ():
+            for name, value in state.items() if isinstance(state, dict) else ():
                 if getattr(value, "shape", None) == weight.shape:
                     state[name] = torch.empty_like(weight).copy_(value)
 
@@ -264,21 +250,11 @@ def compared(own, other, things):
                    if "scaler" not in name.lower() and "scale" not in name][:1]
 
 
-def compiled():
-    """Return how many functions were compiled."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo.counters["frames"]["total"] if dynamo else 0
-
-
-@functools.lru_cache(maxsize=1)
-def rank_of(is_initialized):
-    return torch.distributed.get_rank() if is_initialized else int(os.environ.get("RANK", 0))
-
-
 def rank():
     """Return the rank of this process."""
     dist = torch.distributed
-    return rank_of(dist.is_available() and dist.is_initialized())
+    is_known = dist.is_available() and dist.is_initialized()
+    return dist.get_rank() if is_known else int(os.environ.get("RANK", 0))
 
 
 def install(spec):

@@ -6,6 +6,7 @@ for the time since the last one: code in C that holds the GIL delays the look an
 
 import ast
 import collections
+import contextlib
 import functools
 import itertools
 import linecache
@@ -15,6 +16,7 @@ import threading
 import time
 
 INTERVAL = 0.003  # seconds between two looks
+LEAST, MOST = 0.005, 8  # the least share of the time that is told, and the most lines
 SWITCH = 0.0005  # how long Python code may keep the second thread waiting
 READING = re.compile(  # modules
     r"(h5py|lmdb|zarr|numpy\.lib\.(_?npyio|_npyio_impl|_?format)|numpy\.lib\._format_impl|"
@@ -158,7 +160,7 @@ class Stacks:
         self.is_users, self.collate = is_users, getattr(collate, "__code__", None) or getattr(
             getattr(type(collate), "__call__", None), "__code__", None)
         self.kinds, self.lines = collections.Counter(), collections.Counter()
-        self.looks, self.last, self.is_on, self.error = 0, (), False, None
+        self.looks, self.last, self.is_on = 0, (), False
 
     def __enter__(self):
         self.loading, self.outside = threading.get_ident(), sys._getframe(1)
@@ -180,10 +182,8 @@ class Stacks:
         while self.is_on:
             time.sleep(INTERVAL)
             now = time.perf_counter()
-            try:
+            with contextlib.suppress(Exception):  # a frame may hold anything
                 self.add(sys._current_frames().get(self.loading), now - last)
-            except Exception as error:  # a frame may hold anything
-                self.error = repr(error)
             last = time.perf_counter()
 
     def add(self, frame, seconds):
@@ -206,17 +206,17 @@ class Stacks:
                 self.lines[line] += part
         self.last = found
 
-    def shares(self, least=0.005):
+    def shares(self):
         """Return [{"what": kind of work, "share": of the time}], the largest first."""
         total = sum(self.kinds.values()) or 1
         return [dict(what=kind, share=round(seconds / total, 3))
-                for kind, seconds in self.kinds.most_common() if seconds / total >= least]
+                for kind, seconds in self.kinds.most_common() if seconds / total >= LEAST]
 
-    def users_lines(self, most=8, least=0.01):
+    def users_lines(self):
         """Return [{"at": "file:line", "text": the line, "share": of the time}] of the user's."""
         total = sum(self.kinds.values()) or 1
         return [dict(at=f"{file}:{line}", text=linecache.getline(file, line).strip(),
                      share=round(seconds / total, 3))
                 for (file, line), seconds in (
-                    (place, seconds) for place, seconds in self.lines.most_common(most + 1)
-                    if place and seconds / total >= least)][:most]
+                    (place, seconds) for place, seconds in self.lines.most_common(MOST + 1)
+                    if place and seconds / total >= 2 * LEAST)][:MOST]

@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from whatif.imports import after_import, replace
+from whatif.imports import after_import, before, replace
 
 # what is silenced in each module: names of its functions, and of its classes' methods
 TRACKERS = {
@@ -34,7 +34,8 @@ def nothing(*_, **__):
 
 
 def silence(module, names):
-    """Replace what `module` logs with: its functions, and the methods of its classes."""
+    """Replace what a module logs with: its functions, and the methods of its classes."""
+    module = sys.modules[module]
     is_logger, found = re.compile(names).fullmatch, {}
     root = module.__name__.split(".")[0]
     root = "torch.utils.tensorboard" if root == "torch" else root
@@ -59,8 +60,7 @@ def silence(module, names):
 def hold_trackers():
     """Let the functions of trackers do nothing, also of those that are imported later."""
     for name, names in TRACKERS.items():
-        after_import(name, functools.partial(
-            lambda name, names: silence(sys.modules[name], names), name, names))
+        after_import(name, functools.partial(silence, name, names))
 
 
 def is_here(host):
@@ -74,17 +74,6 @@ def refuse(method, host):
     """Raise an error for a request that sends something to another machine."""
     if str(method).upper() in SENDS and not is_here(host):
         raise ConnectionRefusedError(f"whatif holds back {method} to {host}")
-
-
-def before(owner, name, check):
-    """Let owner.name call `check` with its own arguments first."""
-    real = getattr(owner, name)
-
-    @functools.wraps(real)
-    def call(*args, **options):
-        check(*args, **options)
-        return real(*args, **options)
-    setattr(owner, name, call)
 
 
 def hold_uploads():

@@ -1,6 +1,5 @@
 """What is watched and changed in the process that trains: Run, one a process."""
 
-import collections
 import contextlib
 import os
 import sys
@@ -14,13 +13,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 from whatif import records, techniques
 from whatif.inside import facts, parsers, plans
 from whatif.inside.batches import Loaders
-from whatif.inside.clock import Clock
+from whatif.inside.clock import Clock, Lead, compiled, numbers
 from whatif.inside.hooks import Hooks
 from whatif.inside.models import Models
 from whatif.inside.places import Places
 from whatif.techniques import amp
-
-MANY = 10  # steps of an optimizer without one of the leading one, after which it leads
 
 
 class Run(Hooks):
@@ -41,8 +38,8 @@ class Run(Hooks):
         self.optimizer_facts, self.autocasts = [], []
         self.numbers = weakref.WeakKeyDictionary()  # {optimizer: its number in optimizer_facts}
         self.sites = dict(backwards=[], steps=[], clips=[])  # the user's lines of them
-        self.lead, self.others = None, collections.Counter()
-        self.losses, self.last_loss, self.is_silent = [], None, False
+        self.lead = Lead()
+        self.losses, self.last_loss = [], None
         self.scaler, self.scalers, self.stepping, self.skipped = None, {}, False, False
         self.late = self.is_scaling = False  # whether steps were made since the last update
         self.backwards = []  # when backward() was called before the first step
@@ -65,11 +62,6 @@ class Run(Hooks):
     def synchronize(self):
         if self.device == "cuda":
             torch.cuda.synchronize()
-
-    def compiled(self):
-        """Return how many functions were compiled; a new shape compiles them again."""
-        dynamo = sys.modules.get("torch._dynamo.utils")
-        return dynamo.counters["frames"]["total"] if dynamo else 0
 
     def ranks(self):
         """Return (the rank of this process, the number of processes that train)."""
@@ -96,15 +88,9 @@ class Run(Hooks):
     def optimizers(self):
         return self.live("optimizers")
 
-    def inner_modules(self):
-        """Return the models that are changed, without their wrappers."""
-        return self.models.inner()
-
-
     def forked(self):
         """Begin anew in a process that the script forks; a DataLoader's worker makes no step."""
-        self.steps, self.plan, self.lead, self.losses = 0, None, None, []
-        self.others.clear()
+        self.steps, self.plan, self.lead, self.losses = 0, None, Lead(), []
 
     # ---- steps
     def step(self, optimizer, *_):
@@ -114,12 +100,8 @@ class Run(Hooks):
         if self.is_over or self.stepping:
             return
         self.note_site("steps", optimizer)
-        self.others[id(optimizer)] += 1
-        if not self.lead or not self.lead() or self.others[id(optimizer)] > MANY:
-            self.lead = weakref.ref(optimizer)  # the script goes on with this
-        if self.lead() is not optimizer:
+        if not self.lead.is_stepping(optimizer):
             return
-        self.others.clear()
         self.steps += 1
         self.thread = threading.get_ident()
         self.loaders.step()
@@ -164,7 +146,7 @@ class Run(Hooks):
     def facts(self):
         """Return what is known of the script."""
         on_gpu = self.device == "cuda"
-        self.see("compile", self.compiled() and not self.models.was_compiled())
+        self.see("compile", compiled() and not self.models.was_compiled())
         self.see("cudnn", torch.backends.cudnn.benchmark and not self.names)
         with contextlib.suppress(RuntimeError):  # of scripts that mix the old setting and the new
             self.see("tf32", torch.get_float32_matmul_precision() != "highest" and not self.names)
@@ -185,16 +167,11 @@ class Run(Hooks):
                           peak=torch.cuda.max_memory_allocated())
         return found
 
-    def losses_now(self):
-        """Return the losses until now, as numbers; what is not finite is a string."""
-        numbers = [float(each) for each in self.losses]
-        return [each if abs(each) < float("inf") else str(each) for each in numbers]
-
     def ended(self):
         """Tell what there is when the script has come to its own end."""
         if self.steps and os.getpid() == self.pid and not self.is_over and self.ranks()[0] == 0:
             self.is_over = True
-            self.send(steps=self.steps, facts=self.facts(), losses=self.losses_now(), ended=True,
+            self.send(steps=self.steps, facts=self.facts(), losses=numbers(self.losses), ended=True,
                       done=True)
 
     def finish(self):

@@ -11,7 +11,7 @@ FEW = 4  # workers that are looked at
 
 def cpu_times(pids):
     """Return {pid: {thread: seconds of CPU time}}; what cannot be read is left out."""
-    tick, times = (os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100), {}
+    tick, times = os.sysconf("SC_CLK_TCK"), {}
     for pid in [*pids][:FEW]:
         threads = {}
         try:
@@ -48,15 +48,14 @@ def libraries(pid):
         text = Path(f"/proc/{pid}/maps").read_text()
     except OSError:
         return set()
-    found = {name for name, pattern in dict(
+    return {name for name, pattern in dict(
         openblas=r"openblas", mkl=r"libmkl_|mkl_rt", cv2=r"/cv2/|libopencv").items()
         if re.search(pattern, text)}
-    return found
 
 
-def note(use, found, cv2_threads=None):
+def note(use, found, cv2_threads):
     """Return a sentence that says what to write against threads that fight for cores, or ""."""
-    if use.get("busy", 1) < 2:
+    if use["busy"] < 2:
         return ""
     begin = (f"each worker computes with {use['busy']} threads ({use['cores']} cores in use): "
              "they fight for cores with the other workers")

@@ -4,7 +4,8 @@ import contextlib
 import re
 from types import MethodType
 
-from .. import advice, autocasts
+from .. import advice
+from ..write import autocasts
 from . import fused
 
 NAMES = "amp bfloat16", "amp float16"
@@ -12,9 +13,8 @@ CALM = 20  # steps without a skipped one, before a window counts
 
 
 def why_not(name, facts):
-    """Return why it cannot be tried, or ""."""
-    if not advice.models_of(facts):
-        return "no torch.nn.Module is called in a step"
+    if why := advice.no_model(facts):
+        return why
     if advice.is_seen(name, facts) or any(
             each.get("autocast") for each in facts["models"] if each.get("role") != "frozen"):
         return "already there"
@@ -23,11 +23,8 @@ def why_not(name, facts):
 
 def write(name, facts, extra):
     """Return what to write: an option, or the lines around the call of a model."""
-    libraries = advice.drivers_of(facts)
-    option = advice.by_option(name, facts, extra)
-    if option:
-        return advice.paragraphs(option, watch(name, True))
-    if option := advice.by_library(name, libraries, extra, advice.driven(facts)[1]):
+    if option := advice.by_option(name, facts, extra) or advice.by_library(
+            name, advice.drivers_of(facts), extra, advice.driven(facts)[1]):
         return advice.paragraphs(option, watch(name, True))
     models = advice.models_of(facts)
     model = models[0]

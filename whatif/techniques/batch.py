@@ -8,7 +8,6 @@ NAMES = ("batch x2", "batch x4")
 
 
 def why_not(name, facts):
-    """Return why it cannot be tried, or ""."""
     loader, size = advice.main_loader(facts), times([name])
     if not loader:
         return "the script trains without a torch DataLoader"

@@ -2,19 +2,16 @@
 
 import ast
 
-from .. import advice, anchors
+from .. import advice
+from ..write import anchors
 
 NAMES = ("channels_last",)
 LAYOUT = "memory_format=torch.channels_last"
 
 
 def why_not(name, facts):
-    """Return why it cannot be tried, or ""."""
-    if not advice.models_of(facts):
-        return "no torch.nn.Module is called in a step"
-    if "image" not in facts["seen"]:
-        return "the model has no 2-D convolution"
-    return advice.is_seen(name, facts)
+    no_images = "the model has no 2-D convolution" * ("image" not in facts["seen"])
+    return advice.no_model(facts) or no_images or advice.is_seen(name, facts)
 
 
 def to_layout(model, name):
@@ -28,11 +25,9 @@ def to_layout(model, name):
 
 def write(name, facts, extra):
     """Return what to write: an option, or the lines that change the model and its images."""
-    if option := advice.by_option(name, facts, extra):
+    if option := advice.built_in(name, facts, extra):
         return option
-    driver, entry = advice.driven(facts)
-    if option := advice.by_library(name, [driver], extra, entry):
-        return option
+    _, entry = advice.driven(facts)
     models = advice.models_of(facts)
     models = [each for each in models if "image" in each.get("traits", ["image"])] or models
     model = models[0]
@@ -115,7 +110,7 @@ def change(run, layout):
     Momentum and gradients follow: a fused step on mixed layouts is silently wrong.
     """
     import torch
-    weights = {id(each): each for module in run.inner_modules() for each in module.parameters()
+    weights = {id(each): each for module in run.models.inner() for each in module.parameters()
                if each.dim() == 4}
     with torch.no_grad():
         for weight in weights.values():

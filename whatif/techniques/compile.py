@@ -4,17 +4,15 @@ import functools
 import inspect
 import types
 
-from .. import advice, anchors
+from .. import advice
+from ..write import anchors
 
 NAMES = "compile", "compile reduce-overhead"
 
 
 def why_not(name, facts):
-    """Return why it cannot be tried, or ""."""
-    if not advice.models_of(facts):
-        return "no torch.nn.Module is called in a step"
-    if advice.is_seen(name, facts):
-        return "already there"
+    if why := advice.no_model(facts) or advice.is_seen(name, facts):
+        return why
     if "several GPUs" in facts["seen"]:
         return "DataParallel on several GPUs cannot be compiled"
     return advice.needs_gpu(facts) if name != "compile" else ""
@@ -25,11 +23,9 @@ def write(name, facts, extra):
     note = ("watch: it compiles in the first step, and again for a new shape" if name == "compile"
             else "watch: shapes must not change; it takes memory")
     mode = f'mode="{name.split()[1]}"' if name != "compile" else ""
-    if option := advice.by_option(name, facts, extra):
+    if option := advice.built_in(name, facts, extra):
         return advice.paragraphs(option, note)
-    driver, entry = advice.driven(facts)
-    if option := advice.by_library(name, [driver], extra, entry):
-        return advice.paragraphs(option, note)
+    _, entry = advice.driven(facts)
     models = advice.models_of(facts)
     model = models[0]
     if entry:

@@ -1,7 +1,8 @@
 """The fused kernels of an optimizer."""
 
-from .. import advice, anchors, checkpoints
-from ..sources import Refused
+from .. import advice
+from ..write import anchors, checkpoints
+from ..write.sources import Refused
 
 NAMES = ("fused",)
 
@@ -11,7 +12,6 @@ def fusible(facts):
 
 
 def why_not(name, facts):
-    """Return why it cannot be tried, or ""."""
     if not facts["optimizers"]:
         return "the optimizer is made in another process"
     if not fusible(facts):

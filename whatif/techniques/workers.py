@@ -1,7 +1,7 @@
 """Processes of a DataLoader that load while steps run."""
 
 from .. import advice
-from ..sources import Refused
+from ..write.sources import Refused
 
 NAMES = ("workers",)
 
@@ -12,7 +12,6 @@ def wanted(facts):
 
 
 def why_not(name, facts):
-    """Return why it cannot be tried, or ""."""
     loader = advice.main_loader(facts)
     if not loader:
         return "the script trains without a torch DataLoader"

@@ -21,7 +21,7 @@ def write(name, facts, sources):
     done = 0
     for model in models:
         for spot in anchors.spots_of(model):
-            done += around_calls(model, spot, device, half, sources)
+            done += around_calls(spot, device, half, sources)
     if not done:
         text = "".join(line for source in sources.files.values() for line in source.lines)
         raise Refused("already there" if f'autocast("{device}", torch.{half})' in text else
@@ -30,34 +30,48 @@ def write(name, facts, sources):
         scale(facts, sources)
 
 
-def around_calls(model, spot, device, half, sources):
+def around_calls(spot, device, half, sources):
     """Write autocast around the calls of a model in one statement; return whether it was needed."""
     source, line = sources.find(spot["at"])
-    calls = [each for each in source.calls(line, spot["name"])
-             if not anchors.is_in_autocast(source, each)]
-    if not calls:
+
+    def nodes():
+        calls = [each for each in source.calls(line, spot["name"])
+                 if not anchors.is_in_autocast(source, each)]
+        parts = [part_of(source, each, spot) for each in calls]
+        return calls if {*parts} & {*calls} else parts
+    if not nodes():
         return False
     torch = anchors.torch_name(source)
-    context = f'{torch}.autocast("{device}", {torch}.{half})'
-    calls = [each for each in source.calls(line, spot["name"])
-             if not anchors.is_in_autocast(source, each)]
-    statement = source.statement_of(calls[0])
-    target = target_of(source, statement, calls)
+    context, found = f'{torch}.autocast("{device}", {torch}.{half})', nodes()
+    is_part = not any(isinstance(each, ast.Call) for each in found)
+    cast = Cast(source, spot | dict(holds="tensor") if is_part else spot, f"{torch}.{half}")
+    statement = source.statement_of(found[0])
+    target = target_of(source, statement, found)
     if target is not None and source.is_alone(statement):
-        after = cast_of(source, target, model, spot)
+        after = cast.of_target(target, statement)
         source.wrap(statement, f"with {context}:", after, FLOAT32 if after else PRODUCTS)
-    elif not model["is_tensor"]:
-        raise Refused(f"{source.shown}:{line}: the output of {spot['name']} is no tensor")
-    elif can_come_before(source, statement, calls):
-        extract(source, line, calls, context)
+    elif can_come_before(source, statement, found):
+        extract(source, line, found, context, cast)
     else:
+        if not cast.is_tensor:
+            raise cast.refused("is no tensor")
         edits = []
-        for call in calls:
+        for node in found:
+            call = node if isinstance(node, ast.Call) else node.value
             edits.append((call.func, f"{context}({source.text(call.func)})"))
-            edits.append(((source.stop(call), source.stop(call)), ".float()"))
+            edits.append(((source.stop(node), source.stop(node)), ".float()"))
         source.apply(edits)
         source.mark(source.statement_at(line), FLOAT32)
     return True
+
+
+def part_of(source, call, spot):
+    """Return a tensor that a statement takes of a call, as model(x)["out"]; else the call."""
+    match part := source.parents[call]:
+        case ast.Attribute(value, key) | ast.Subscript(value, ast.Constant(key)) if (
+                value is call and key in spot.get("floats", ())):
+            return part
+    return call
 
 
 def target_of(source, statement, calls):
@@ -72,6 +86,13 @@ def target_of(source, statement, calls):
                 value = value.func.value
             return target if [value] == calls else None
     return None
+
+
+def free_names(source, first, second):
+    """Return an iterator of names that a file does not use."""
+    used = {each.id for each in ast.walk(source.tree) if isinstance(each, ast.Name)}
+    return (name for name in (first, second, *(f"{first}_{n}" for n in range(2, 99)))
+            if name not in used)
 
 
 def can_come_before(source, statement, calls):
@@ -94,42 +115,71 @@ def can_come_before(source, statement, calls):
                    if inner is not call)
 
 
-def extract(source, line, calls, context):
+def extract(source, line, calls, context, cast):
     """Make calls in statements of their own, under autocast, above the one that uses them."""
-    used = {each.id for each in ast.walk(source.tree) if isinstance(each, ast.Name)}
-    names = (name for name in ("output", "outputs", *(f"output_{n}" for n in range(2, 99)))
-             if name not in used)
-    edits, texts = [], []
+    names = free_names(source, "output", "outputs")
+    edits, texts, casts = [], [], []
     for call in sorted(calls, key=source.start):
         name = next(names)
         texts.append(f"    {name} = {source.text(call)}")
-        edits.append((call, f"{name}.float()"))
+        casts += [] if cast.is_tensor else cast.lines(name)
+        edits.append((call, f"{name}.float()" if cast.is_tensor else name))
     source.apply(edits)
     statement = source.statement_at(line)
     index = statement.lineno - 1
     indent = source.lines[index][:source.start(statement)[1]]
-    lines = [f"with {context}:", *texts]
-    text = source.end.join(indent + source.unit_for(each) for each in lines)
-    parts = text.split(source.end)
-    source.insert(index, *parts)
-    source.block(index, statement.end_lineno + len(parts), FLOAT32)
+    lines = [indent + source.unit_for(each) for each in (f"with {context}:", *texts, *casts)]
+    lines = source.end.join(lines).split(source.end)
+    source.insert(index, *lines)
+    source.block(index, statement.end_lineno + len(lines), FLOAT32)
 
 
-def cast_of(source, target, model, spot):
-    """Return the lines that make the output of a model float32 again."""
-    if isinstance(target, ast.Tuple):
-        text = ", ".join(map(source.text, target.elts))
-        if not model.get("are_tensors"):
-            raise Refused(f"{spot['at']}: not all outputs of {spot['name']} are tensors")
-        return [f"{text} = (each.float() for each in ({text}))"]
-    text = source.text(target)
-    if model["is_tensor"]:
-        return [f"{text} = {text}.float()"]
-    if model.get("are_tensors"):
-        return [f"{text} = [each.float() for each in {text}]"]
-    if spot.get("has_loss"):
-        return []  # the model computes its loss
-    raise Refused(f"{spot['at']}: the output of {spot['name']} is no tensor")
+class Cast:
+    """The lines that make the output of a model float32 again, by how it holds its tensors."""
+
+    def __init__(self, source, spot, half):
+        self.source, self.spot, self.half = source, spot, half
+        self.holds = spot.get("holds", "")
+        self.is_tensor = self.holds == "tensor"
+
+    def refused(self, why):
+        return Refused(f"{self.spot['at']}: the output of {self.spot['name']} {why}")
+
+    def of_target(self, target, statement):
+        """Return the lines for what a statement assigns to."""
+        text = self.source.text(target)
+        if isinstance(target, ast.Tuple):
+            if self.holds not in ("tuple", "namedtuple"):
+                raise self.refused("holds more than tensors")
+            text = ", ".join(map(self.source.text, target.elts))
+            return [f"{text} = (each.float() for each in ({text}))"]
+        if self.spot.get("has_loss") and (
+                not self.holds or self.gives_loss(text, self.source.scope_of(statement))):
+            return []  # the model computes its loss, in float32
+        return self.lines(text)
+
+    def gives_loss(self, text, scope):
+        """Return whether a function uses only the loss of an output."""
+        uses = [self.source.parents[each] for each in ast.walk(scope)
+                if isinstance(each, (ast.Name, ast.Attribute)) and isinstance(each.ctx, ast.Load)
+                and ast.unparse(each) == text]
+        return {ast.unparse(each).removeprefix(text) for each in uses} <= {".loss", "['loss']"}
+
+    def lines(self, text):
+        """Return the lines for one variable."""
+        quote, known = self.source.quote(), {
+            "tensor": f"{text} = {text}.float()",
+            "tuple": f"{text} = [each.float() for each in {text}]",
+            "namedtuple": f"{text} = {text}._make(each.float() for each in {text})",
+            "dict": f"{text} = {{key: each.float() for key, each in {text}.items()}}"}
+        if self.holds in known:
+            return [known[self.holds]]
+        if self.holds != "mixed":
+            raise self.refused("is no tensor, and no tuple or dict of tensors")
+        key, each = (next(free_names(self.source, name, f"{name}s")) for name in ("key", "value"))
+        return [f"for {key}, {each} in [*{text}.items()]:",
+                f"    if getattr({each}, {quote}dtype{quote}, None) == {self.half}:",
+                f"        {text}[{key}] = {each}.float()"]
 
 
 # --------------------------------------------------------------------------------- the scaler

@@ -3,14 +3,11 @@
 import ast
 import re
 
-from . import advice
+from whatif import advice
+
 from .sources import FUNCTIONS, LOOPS, Refused
 
 WRAPPERS = "DistributedDataParallel", "DataParallel", "DDP"
-
-
-def is_import(node):
-    return isinstance(node, (ast.Import, ast.ImportFrom))
 
 
 def names_torch(node):
@@ -22,19 +19,17 @@ def names_torch(node):
 
 
 def top_of(source):
-    """Return the index below the first run of imports with torch in it, at the top level."""
-    body, found = source.tree.body, None
-    for number, node in enumerate(body):
-        is_torchs = names_torch(node) or isinstance(node, ast.ImportFrom) and (
-            node.module or "").split(".")[0] == "torch"
-        if is_torchs:
-            found = number
+    """Return the last of the first run of imports with torch in it, at the top level."""
+    last = None
+    for node in source.tree.body:
+        if last and not isinstance(node, (ast.Import, ast.ImportFrom)):
             break
-    if found is None:
+        if last or names_torch(node) or isinstance(node, ast.ImportFrom) and (
+                node.module or "").split(".")[0] == "torch":
+            last = node
+    if not last:
         raise Refused(f"{source.shown} does not import torch at its top")
-    while found + 1 < len(body) and (is_import(body[found + 1])):
-        found += 1
-    return body[found]
+    return last
 
 
 def torch_name(source):
@@ -51,8 +46,7 @@ def torch_name(source):
 def put_at_top(source, line, *reasons):
     """Write a line below the imports."""
     last = top_of(source)
-    if not source.is_alone(last):
-        raise Refused(f"{source.where(last)} shares its line with another statement")
+    source.need_alone(last)
     index = last.end_lineno
     while index < len(source.lines) and source.origins[index] is None:
         index += 1  # below another block
@@ -62,12 +56,16 @@ def put_at_top(source, line, *reasons):
     source.block(index, index + 1, *reasons)
 
 
-def main_source(facts, sources):
-    """Return the file that makes the optimizer, or else calls the model."""
+def put_setting(facts, sources, line, reason):
+    """Write a line of torch below the imports of the file that makes the optimizer.
+
+    Without an optimizer it is the file that calls the model.
+    """
     things = [*facts["optimizers"], *facts["models"]]
     if not things:
         raise Refused("no line of the script is known")
-    return sources.find(things[0]["at"])[0]
+    source = sources.find(things[0]["at"])[0]
+    put_at_top(source, f"{torch_name(source)}{line.removeprefix('torch')}", reason)
 
 
 # -------------------------------------------------------------------------------- for a model
@@ -200,15 +198,17 @@ def spots_of(model):
             raise Refused(f"a line that calls {model['name']} is not known")
         one = merged.setdefault((spot["at"], spot["name"]), spot | dict(images=[]))
         one["images"] += [each for each in spot.get("images", ()) if each not in one["images"]]
+        one["floats"] = [each for each in one.get("floats", ()) if each in spot.get("floats", ())]
+        if one.get("holds") != spot.get("holds"):  # a dict may have a part only at times
+            one["holds"] = "mixed" if {one["holds"], spot["holds"]} == {"dict", "mixed"} else ""
     return [*merged.values()]
 
 
 def models_once(facts):
     """Return the models that train, and those that only take time; Refused if there is none."""
-    found = advice.models_of(facts)
-    if not found:
-        raise Refused("no torch.nn.Module is called in a step")
-    return found
+    if why := advice.no_model(facts):
+        raise Refused(why)
+    return advice.models_of(facts)
 
 
 def is_in_autocast(source, node):

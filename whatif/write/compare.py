@@ -8,6 +8,7 @@ import sys
 from whatif import stats
 
 SLOWER, WRONG = 5, 2
+SAME = "script", "arguments", "unit"
 
 
 def read(path):
@@ -16,6 +17,8 @@ def read(path):
         with open(path) as file:
             found = json.load(file)
         rates = [each["rate"] for each in found["windows"] if not each["names"]]
+        if missing := {*SAME, "machine"} - {*found}:
+            raise KeyError(*missing)
         return found | dict(plain=[rate for rate in rates if rate and math.isfinite(rate)])
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
@@ -25,7 +28,7 @@ def read(path):
 
 def same(old, new):
     """Return what two records do not share, which makes their rates unlike; or ""."""
-    for key in "script", "arguments", "unit":
+    for key in SAME:
         if old[key] != new[key]:
             return f"{key}: {old[key]} and {new[key]}"
     for key in "gpu", "device", "cores", "processes":

@@ -134,6 +134,10 @@ class Text:
         before, after = self.lines[line][:column], self.lines[last][end:]
         return not before.strip() and (not after.strip() or after.lstrip().startswith("#"))
 
+    def need_alone(self, statement):
+        if not self.is_alone(statement):
+            raise Refused(f"{self.where(statement)} shares its line with another statement")
+
 
 class Source(Text, arguments.Arguments):
     """A file that can be edited."""
@@ -189,15 +193,8 @@ class Source(Text, arguments.Arguments):
         """Mark a statement that was changed."""
         self.block(first_line(statement) - 1, statement.end_lineno, *reasons)
 
-    def put(self, index, lines, *reasons):
-        """Insert a block of new lines in front of the line with an index.
-
-        The lines are given without the indent. It is taken from the line, or from `indent`.
-        """
-        self.put_at(index, indent_of(self.lines[index]), lines, *reasons)
-
-    def put_at(self, index, indent, lines, *reasons):
-        """Insert a block with an indent of its own."""
+    def put(self, index, indent, lines, *reasons):
+        """Insert a block of new lines in front of the line with an index."""
         self.insert(index, *(indent + self.unit_for(line) for line in lines))
         self.block(index, index + len(lines), *reasons)
 
@@ -219,14 +216,13 @@ class Source(Text, arguments.Arguments):
 
     def put_before(self, statement, lines, *reasons):
         """Insert a block above a statement."""
-        if not self.is_alone(statement):
-            raise Refused(f"{self.where(statement)} shares its line with another statement")
-        self.put(self.header(first_line(statement) - 1), lines, *reasons)
+        self.need_alone(statement)
+        index = self.header(first_line(statement) - 1)
+        self.put(index, indent_of(self.lines[index]), lines, *reasons)
 
     def put_after(self, statement, lines, *reasons):
         """Insert a block below a statement."""
-        if not self.is_alone(statement):
-            raise Refused(f"{self.where(statement)} shares its line with another statement")
+        self.need_alone(statement)
         indent = indent_of(self.lines[first_line(statement) - 1])
         index = statement.end_lineno
         if self.header(first_line(statement) - 1) != first_line(statement) - 1 and not (
@@ -235,23 +231,23 @@ class Source(Text, arguments.Arguments):
         if index < len(self.lines) and not self.lines[index].strip() and (
                 self.origins[index] is None):  # below another block
             index += 1
-        self.put_at(index, indent, lines, *reasons)
+        self.put(index, indent, lines, *reasons)
 
     def wrap(self, statement, head, after, *reasons):
         """Put a statement below `head` (with ...:), and lines below it; mark all as a block."""
-        if not self.is_alone(statement):
-            raise Refused(f"{self.where(statement)} shares its line with another statement")
+        self.need_alone(statement)
         first, stop = first_line(statement) - 1, statement.end_lineno
         inside = {line for node in ast.walk(statement)
                   if isinstance(node, (ast.Constant, ast.JoinedStr))
                   for line in range(node.lineno + 1, node.end_lineno + 1)}
         indent, unit = indent_of(self.lines[first]), self.unit()
+        after = [indent + self.unit_for(line) for line in after]
         for number in range(first, stop):
             if number + 1 not in inside and self.lines[number].strip():  # no line of a long text
                 line = self.lines[number]
                 self.lines[number] = (indent + unit + line.removeprefix(indent)
                                       if line.startswith(indent) else unit + line)
-        self.insert(stop, *(indent + line for line in after))
+        self.insert(stop, *after)
         self.insert(first, indent + head)
         self.block(first, stop + 1 + len(after), *reasons)
 

@@ -5,7 +5,8 @@ They are written only if the proof with them is not slower than without.
 
 import ast
 
-from . import advice
+from whatif import advice
+
 from .anchors import spots_of
 from .sources import LOOPS, Refused, heads
 

@@ -8,7 +8,9 @@ import dataclasses
 import os
 import shlex
 
-from . import advice, extras, librarycalls, scriptoptions
+from whatif import advice, scriptoptions
+
+from . import extras, librarycalls
 from .sources import Refused, Sources, diff
 
 # edits of one file may follow each other in any order; marks read best in this one

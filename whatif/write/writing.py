@@ -4,71 +4,61 @@ import os
 import shlex
 import shutil
 
-from whatif import patch, proof, report
+from whatif import report
 
-STATUS = {0: "a proved patch, or nothing gains", 3: "faster, but not all could be written",
-          4: "a patch was not proved"}
+from . import patch, proof
 
 
-class Writing:
+class Writing(proof.Prover):
     """A Prover with the file that it may write, and what is told of it."""
 
-    def __init__(self, session, names, extra, show):
-        self.session, self.path = session, session.args.write
-        self.prover = proof.Prover(session, names, extra, show)
-        self.stopped = False
+    stopped = False  # by Ctrl-C
 
-    def prove(self):
-        self.prover.prove()
-
-    def verdict(self):
-        return self.prover.verdict
+    @property
+    def path(self):
+        return self.session.args.write
 
     def is_proved(self):
-        return bool(self.verdict() and self.verdict()["proved"]) and not self.stopped
+        return bool(self.verdict and self.verdict["proved"]) and not self.stopped
 
     def save(self):
         """Write the file, if there is a proved patch. OSError says why it cannot be written."""
-        if self.is_proved() and self.prover.patch.diff:
+        if self.is_proved() and self.patch.diff:
             part = f"{self.path}.part"
             with open(part, "wb") as file:
-                file.write(self.prover.patch.diff)
+                file.write(self.patch.diff)
             shutil.move(part, self.path)
-
-    def status(self):
-        return self.prover.status()
 
     def best(self, best):
         """Return the techniques that are still advised."""
-        found = self.verdict()
-        if found and found["kind"] == proof.CHANGES or found and (found["high"] or 2) < 1:
+        found = self.verdict
+        if found and (found["kind"] == proof.CHANGES or (found["high"] or 2) < 1):
             return ()
-        return tuple(name for name in best if name not in self.prover.reasons)
+        return tuple(name for name in best if name not in self.reasons)
 
     def written(self):
         """Return the techniques for which no advice in words is needed."""
-        return self.verdict()["techniques"] if self.is_proved() else ()
+        return self.verdict["techniques"] if self.is_proved() else ()
 
     def new_command(self):
         session = self.session
-        words = patch.new_command(session.args.command, session.args.kind, self.prover.patch,
-                                  session.facts().get("options", ()))
+        words = patch.new_command(session.args.command, session.args.kind, self.patch,
+                                  self.facts.get("options", ()))
         return shlex.join(["python" if word == words[0] and session.args.kind != "command"
                            else word for word in words])
 
     def apply(self):
-        return patch.command_to_apply(self.prover.patch, self.path, self.session.source)
+        return patch.command_to_apply(self.patch, self.path, self.session.source)
 
     # ---- the report
     def lines(self):
         """Return the lines at the end of the report."""
-        found, one, lines = self.verdict(), self.prover.patch, []
-        told = {name: why for name, why in self.prover.not_written().items()}
-        if told:
+        found, one, lines = self.verdict, self.patch, []
+        if told := self.not_written():
             lines += ["", "Not in the patch", *report.grouped(told)]
         if found is None or self.stopped:
             why = ("stopped" if self.stopped else "nothing of it could be written"
-                   if self.prover.names else "nothing is faster for certain")
+                   if self.names else "nothing is faster for certain")
             return [*lines, "", f"No patch: {why}", *self.older()]
         if not found["proved"]:
             name = report.name_of(found["techniques"])
@@ -100,14 +90,13 @@ class Writing:
     # ---- the record
     def record(self):
         """Return {patch, proof, reasons} for --json."""
-        one, added = self.prover.patch, self.prover.patch.size()
-        is_handed_out = self.is_proved()
+        one, (added, removed), is_handed_out = self.patch, self.patch.size(), self.is_proved()
         return dict(
             patch=dict(
                 file=str(self.path) if is_handed_out and one.diff else None,
                 diff=one.diff.decode(errors="replace") if is_handed_out else None,
-                files=one.changed, added=added[0], removed=added[1], options=one.options,
+                files=one.changed, added=added, removed=removed, options=one.options,
                 command=self.new_command() if one.options else None,
                 apply=self.apply() if is_handed_out and one.diff else None,
                 techniques=one.techniques(), extras=one.extras) if not one.is_empty() else None,
-            proof=self.verdict(), reasons=self.prover.not_written())
+            proof=self.verdict, reasons=self.not_written())

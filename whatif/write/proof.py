@@ -5,12 +5,15 @@ A patch is proved if its copy runs, is faster for certain, keeps the training by
 stats.changes_training, and exchanges its states with the original.
 """
 
+import math
 import os
 import statistics
 import time
 
-from whatif import confirm, extras, overlay, patch, report, run, stats
+from whatif import confirm, report, run, stats
 from whatif.stats import LEAST_PAIRS, LEAST_PLAIN
+
+from . import extras, overlay, patch
 
 WARM = 3.0  # seconds before the window, at least
 LEAST_SECONDS = 3.0  # of a window
@@ -52,7 +55,7 @@ class Proof:
         states = os.path.join(self.folder, "states")
         others = [each for each in ([MAIN, MORE] if side == PLAIN else [PLAIN])
                   if os.path.exists(f"{states}/{each}.pt")]
-        spec = session.spec("proof", seed=k, seconds=seconds, hold="start",
+        spec = session.spec("proof", seed=k, seconds=seconds,
                             warm_seconds=min(WARM, session.args.seconds),
                             warm=self.warm if is_timed else 1,
                             steps=self.steps if is_timed else 3, starter=self.starter,
@@ -68,71 +71,59 @@ class Proof:
             f"{time.monotonic() - session.began:.0f} s  proof: {name}, "
             f"run {len(self.runs[side]) + 1}"))
         self.took.append(time.monotonic() - begin)
-        if result["error"] or not result["windows"]:
-            self.fail(side, result["error"] or "it ended before it was measured", result)
+        if why := self.wrong_with(side, result, is_timed):
+            self.kind, self.why, self.is_own = FAILS, f"{name}: {why}", side == PLAIN
+            self.traceback = result.get("traceback", "")
             return None
-        found = result["windows"][0] | dict(
+        self.runs[side].append(result["windows"][0] | dict(
             losses=confirm.numbers(result.get("losses", [])), memory=result.get("memory"),
-            is_timed=is_timed, first=result["first"], ended=bool(result.get("ended")),
-            total=result.get("total", 0))
-        if result.get("ended") and result.get("code"):
-            self.fail(side, f"it ended with status {result['code']} after {result['total']} steps"
-                      + "".join(f": {line}" for line in result["log"].splitlines()[-1:]))
-            return None
-        others = [each["total"] for one in self.runs if (one == PLAIN) != (side == PLAIN)
-                  for each in self.runs[one] if each["is_timed"] == is_timed and each["ended"]]
-        if others and not result.get("ended") and is_timed:
-            self.fail(side, "it goes on where the other side ends by itself")
-            return None
-        if bad := result.get("states"):
-            self.fail(side, "; ".join(bad))
-            return None
-        if result.get("compared") and not all(map(stats.math.isfinite, confirm.numbers(
-                result["compared"]))) and all(map(stats.math.isfinite, found["losses"])):
-            self.fail(side, "losses are not finite after it has loaded the other's state")
-            return None
-        self.runs[side].append(found)
-        return found
+            is_timed=is_timed, first=result["first"], ended=bool(result.get("ended"))))
+        return self.runs[side][-1]
 
-    def fail(self, side, why, result=None):
-        """Note why a run failed."""
-        self.kind = FAILS
-        self.why = f"{'the script as it is' if side == PLAIN else 'the changed copy'}: {why}"
-        self.is_own = side == PLAIN
-        self.traceback = (result or {}).get("traceback", "")
+    def wrong_with(self, side, result, is_timed):
+        """Return what is wrong with the result of a run, or ""."""
+        if result["error"] or not result["windows"]:
+            return result["error"] or "it ended before it was measured"
+        ended = result.get("ended")
+        if ended and result.get("code"):
+            last = "".join(f": {line}" for line in result["log"].splitlines()[-1:])
+            return f"it ended with status {result['code']} after {result['total']} steps{last}"
+        others = [each for one in self.runs if (one == PLAIN) != (side == PLAIN)
+                  for each in self.runs[one] if each["is_timed"] and each["ended"]]
+        if others and is_timed and not ended:
+            return "it goes on where the other side ends by itself"
+        if result.get("states"):
+            return "; ".join(result["states"])
+        before, after = (map(math.isfinite, confirm.numbers(result.get(key) or ()))
+                         for key in ("losses", "compared"))
+        is_lost = all(before) and not all(after)
+        return "losses are not finite after it has loaded the other's state" * is_lost
 
     def fits(self, runs):
         each = statistics.fmean(self.took) if self.took else 12.0
         return self.session.left() > runs * each
 
-    def sides(self, k):
-        """Return the sides of round k, in an order that swaps."""
-        found = [*self.patches, PLAIN]
-        return found if k % 2 == 0 else found[::-1]
-
     def measure(self):
-        """Run rounds until the result is clear; return whether all ran."""
-        count = len(self.runs)
+        """Run rounds until the result is clear or a run fails; their order swaps."""
+        count, order = len(self.runs), [*self.patches, PLAIN]
         each = self.session.left() / (count * LEAST_PAIRS + 1) - 10
         seconds = min(self.session.args.seconds, max(LEAST_SECONDS, each))
-        k = 0
-        while k < MOST_PAIRS and (k == 0 or self.fits(count)):
-            for side in self.sides(k):
+        for k in range(MOST_PAIRS):
+            if k and not self.fits(count):
+                break
+            for side in order[::-1] if k % 2 else order:
                 found = self.run(side, k, seconds / self.expected)
                 if not found:
-                    return False
+                    return
                 if self.steps is None:
                     self.warm, self.steps = found["first"], found["steps"]
-            k += 1
             if self.is_idle(MAIN):
-                return True
-            if k >= LEAST_PAIRS and self.is_clear(MAIN):
+                return
+            if k + 1 >= LEAST_PAIRS and stats.is_clear(self.estimate(MAIN)):
                 break
-        while len(self.runs[PLAIN]) < LEAST_PLAIN and self.fits(1):
+        while (k := len(self.runs[PLAIN])) < LEAST_PLAIN and self.fits(1):
             if not self.run(PLAIN, k, 0, is_timed=False):
-                return False
-            k += 1
-        return True
+                return
 
     # ---- what came out
     def rates(self, side):
@@ -141,10 +132,6 @@ class Proof:
     def estimate(self, side, base=PLAIN):
         pairs = [*zip(self.rates(base), self.rates(side))]
         return stats.of_pairs(*zip(*pairs)) if pairs else None
-
-    def is_clear(self, side):
-        found = self.estimate(side)
-        return found is not None and found.low is not None and (found.low > 1 or found.high < 1)
 
     def is_idle(self, side):
         """Return whether mixed precision does nothing: losses of equal seeds are the same."""
@@ -155,21 +142,7 @@ class Proof:
 
     def losses(self, side):
         """Return what the report says of the losses of a side."""
-        plain, mine = self.runs[PLAIN], self.runs[side]
-        means = stats.mean_losses([each["losses"] for each in (*plain, *mine)])
-        of_plain = [each.mean for each in means[:len(plain)] if each]
-        of_mine = [each.mean for each in means[len(plain):] if each]
-        told = dict(techniques=self.patches[side].techniques(), culprit="")
-        if not of_mine or not of_plain:
-            is_hidden = plain and not any(each["losses"] for each in plain)
-            return told | dict(
-                changes=None, mean=None, low=None, high=None,
-                why="its losses cannot be seen: it calls backward() with gradients or "
-                "autograd.grad()" if is_hidden else f"runs made fewer than {stats.LEAST_LOSSES} "
-                "steps")
-        verdict = stats.changes_training(of_plain, of_mine)
-        return told | dict(changes=verdict.changes, why=verdict.why, mean=verdict.mean,
-                           low=verdict.low, high=verdict.high)
+        return confirm.loss_of(self.patches[side].techniques(), self.runs[PLAIN], self.runs[side])
 
     def judge(self, side):
         """Return what the record has of a side: whether it is proved, and why not."""
@@ -297,8 +270,6 @@ class Prover:
 
     def status(self):
         """Return the exit status: 0, 3 or 4."""
-        if self.verdict is None:
-            return 3 if self.not_written() else 0
-        if not self.verdict["proved"]:
+        if self.verdict and not self.verdict["proved"]:
             return 4
         return 3 if self.not_written() else 0

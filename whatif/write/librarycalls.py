@@ -1,0 +1,27 @@
+"""Write a technique as arguments of a library's own call, as Trainer(precision="bf16-mixed")."""
+
+import ast
+
+from whatif import advice
+from whatif.libraries import LIBRARIES
+
+
+def edit(name, facts, extra, sources):
+    """Write a technique in the only call that switches it on; return whether there is one."""
+    for library in advice.drivers_of(facts):
+        match LIBRARIES.get(library, {}).get(name):
+            case callee, arguments:
+                found = [(source, node) for source in sources.files.values()
+                         for node in ast.walk(source.tree) if isinstance(node, ast.Call)
+                         and ast.unparse(node.func).rpartition(".")[2] == callee]
+            case _:
+                continue
+        if len(found) == 1:
+            source, call = found[0]
+            text = arguments.format(workers=extra.get("workers")).replace('"', source.quote())
+            line = source.origins[source.statement_of(call).lineno - 1]
+            source.apply(source.give(call, dict(each.split("=") for each in text.split(", "))))
+            if line:
+                source.mark(source.statement_at(line), f"{library} has this built in")
+            return True
+    return False
