@@ -13,8 +13,9 @@ const DATA = {
 "",
 "    python train.py --dataset DATASET --epochs 5",
 "",
-"Each epoch prints loss, accuracy and images/s, and saves RESULT_DIR/<script name>.pt for --resume.",
-"After the last epoch it writes a record, RESULT_DIR/<script name>.json.",
+"Each epoch prints loss, accuracy and images/s. The first and the last one, and every 30 seconds one",
+"between, save RESULT_DIR/<script name>.pt for --resume. At the end it writes a record of results and",
+"times, RESULT_DIR/<script name>.json.",
 "\"\"\"",
 "",
 "import argparse",
@@ -30,7 +31,7 @@ const DATA = {
 "from PIL import Image, ImageOps",
 "from torch import nn",
 "from torch.utils.data import DataLoader",
-"from torchvision import datasets, models",
+"from torchvision import datasets, models, ops",
 "from torchvision.transforms import v2 as transforms",
 "from tqdm import tqdm",
 "",
@@ -53,8 +54,12 @@ const DATA = {
 "    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)",
 "    parser.error = fail",
 "    add = parser.add_argument",
-"    digits = Path(__file__).resolve().parents[1] / \"data/digits\"",
-"    add(\"--dataset\", type=Path, default=digits, help=\"folder with train/<class>/*, val/<class>/*\")",
+"    add(",
+"        \"--dataset\",",
+"        type=Path,",
+"        default=Path(__file__).resolve().parents[1] / \"data/digits\",",
+"        help=\"folder with train/<class>/*, val/<class>/*\",",
+"    )",
 "    add(\"--image_size\", type=positive, default=32, help=\"height and width in training, pixels\")",
 "    add(\"--val_size\", type=positive, help=\"resize and center crop of validation; None: IMAGE_SIZE\")",
 "    add(",
@@ -63,8 +68,12 @@ const DATA = {
 "        default=\"none\",",
 "        help=\"random flips and crops: resized as for ImageNet, or crop: padded by 1/8\",",
 "    )",
-"    cores = len(os.sched_getaffinity(0))",
-"    add(\"--workers\", type=int, default=min(16, cores), help=\"loading processes for training\")",
+"    add(",
+"        \"--workers\",",
+"        type=int,",
+"        default=min(16, len(os.sched_getaffinity(0))),",
+"        help=\"loading processes for training\",",
+"    )",
 "    add(\"--width\", type=positive, default=16, help=\"channels of conv11's first layer\")",
 "    add(\"--model\", default=\"conv11\", help=\"conv11 or a classifier of torchvision.models\")",
 "    add(\"--batch_size\", type=positive, default=120, help=\"images in a step, all processes together\")",
@@ -72,7 +81,7 @@ const DATA = {
 "    add(\"--epochs\", type=positive, default=5, help=\"passes over the training images\")",
 "    add(\"--steps\", type=positive, help=\"end each epoch after this many steps; None: all\")",
 "    add(\"--seed\", type=int, default=0, help=\"sets weights, image order and augmentation\")",
-"    add(\"--result_dir\", type=Path, default=Path(\"runs\"), help=\"folder of record and checkpoint\")",
+"    add(\"--result_dir\", type=Path, default=\"runs\", help=\"folder of record and checkpoint\")",
 "    add(\"--resume\", help=\"a checkpoint, or auto: the one in RESULT_DIR if there is one\")",
 "    return parser",
 "",
@@ -91,12 +100,12 @@ const DATA = {
 "",
 "",
 "def open_folder(dataset, names, transform):",
-"    \"\"\"Return an ImageFolder over the first of DATASET/<names> that is there.\"\"\"",
-"    for name in names:",
+"    \"\"\"Return an ImageFolder over the first of the folders `names` in DATASET.\"\"\"",
+"    for name in names.split():",
 "        if (dataset / name).is_dir():",
 "            return datasets.ImageFolder(dataset / name, transform, loader=load_image)",
 "    fail(",
-"        f\"--dataset {dataset}: it has no {' or '.join(names)}/<class>/*; \"",
+"        f\"--dataset {dataset}: it has no {' or '.join(names.split())}/<class>/*; \"",
 "        \"`python make_dataset.py digits` makes the default\"",
 "    )",
 "",
@@ -117,15 +126,15 @@ const DATA = {
 "",
 "",
 "def conv11(width, classes):",
-"    \"\"\"Return eleven 3x3 convolutions: (N, 3, H, W) floats to (N, classes) scores.\"\"\"",
-"    layers, channels = [], 3",
+"    \"\"\"Return eleven 3x3 convolutions, each with batch norm and ReLU, before a linear layer.",
+"",
+"    They turn (N, 3, H, W) floats into (N, classes) scores.",
+"    \"\"\"",
+"    layers = []",
+"    channels = 3",
 "    for i in range(1, 12):",
 "        wider = width * 2 ** (i // 3)",
-"        layers += [",
-"            nn.Conv2d(channels, wider, 3, 1 if i % 3 else 2, 1, bias=False),",
-"            nn.BatchNorm2d(wider),",
-"            nn.ReLU(True),",
-"        ]",
+"        layers += ops.Conv2dNormActivation(channels, wider, 3, 1 if i % 3 else 2)",
 "        channels = wider",
 "    return nn.Sequential(",
 "        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)",
@@ -140,7 +149,8 @@ const DATA = {
 "",
 "def main():",
 "    # --------------------------------------------------------------------------------- options",
-"    started, script = perf_counter(), Path(__file__).stem",
+"    started = perf_counter()",
+"    script = Path(__file__).stem",
 "    args = build_parser().parse_args()",
 "    log = functools.partial(print, flush=True)",
 "",
@@ -177,10 +187,8 @@ const DATA = {
 "    train_transform = transforms.Compose([*crop, transforms.PILToTensor()])",
 "",
 "    # uint8 images (3, height, width) with the number of their class",
-"    train_set = open_folder(args.dataset, [\"train\", \"training\"], train_transform)",
-"    val_set = open_folder(",
-"        args.dataset, [\"val\", \"valid\", \"validation\", \"test\", \"testing\"], val_transform",
-"    )",
+"    train_set = open_folder(args.dataset, \"train training\", train_transform)",
+"    val_set = open_folder(args.dataset, \"val valid validation test testing\", val_transform)",
 "    classes = train_set.classes",
 "    if classes != val_set.classes:",
 "        fail(",
@@ -241,7 +249,7 @@ const DATA = {
 "    if args.resume:",
 "        try:",
 "            assert not zipfile.ZipFile(args.resume).testzip()  # torch.load checks no checksums",
-"            checkpoint = torch.load(args.resume, map_location=\"cpu\")",
+"            checkpoint = torch.load(args.resume, \"cpu\")",
 "            states = checkpoint[\"parts\"]",
 "            states[\"optimizer\"][\"param_groups\"] = optimizer.state_dict()[\"param_groups\"]",
 "            # a state that is missing or empty, as that of a scaler that was off, stays new",
@@ -260,13 +268,19 @@ const DATA = {
 "            f\"{script}: {len(epochs)} of {args.epochs} epochs are done; lr is by this run's options\"",
 "        )",
 "",
-"    steps = min(len(train_loader), args.steps or sys.maxsize)",
-"    done, total = len(epochs) * steps, args.epochs * steps",
+"    steps = min(len(train_loader), args.steps or 1e9)",
+"    done = len(epochs) * steps",
+"    total = args.epochs * steps",
 "    scheduler = torch.optim.lr_scheduler.LambdaLR(",
 "        optimizer, lambda step: lr_factor(done + step, total)",
 "    )",
 "",
-"    # from the start of main to the end of the steps of its first epoch",
+"    # when the next checkpoint is due: saving one holds up the training",
+"    save_at = 0",
+"",
+"    # to the end of the first step, which compiles, and from the start of main to that of all steps",
+"    # of the first epoch",
+"    first_step_seconds = 0",
 "    warmup_seconds = 0",
 "    for epoch in range(len(epochs), args.epochs):",
 "        # each epoch and process has its own seed",
@@ -275,7 +289,8 @@ const DATA = {
 "        # the order of the images",
 "        sampler.generator.manual_seed(seed + epoch)",
 "",
-"        losses, data_wait = torch.zeros(steps, device=device), 0",
+"        losses = torch.zeros(steps, device=device)",
+"        data_wait = 0",
 "        model.train()",
 "        start = tick = perf_counter()",
 "        # the bar is on process 0's terminal only (None: not if the output is no terminal)",
@@ -297,6 +312,7 @@ const DATA = {
 "            losses[step] = loss.detach()",
 "            scheduler.step()",
 "            tick = perf_counter()",
+"            first_step_seconds = first_step_seconds or tick - start",
 "",
 "        # reading the loss waits for the GPU, so this is the time of all steps",
 "        loss = losses.mean().item()",
@@ -305,12 +321,15 @@ const DATA = {
 "",
 "        # validation",
 "        model.eval()",
-"        correct = torch.zeros(min(5, len(classes)), device=device)",
+"        correct = 0",
+"",
 "        with torch.inference_mode():",
 "            for images, labels in val_loader:",
-"                output = model(normalize(images.to(device, non_blocking=True)))",
 "                labels = labels[:, None].to(device, non_blocking=True)",
-"                hits = output.topk(len(correct)).indices == labels",
+"",
+"                output = model(normalize(images.to(device, non_blocking=True)))",
+"",
+"                hits = output.topk(min(5, len(classes))).indices == labels",
 "                correct += hits.sum(0)",
 "",
 "        # a run that has diverged ends here, before it saves this epoch",
@@ -322,25 +341,28 @@ const DATA = {
 "",
 "        # the epoch's line and checkpoint",
 "        top = (correct.cumsum(0) / len(val_set)).tolist()",
-"        speed, wait = steps * args.batch_size / seconds, data_wait / seconds",
-"        epochs.append(",
-"            {",
-"                \"loss\": loss,",
-"                \"val_top1\": top[0],",
-"                \"val_top5\": top[-1],",
-"                \"seconds\": seconds,",
-"                \"images_per_second\": speed,",
-"                \"data_wait\": wait,",
-"            }",
-"        )",
+"        tick = perf_counter()",
+"        speed = steps * args.batch_size / seconds",
+"        results = {",
+"            \"loss\": loss,",
+"            \"val_top1\": top[0],",
+"            \"val_top5\": top[-1],",
+"            \"seconds\": seconds,",
+"            \"images_per_second\": speed,",
+"            \"data_wait\": data_wait / seconds,",
+"            \"val_seconds\": tick - start - seconds,",
+"        }",
+"        epochs.append(results)",
 "        log(",
 "            f\"epoch {epoch + 1}/{args.epochs}  loss {loss:.4f}  top-1 {top[0]:.2%}  \"",
-"            f\"top-5 {top[-1]:.2%}  {speed:,.0f} images/s  data wait {wait:.0%}\"",
+"            f\"top-5 {top[-1]:.2%}  {speed:,.0f} images/s  data wait {data_wait / seconds:.0%}\"",
 "        )",
-"        if rank == 0:",
+"        if rank == 0 and (tick > save_at or epoch + 1 == args.epochs):",
 "            states = {name: part.state_dict() for name, part in parts.items()}",
 "            torch.save({\"parts\": states, \"epochs\": epochs, \"classes\": classes}, f\"{saved}.part\")",
 "            os.replace(f\"{saved}.part\", saved)",
+"            save_at = tick + 30",
+"        results[\"save_seconds\"] = perf_counter() - tick",
 "",
 "    # the record",
 "    record = {",
@@ -348,6 +370,7 @@ const DATA = {
 "        \"classes\": classes,",
 "        \"parameters\": parameters,",
 "        \"epochs\": epochs,",
+"        \"first_step_seconds\": first_step_seconds,",
 "        \"warmup_seconds\": warmup_seconds,",
 "        \"peak_memory_bytes\": torch.cuda.max_memory_allocated() or None,",
 "    }",
@@ -381,8 +404,8 @@ const DATA = {
 ]
 ],
 [
-22,
-22,
+23,
+23,
 [
 "",
 "# new #",
@@ -392,8 +415,8 @@ const DATA = {
 ]
 ],
 [
-62,
-62,
+71,
+71,
 [
 "    # new #",
 "    # without a GPU the CPU decodes; --workers is the number of threads",
@@ -402,8 +425,8 @@ const DATA = {
 ]
 ],
 [
-96,
-96,
+105,
+105,
 [
 "",
 "",
@@ -503,8 +526,8 @@ const DATA = {
 ]
 ],
 [
-199,
-200,
+207,
+208,
 [
 "    # new #",
 "    # DALI reads the same images in the same order",
@@ -515,8 +538,8 @@ const DATA = {
 ]
 ],
 [
-202,
-203,
+210,
+211,
 [
 "    # new #",
 "    # DALI reads the images of validation, too",
@@ -533,8 +556,8 @@ const DATA = {
 "added": 50,
 "hunks": [
 [
-69,
-69,
+78,
+78,
 [
 "    # new #",
 "    # sync_bn is slow because all GPUs wait for each other in every batch norm",
@@ -544,8 +567,8 @@ const DATA = {
 ]
 ],
 [
-145,
-147,
+155,
+157,
 [
 "    # new #",
 "    # torchrun starts one process for each GPU and numbers them",
@@ -563,8 +586,8 @@ const DATA = {
 ]
 ],
 [
-188,
-189,
+196,
+197,
 [
 "    # new #",
 "    # each process takes every world_size-th image of that order",
@@ -572,8 +595,8 @@ const DATA = {
 ]
 ],
 [
-230,
-230,
+238,
+238,
 [
 "    # new #",
 "    # DDP averages the gradients of all processes while the backward pass runs",
@@ -587,8 +610,8 @@ const DATA = {
 ]
 ],
 [
-257,
-257,
+265,
+265,
 [
 "    # new #",
 "    # several machines need the same checkpoint, or the processes would train apart",
@@ -601,8 +624,8 @@ const DATA = {
 ]
 ],
 [
-270,
-271,
+284,
+285,
 [
 "        # new #",
 "        # without this line every epoch has the order of the first one",
@@ -610,8 +633,8 @@ const DATA = {
 ]
 ],
 [
-295,
-295,
+311,
+311,
 [
 "        # new #",
 "        # average the loss over the processes; send process 0's batch norm statistics to all",
@@ -623,8 +646,8 @@ const DATA = {
 ]
 ],
 [
-309,
-309,
+328,
+328,
 [
 "",
 "        # new #",
@@ -633,8 +656,8 @@ const DATA = {
 ]
 ],
 [
-351,
-351,
+374,
+374,
 [
 "    # new #",
 "    # PyTorch warns about a process group that stays open",
@@ -652,8 +675,8 @@ const DATA = {
 "added": 5,
 "hunks": [
 [
-230,
-230,
+238,
+238,
 [
 "    # new #",
 "    # each step copies the weights to every GPU and gives each GPU an equal part of the batch",
@@ -683,8 +706,8 @@ const DATA = {
 ]
 ],
 [
-22,
-22,
+23,
+23,
 [
 "",
 "# new #",
@@ -695,8 +718,8 @@ const DATA = {
 ]
 ],
 [
-62,
-62,
+71,
+71,
 [
 "    # new #",
 "    # loader_LMDB.py makes and reads the same files",
@@ -705,8 +728,8 @@ const DATA = {
 ]
 ],
 [
-96,
-96,
+105,
+105,
 [
 "",
 "",
@@ -781,8 +804,8 @@ const DATA = {
 ]
 ],
 [
-186,
-186,
+194,
+194,
 [
 "",
 "    # new #",
@@ -799,11 +822,11 @@ const DATA = {
 "title": "automatic mixed precision",
 "guide": "techniques.md#train_amppy-automatic-mixed-precision",
 "launcher": "python ",
-"added": 17,
+"added": 21,
 "hunks": [
 [
-68,
-68,
+77,
+77,
 [
 "    # new #",
 "    # float16 needs a scaled loss; bfloat16, which a CPU always takes, has the range of float32",
@@ -812,36 +835,46 @@ const DATA = {
 ]
 ],
 [
-226,
-226,
+234,
+234,
 [
 "    # new #",
 "    # the scaler multiplies the loss, because small gradients become zero in float16",
-"    amp_dtype = getattr(torch, args.amp_dtype) if on_gpu else torch.bfloat16",
-"    parts[\"scaler\"] = scaler = torch.amp.GradScaler(enabled=amp_dtype == torch.float16)",
+"    autocast = torch.autocast(device.type, getattr(torch, args.amp_dtype) if on_gpu else None)",
+"    parts[\"scaler\"] = scaler = torch.GradScaler(enabled=autocast.fast_dtype == torch.float16)",
 ""
 ]
 ],
 [
-283,
-285,
+298,
+300,
 [
 "            # new #",
 "            # convolutions and matrix products run in half precision, the loss in float32",
-"            with torch.autocast(device.type, amp_dtype):",
+"            with autocast:",
 "                output = net(images)",
 "                loss = loss_function(output, labels)"
 ]
 ],
 [
-287,
-289,
+302,
+304,
 [
 "            # new #",
 "            # the scaler divides the gradients again, and skips the step if they overflowed",
 "            scaler.scale(loss).backward()",
 "            scaler.step(optimizer)",
 "            scaler.update()"
+]
+],
+[
+324,
+325,
+[
+"                # new #",
+"                # validation takes less time in half precision, too",
+"                with autocast:",
+"                    output = model(normalize(images.to(device, non_blocking=True)))"
 ]
 ]
 ]
@@ -854,8 +887,8 @@ const DATA = {
 "added": 105,
 "hunks": [
 [
-62,
-62,
+71,
+71,
 [
 "    # new #",
 "    # auto is gpu if the images take at most half of the free GPU memory, else ram",
@@ -864,8 +897,8 @@ const DATA = {
 ]
 ],
 [
-96,
-96,
+105,
+105,
 [
 "",
 "",
@@ -944,8 +977,8 @@ const DATA = {
 ]
 ],
 [
-170,
-170,
+180,
+180,
 [
 "    # new #",
 "    # the cache holds squares; resized crops are cut from squares that are a seventh larger",
@@ -960,8 +993,8 @@ const DATA = {
 ]
 ],
 [
-187,
-187,
+195,
+195,
 [
 "    # new #",
 "    # a set that does not fit is an error before it is decoded",
@@ -986,8 +1019,8 @@ const DATA = {
 ]
 ],
 [
-199,
-200,
+207,
+208,
 [
 "    # new #",
 "    # this decodes all images; later a batch is a look-up in memory",
@@ -997,8 +1030,8 @@ const DATA = {
 ]
 ],
 [
-202,
-203,
+210,
+211,
 [
 "    # new #",
 "    # validation images are in memory, too",
@@ -1017,8 +1050,8 @@ const DATA = {
 "added": 6,
 "hunks": [
 [
-213,
-213,
+221,
+221,
 [
 "    # new #",
 "    # tensor cores work on channels last; in other layouts each layer converts its input",
@@ -1027,8 +1060,8 @@ const DATA = {
 ]
 ],
 [
-281,
-282,
+296,
+297,
 [
 "            # new #",
 "            # images get the same layout as the weights",
@@ -1045,8 +1078,8 @@ const DATA = {
 "added": 6,
 "hunks": [
 [
-60,
-60,
+65,
+65,
 [
 "    # new #",
 "    # reduce-overhead and max-autotune replay CUDA graphs; max-autotune also tries more kernels",
@@ -1055,8 +1088,8 @@ const DATA = {
 ]
 ],
 [
-228,
-229,
+236,
+237,
 [
 "    # new #",
 "    # compiling fuses layers into fewer kernels; it takes place in the first step of each image size",
@@ -1073,8 +1106,8 @@ const DATA = {
 "added": 3,
 "hunks": [
 [
-150,
-150,
+160,
+160,
 [
 "",
 "    # new #",
@@ -1092,8 +1125,8 @@ const DATA = {
 "added": 15,
 "hunks": [
 [
-217,
-217,
+225,
+225,
 [
 "    # new #",
 "    # one kernel updates all weights; with amp it also unscales the gradients and skips a bad step",
@@ -1105,8 +1138,8 @@ const DATA = {
 ]
 ],
 [
-262,
-262,
+271,
+271,
 [
 "",
 "    # new #",
@@ -1130,8 +1163,8 @@ const DATA = {
 "added": 35,
 "hunks": [
 [
-72,
-72,
+81,
+81,
 [
 "",
 "",
@@ -1158,8 +1191,8 @@ const DATA = {
 ]
 ],
 [
-265,
-265,
+279,
+279,
 [
 "    # new #",
 "    # profiles the last steps of the first epoch; later epochs run without it",
@@ -1169,8 +1202,8 @@ const DATA = {
 ]
 ],
 [
-289,
-289,
+304,
+304,
 [
 "",
 "            # new #",
@@ -1196,8 +1229,8 @@ const DATA = {
 "added": 19,
 "hunks": [
 [
-54,
-54,
+59,
+59,
 [
 "    # new #",
 "    # smaller images take less time; training starts on the smallest",
@@ -1206,8 +1239,8 @@ const DATA = {
 ]
 ],
 [
-155,
-155,
+165,
+165,
 [
 "",
 "    # new #",
@@ -1223,8 +1256,8 @@ const DATA = {
 ]
 ],
 [
-280,
-280,
+295,
+295,
 [
 "            # new #",
 "            # the first three steps try all sizes, to compile, or run out of memory, at the start",
