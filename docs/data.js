@@ -13,9 +13,9 @@ const DATA = {
 "",
 "    python train.py --dataset DATASET --epochs 5",
 "",
-"Each epoch prints loss, accuracy and images/s. The first and the last one, and every 30 seconds one",
-"between, save RESULT_DIR/<script name>.pt for --resume. At the end it writes a record of results and",
-"times, RESULT_DIR/<script name>.json.",
+"Each epoch prints loss, accuracy and images/s. RESULT_DIR/<script name>.pt is saved for --resume:",
+"after the first and the last epoch, and at most every 30 seconds between. After the last epoch it",
+"writes a record of results and times, RESULT_DIR/<script name>.json.",
 "\"\"\"",
 "",
 "import argparse",
@@ -275,12 +275,13 @@ const DATA = {
 "        optimizer, lambda step: lr_factor(done + step, total)",
 "    )",
 "",
-"    # when the next checkpoint is due: saving one holds up the training",
+"    # a save holds up the training, so the next one is not before this time",
 "    save_at = 0",
 "",
-"    # to the end of the first step, which compiles, and from the start of main to that of all steps",
-"    # of the first epoch",
+"    # from the start of training to the end of its first step, which compiles",
 "    first_step_seconds = 0",
+"",
+"    # from the start of main to the end of the steps of its first epoch",
 "    warmup_seconds = 0",
 "    for epoch in range(len(epochs), args.epochs):",
 "        # each epoch and process has its own seed",
@@ -322,7 +323,6 @@ const DATA = {
 "        # validation",
 "        model.eval()",
 "        correct = 0",
-"",
 "        with torch.inference_mode():",
 "            for images, labels in val_loader:",
 "                labels = labels[:, None].to(device, non_blocking=True)",
@@ -624,8 +624,8 @@ const DATA = {
 ]
 ],
 [
-284,
 285,
+286,
 [
 "        # new #",
 "        # without this line every epoch has the order of the first one",
@@ -633,8 +633,8 @@ const DATA = {
 ]
 ],
 [
-311,
-311,
+312,
+312,
 [
 "        # new #",
 "        # average the loss over the processes; send process 0's batch norm statistics to all",
@@ -846,8 +846,8 @@ const DATA = {
 ]
 ],
 [
-298,
-300,
+299,
+301,
 [
 "            # new #",
 "            # convolutions and matrix products run in half precision, the loss in float32",
@@ -857,8 +857,8 @@ const DATA = {
 ]
 ],
 [
-302,
-304,
+303,
+305,
 [
 "            # new #",
 "            # the scaler divides the gradients again, and skips the step if they overflowed",
@@ -1060,8 +1060,8 @@ const DATA = {
 ]
 ],
 [
-296,
 297,
+298,
 [
 "            # new #",
 "            # images get the same layout as the weights",
@@ -1191,8 +1191,8 @@ const DATA = {
 ]
 ],
 [
-279,
-279,
+280,
+280,
 [
 "    # new #",
 "    # profiles the last steps of the first epoch; later epochs run without it",
@@ -1202,8 +1202,8 @@ const DATA = {
 ]
 ],
 [
-304,
-304,
+305,
+305,
 [
 "",
 "            # new #",
@@ -1256,8 +1256,8 @@ const DATA = {
 ]
 ],
 [
-295,
-295,
+296,
+296,
 [
 "            # new #",
 "            # the first three steps try all sizes, to compile, or run out of memory, at the start",
