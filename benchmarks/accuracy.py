@@ -153,7 +153,7 @@ def cells(row, base):
         peers.spread(found["wall_seconds"], "{:.1f}"),
         ratio(row, base, "wall_seconds"),
         f"{median(row, 'images_per_second'):,.0f}",
-        f"{max(memory) / 1e9:.1f}" if memory else "",
+        f"{max(memory) / 1e9:.1f}" if any(memory) else "",
     ]
 
 

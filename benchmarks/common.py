@@ -38,7 +38,7 @@ def data(args):
     val_crop = [transforms.Resize(val_size), transforms.CenterCrop(val_size)]
     train_set, val_set = (
         train.open_folder(args.dataset, names, transforms.Compose([*steps, to_bytes]))
-        for names, steps in ((("train", "training"), crop), (("val", "test", "testing"), val_crop))
+        for names, steps in (("train training", crop), ("val test testing", val_crop))
     )
     loading = dict(
         batch_size=args.batch_size,

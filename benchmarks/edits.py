@@ -32,10 +32,8 @@ ARGS = "    args = build_parser().parse_args()\n"
 SEED = "    torch.manual_seed(seed)\n"
 TRANSFORM = "    train_transform = transforms.Compose([*crop, transforms.PILToTensor()])\n"
 SETS = """\
-    train_set = open_folder(args.dataset, ["train", "training"], train_transform)
-    val_set = open_folder(
-        args.dataset, ["val", "valid", "validation", "test", "testing"], val_transform
-    )
+    train_set = open_folder(args.dataset, "train training", train_transform)
+    val_set = open_folder(args.dataset, "val valid validation test testing", val_transform)
 """
 CLASSES = """\
     classes = train_set.classes
@@ -67,7 +65,8 @@ SCHEDULER = """\
     )
 """
 CLOCK = "    warmup_seconds = 0\n"
-EPOCH = ("        losses, data_wait = torch.zeros(steps, device=device), 0\n"
+EPOCH = ("        losses = torch.zeros(steps, device=device)\n"
+         "        data_wait = 0\n"
          "        model.train()\n")
 IMAGES = "            images = images.to(device, non_blocking=True)\n"
 FORWARD = """\
@@ -81,15 +80,15 @@ BACKWARD = """\
 """
 COUNTED = "            losses[step] = loss.detach()\n"
 SCHEDULER_STEP = "            scheduler.step()\n"
-VALIDATION = "        correct = torch.zeros(min(5, len(classes)), device=device)\n"
+VALIDATION = "        correct = losses.new_zeros(min(5, len(classes)))\n"
 VAL_FORWARD = """\
                 output = model(normalize(images.to(device, non_blocking=True)))
-                labels = labels[:, None].to(device, non_blocking=True)
+
 """
-HITS = "                correct += hits.sum(0)\n"
+HITS = "                correct += (output.topk(len(correct)).indices.T == labels).sum(1)\n"
 TOP1 = "        top = (correct.cumsum(0) / len(val_set)).tolist()\n"
 PRINTED = """\
-            f"top-5 {top[-1]:.2%}  {speed:,.0f} images/s  data wait {wait:.0%}"
+            f"top-5 {top[-1]:.2%}  {speed:,.0f} images/s  data wait {data_wait / seconds:.0%}"
         )
 """
 
@@ -174,14 +173,15 @@ MODELS = [
     Edit("own module", "model", [before(CONV11, OWN_MODEL),
          (MODEL, "        model = Mine(len(classes))\n")]),
     Edit("batch norm to group norm", "model", [
-         ("nn.BatchNorm2d(wider)", "nn.GroupNorm(2, wider)")]),
+         ("1 if i % 3 else 2)",
+          "1 if i % 3 else 2, norm_layer=lambda channels: nn.GroupNorm(2, channels))")]),
     Edit("a torchvision model with another head", "model", [
          (MODEL, "        model = models.shufflenet_v2_x0_5()\n"
                  "        model.fc = nn.Linear(1024, len(classes))\n")], options="--lr 0.0001"),
     Edit("dropout before the head", "model", [
          ("nn.Flatten(), nn.Linear", "nn.Flatten(), nn.Dropout(0.5), nn.Linear")]),
     Edit("dropout on feature maps", "model", [
-         ("nn.ReLU(True),", "nn.ReLU(True),\n            nn.Dropout2d(0.1),")]),
+         before("        channels = wider\n", "        layers.append(nn.Dropout2d(0.1))\n")]),
     Edit("first layers frozen", "model", [before(TO_DEVICE, """\
     for parameter in model[:6].parameters():
         parameter.requires_grad = False
@@ -212,7 +212,7 @@ MODELS = [
          (TRANSFORM, "    train_transform = transforms.Compose(\n"
                      "        [*crop, transforms.Grayscale(), transforms.PILToTensor()])\n"),
          ("[[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]", "[[0.45], [0.22]]"),
-         ("    layers, channels = [], 3\n", "    layers, channels = [], 1\n")],
+         ("    channels = 3\n", "    channels = 1\n")],
          said="DALI cache"),
     Edit("images of 24 x 40 pixels", "model", [
          ("        [transforms.Resize(val_size), transforms.CenterCrop(val_size), ",
@@ -347,7 +347,7 @@ class Folder(datasets.ImageFolder):
 
     train_set = datasets.ImageFolder(args.dataset / "train", train_transform, vector)
     val_set = datasets.ImageFolder(args.dataset / "val", val_transform, vector)
-"""), ("labels[:, None].to(", "labels.argmax(1)[:, None].to(")], differs="DALI cache"),
+"""), ("indices.T == labels)", "indices.T == labels.argmax(1))")], differs="DALI cache"),
     Edit("a number as target", "data", [(SETS, """\
     def number(label):
         return torch.tensor(label / 10)
@@ -356,9 +356,10 @@ class Folder(datasets.ImageFolder):
     val_set = datasets.ImageFolder(args.dataset / "val", val_transform, number)
 """), (MODEL, "        model = nn.Sequential(conv11(args.width, 1), nn.Flatten(0))\n"),
          (LOSS, "    loss_function = nn.SmoothL1Loss()\n"),
-         ("                hits = output.topk(len(correct)).indices == labels\n",
-          "                off = (output[:, None] - labels).abs() / 0.05\n"
-          "                hits = off.int() == torch.arange(5, device=device)\n")],
+         (HITS,
+          "                off = (output - labels).abs() / 0.05\n"
+          "                correct += (off.int() == torch.arange(5, device=device)[:, None]).sum(1)\n"
+          )],
          differs="cache"),
     Edit("half of the images", "data", [
          ("    if len(train_set) < args.batch_size:\n",
@@ -366,7 +367,7 @@ class Folder(datasets.ImageFolder):
           "    if len(train_set) < args.batch_size:\n")],
          said="DALI LMDB"),
     Edit("validation split from train", "data", [(SETS, """\
-    train_set = open_folder(args.dataset, ["train", "training"], train_transform)
+    train_set = open_folder(args.dataset, "train training", train_transform)
     names = train_set.classes
     train_set, val_set = torch.utils.data.random_split(
         train_set, [0.8, 0.2], torch.Generator().manual_seed(0))
@@ -632,7 +633,7 @@ OPTIMIZERS = [
 
 VAL_LOSS = [
     after(VALIDATION, "        val_loss = 0.0\n"),
-    after(VAL_FORWARD, "                val_loss += loss_function(output, labels[:, 0]).item() * "
+    after(VAL_FORWARD, "                val_loss += loss_function(output, labels).item() * "
           "len(labels)\n"),
     each_epoch("""\
         val_loss /= len(val_set)
@@ -640,7 +641,7 @@ VAL_LOSS = [
 """)]
 VAL_LOSS_MENDED = [
     after(VALIDATION, "        val_loss = torch.zeros((), device=device)\n"),
-    after(VAL_FORWARD, "                val_loss += loss_function(output, labels[:, 0]) * "
+    after(VAL_FORWARD, "                val_loss += loss_function(output, labels) * "
           "len(labels)\n"),
     each_epoch("""\
         if world_size > 1:
@@ -688,13 +689,14 @@ SCHEDULES = [
             break
 """)], said="DDP"),
     Edit("no schedule", "schedule", [(SCHEDULER_STEP, ""), (SCHEDULER, ""),
-         ("    done, total = len(epochs) * steps, args.epochs * steps\n", "")]),
+         ("    done = len(epochs) * steps\n    total = args.epochs * steps\n", "")]),
 ]
 
 LOOPS = [
     Edit("validation with net", "loop", [
          ("                output = model(normalize(images.to(device, non_blocking=True)))\n",
-          "                output = net(images.to(device, non_blocking=True))\n")]),
+          "                output = net(images.to(device, non_blocking=True))\n")],
+         refused="amp"),
     Edit("a step with model in place of net", "loop", [
          ("            output = net(images)\n", "            output = model(normalize(images))\n")],
          refused="amp", said="DDP DP compile"),
@@ -710,7 +712,8 @@ LOOPS = [
     Edit("flipped images in validation", "loop", [
          ("                output = model(normalize(images.to(device, non_blocking=True)))\n",
           "                output = model(normalize(images.to(device, non_blocking=True)))\n"
-          "                output += model(normalize(images.flip(3).to(device)))\n")]),
+          "                output += model(normalize(images.flip(3).to(device)))\n")],
+         refused="amp"),
     Edit("a test of the best weights at the end", "loop", [before(
          "    # the record\n", """\
     # all images once more, in each process
@@ -764,7 +767,7 @@ METRICS = [
          (TOP1, "        top = (correct.cumsum(0) / total).tolist()\n")], said="DDP"),
     Edit("F1 from a confusion matrix", "metrics", [
          after(VALIDATION, "        confusion = torch.zeros(len(classes), len(classes), device=device)\n"),
-         after(HITS, "                confusion.index_put_((labels[:, 0], output.argmax(1)), "
+         after(HITS, "                confusion.index_put_((labels, output.argmax(1)), "
                "torch.ones(len(labels), device=device), True)\n"),
          each_epoch("""\
         f1 = 2 * confusion.diag() / (confusion.sum(0) + confusion.sum(1)).clamp(min=1)
@@ -772,7 +775,7 @@ METRICS = [
 """)], differs="DDP"),
     Edit("F1 from a confusion matrix, mended", "metrics", [
          after(VALIDATION, "        confusion = torch.zeros(len(classes), len(classes), device=device)\n"),
-         after(HITS, "                confusion.index_put_((labels[:, 0], output.argmax(1)), "
+         after(HITS, "                confusion.index_put_((labels, output.argmax(1)), "
                "torch.ones(len(labels), device=device), True)\n"),
          each_epoch("""\
         if world_size > 1:
@@ -902,7 +905,7 @@ OPTIONS = [
          refused="compile progressive", differs="DALI cache"),
     Edit("option steps removed", "options", [
          lambda text: re.sub(r'    add\("--steps".*\n', "", text),
-         ("min(len(train_loader), args.steps or sys.maxsize)", "len(train_loader)")],
+         ("min(len(train_loader), args.steps or 1e9)", "len(train_loader)")],
          refused="DDP amp", options="--batch_size 60"),
     Edit("batch-size with a dash", "options", [('add("--batch_size"', 'add("--batch-size"')],
          options="--batch-size 40"),

@@ -8,8 +8,9 @@
 
     python train.py --dataset DATASET --epochs 5
 
-Each epoch prints loss, accuracy and images/s, and saves RESULT_DIR/<script name>.pt for --resume.
-After the last epoch it writes a record, RESULT_DIR/<script name>.json.
+Each epoch prints loss, accuracy and images/s. RESULT_DIR/<script name>.pt is saved for --resume:
+after the first and the last epoch, and at most every 30 seconds between. After the last epoch it
+writes a record of results and times, RESULT_DIR/<script name>.json.
 """
 
 import argparse
@@ -25,7 +26,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import nn
 from torch.utils.data import DataLoader
-from torchvision import datasets, models
+from torchvision import datasets, models, ops
 from torchvision.transforms import v2 as transforms
 from tqdm import tqdm
 
@@ -48,8 +49,12 @@ def build_parser():
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.error = fail
     add = parser.add_argument
-    digits = Path(__file__).resolve().parents[1] / "data/digits"
-    add("--dataset", type=Path, default=digits, help="folder with train/<class>/*, val/<class>/*")
+    add(
+        "--dataset",
+        type=Path,
+        default=Path(__file__).resolve().parents[1] / "data/digits",
+        help="folder with train/<class>/*, val/<class>/*",
+    )
     add("--image_size", type=positive, default=32, help="height and width in training, pixels")
     add("--val_size", type=positive, help="resize and center crop of validation; None: IMAGE_SIZE")
     add(
@@ -58,8 +63,12 @@ def build_parser():
         default="none",
         help="random flips and crops: resized as for ImageNet, or crop: padded by 1/8",
     )
-    cores = len(os.sched_getaffinity(0))
-    add("--workers", type=int, default=min(16, cores), help="loading processes for training")
+    add(
+        "--workers",
+        type=int,
+        default=min(16, len(os.sched_getaffinity(0))),
+        help="loading processes for training",
+    )
     add("--width", type=positive, default=16, help="channels of conv11's first layer")
     add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
     add("--batch_size", type=positive, default=120, help="images in a step, all processes together")
@@ -67,7 +76,7 @@ def build_parser():
     add("--epochs", type=positive, default=5, help="passes over the training images")
     add("--steps", type=positive, help="end each epoch after this many steps; None: all")
     add("--seed", type=int, default=0, help="sets weights, image order and augmentation")
-    add("--result_dir", type=Path, default=Path("runs"), help="folder of record and checkpoint")
+    add("--result_dir", type=Path, default="runs", help="folder of record and checkpoint")
     add("--resume", help="a checkpoint, or auto: the one in RESULT_DIR if there is one")
     return parser
 
@@ -86,12 +95,12 @@ def load_image(path):
 
 
 def open_folder(dataset, names, transform):
-    """Return an ImageFolder over the first of DATASET/<names> that is there."""
-    for name in names:
+    """Return an ImageFolder over the first of the folders `names` in DATASET."""
+    for name in names.split():
         if (dataset / name).is_dir():
             return datasets.ImageFolder(dataset / name, transform, loader=load_image)
     fail(
-        f"--dataset {dataset}: it has no {' or '.join(names)}/<class>/*; "
+        f"--dataset {dataset}: it has no {' or '.join(names.split())}/<class>/*; "
         "`python make_dataset.py digits` makes the default"
     )
 
@@ -112,15 +121,15 @@ class Normalize(nn.Module):
 
 
 def conv11(width, classes):
-    """Return eleven 3x3 convolutions: (N, 3, H, W) floats to (N, classes) scores."""
-    layers, channels = [], 3
+    """Return eleven 3x3 convolutions, each with batch norm and ReLU, before a linear layer.
+
+    They turn (N, 3, H, W) floats into (N, classes) scores.
+    """
+    layers = []
+    channels = 3
     for i in range(1, 12):
         wider = width * 2 ** (i // 3)
-        layers += [
-            nn.Conv2d(channels, wider, 3, 1 if i % 3 else 2, 1, bias=False),
-            nn.BatchNorm2d(wider),
-            nn.ReLU(True),
-        ]
+        layers += ops.Conv2dNormActivation(channels, wider, 3, 1 if i % 3 else 2)
         channels = wider
     return nn.Sequential(
         *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)
@@ -135,7 +144,8 @@ def lr_factor(step, total):
 
 def main():
     # --------------------------------------------------------------------------------- options
-    started, script = perf_counter(), Path(__file__).stem
+    started = perf_counter()
+    script = Path(__file__).stem
     args = build_parser().parse_args()
     log = functools.partial(print, flush=True)
 
@@ -172,10 +182,8 @@ def main():
     train_transform = transforms.Compose([*crop, transforms.PILToTensor()])
 
     # uint8 images (3, height, width) with the number of their class
-    train_set = open_folder(args.dataset, ["train", "training"], train_transform)
-    val_set = open_folder(
-        args.dataset, ["val", "valid", "validation", "test", "testing"], val_transform
-    )
+    train_set = open_folder(args.dataset, "train training", train_transform)
+    val_set = open_folder(args.dataset, "val valid validation test testing", val_transform)
     classes = train_set.classes
     if classes != val_set.classes:
         fail(
@@ -232,11 +240,11 @@ def main():
     # continue with the states of the checkpoint and the options of this run
     epochs = []
     if args.resume == "auto":
-        args.resume = saved if saved.exists() else None
+        args.resume = saved.exists() and saved
     if args.resume:
         try:
             assert not zipfile.ZipFile(args.resume).testzip()  # torch.load checks no checksums
-            checkpoint = torch.load(args.resume, map_location="cpu")
+            checkpoint = torch.load(args.resume, "cpu")
             states = checkpoint["parts"]
             states["optimizer"]["param_groups"] = optimizer.state_dict()["param_groups"]
             # a state that is missing or empty, as that of a scaler that was off, stays new
@@ -255,11 +263,18 @@ def main():
             f"{script}: {len(epochs)} of {args.epochs} epochs are done; lr is by this run's options"
         )
 
-    steps = min(len(train_loader), args.steps or sys.maxsize)
-    done, total = len(epochs) * steps, args.epochs * steps
+    steps = min(len(train_loader), args.steps or 1e9)
+    done = len(epochs) * steps
+    total = args.epochs * steps
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: lr_factor(done + step, total)
     )
+
+    # a save holds up the training, so the next one is not before this time
+    save_at = 0
+
+    # from the start of training to the end of its first step, which compiles
+    first_step_seconds = 0
 
     # from the start of main to the end of the steps of its first epoch
     warmup_seconds = 0
@@ -270,7 +285,8 @@ def main():
         # the order of the images
         sampler.generator.manual_seed(seed + epoch)
 
-        losses, data_wait = torch.zeros(steps, device=device), 0
+        losses = torch.zeros(steps, device=device)
+        data_wait = 0
         model.train()
         start = tick = perf_counter()
         # the bar is on process 0's terminal only (None: not if the output is no terminal)
@@ -292,6 +308,7 @@ def main():
             losses[step] = loss.detach()
             scheduler.step()
             tick = perf_counter()
+            first_step_seconds = first_step_seconds or tick - start
 
         # reading the loss waits for the GPU, so this is the time of all steps
         loss = losses.mean().item()
@@ -300,13 +317,14 @@ def main():
 
         # validation
         model.eval()
-        correct = torch.zeros(min(5, len(classes)), device=device)
+        correct = losses.new_zeros(min(5, len(classes)))
         with torch.inference_mode():
             for images, labels in val_loader:
+                labels = labels.to(device, non_blocking=True)
+
                 output = model(normalize(images.to(device, non_blocking=True)))
-                labels = labels[:, None].to(device, non_blocking=True)
-                hits = output.topk(len(correct)).indices == labels
-                correct += hits.sum(0)
+
+                correct += (output.topk(len(correct)).indices.T == labels).sum(1)
 
         # a run that has diverged ends here, before it saves this epoch
         if not losses.isfinite().all():
@@ -317,25 +335,28 @@ def main():
 
         # the epoch's line and checkpoint
         top = (correct.cumsum(0) / len(val_set)).tolist()
-        speed, wait = steps * args.batch_size / seconds, data_wait / seconds
-        epochs.append(
-            {
-                "loss": loss,
-                "val_top1": top[0],
-                "val_top5": top[-1],
-                "seconds": seconds,
-                "images_per_second": speed,
-                "data_wait": wait,
-            }
-        )
+        tick = perf_counter()
+        speed = steps * args.batch_size / seconds
+        results = {
+            "loss": loss,
+            "val_top1": top[0],
+            "val_top5": top[-1],
+            "seconds": seconds,
+            "images_per_second": speed,
+            "data_wait": data_wait / seconds,
+            "val_seconds": tick - start - seconds,
+        }
+        epochs.append(results)
         log(
             f"epoch {epoch + 1}/{args.epochs}  loss {loss:.4f}  top-1 {top[0]:.2%}  "
-            f"top-5 {top[-1]:.2%}  {speed:,.0f} images/s  data wait {wait:.0%}"
+            f"top-5 {top[-1]:.2%}  {speed:,.0f} images/s  data wait {data_wait / seconds:.0%}"
         )
-        if rank == 0:
+        if rank == 0 and (tick > save_at or epoch + 1 == args.epochs):
             states = {name: part.state_dict() for name, part in parts.items()}
             torch.save({"parts": states, "epochs": epochs, "classes": classes}, f"{saved}.part")
             os.replace(f"{saved}.part", saved)
+            save_at = tick + 30
+        results["save_seconds"] = perf_counter() - tick
 
     # the record
     record = {
@@ -343,8 +364,9 @@ def main():
         "classes": classes,
         "parameters": parameters,
         "epochs": epochs,
+        "first_step_seconds": first_step_seconds,
         "warmup_seconds": warmup_seconds,
-        "peak_memory_bytes": torch.cuda.max_memory_allocated() or None,
+        "peak_memory_bytes": torch.cuda.max_memory_allocated(),
     }
     if rank == 0:
         saved.with_suffix(".json").write_text(json.dumps(record, indent=1, default=str))

@@ -158,7 +158,7 @@ LAMBDA = """\
 """
 # What people change: {subject: [(text of the baseline, what they write instead)]}.
 USUAL_EDITS = {
-    "model": [('    layers, channels = [], 3\n', '    layers, channels = [], 3  # mine\n'),
+    "model": [('    channels = 3\n', '    channels = 3  # mine\n'),
               ('''    if args.model == "conv11":
         model = conv11(args.width, len(classes))
 ''', '''    if args.model == "mine":
@@ -186,12 +186,10 @@ def conv11(width, classes):'''), ('default="conv11"', 'default="mine"')],
 ''', '''    train_transform = transforms.Compose([*crop, transforms.RandomRotation(5),
                                           transforms.PILToTensor()])
 '''), ('''\
-    train_set = open_folder(args.dataset, ["train", "training"], train_transform)
+    train_set = open_folder(args.dataset, "train training", train_transform)
 ''', '''    train_set = datasets.ImageFolder(args.dataset / "train", train_transform)
 '''), ('''\
-    val_set = open_folder(
-        args.dataset, ["val", "valid", "validation", "test", "testing"], val_transform
-    )
+    val_set = open_folder(args.dataset, "val valid validation test testing", val_transform)
 ''', '''    val_set = datasets.ImageFolder(args.dataset / "val", val_transform)
 ''')],
     "import": [("from tqdm import tqdm\n", "from tqdm import tqdm\n\nimport wave as my_code\n")],
@@ -212,15 +210,15 @@ def conv11(width, classes):'''), ('default="conv11"', 'default="mine"')],
 ''', '''    add("--resume", help="a checkpoint, or auto: the one in RESULT_DIR if there is one")
     add("--note", default="", help="what this run is about")
 ''')],
-    "metric": [('''                correct += hits.sum(0)
-''', '''                correct += hits.sum(0)
+    "metric": [('''                correct += (output.topk(len(correct)).indices.T == labels).sum(1)
+''', '''                correct += (output.topk(len(correct)).indices.T == labels).sum(1)
                 confident += output.softmax(1).amax(1).sum()
-'''), ('''        correct = torch.zeros(min(5, len(classes)), device=device)
-''', '''        correct = torch.zeros(min(5, len(classes)), device=device)
+'''), ('''        correct = losses.new_zeros(min(5, len(classes)))
+''', '''        correct = losses.new_zeros(min(5, len(classes)))
         confident = torch.zeros((), device=device)
-'''), ('''        if rank == 0:
+'''), ('''        if rank == 0 and (tick > save_at or epoch + 1 == args.epochs):
             states =''', '''        log(f"confidence {confident.item() / len(val_set):.2f}")
-        if rank == 0:
+        if rank == 0 and (tick > save_at or epoch + 1 == args.epochs):
             states =''')],
 }
 

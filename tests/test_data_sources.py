@@ -56,7 +56,7 @@ def batches_of(script, folder, *options, **details):
 def loader_of(photos, on_gpu=False, augment="none", order=range(26)):
     """Return a DALILoader of the photos for training, four a batch, and their ImageFolder."""
     module = module_of(SRC / "train_DALI.py")
-    folder = module.open_folder(photos, ("train",), None)
+    folder = module.open_folder(photos, "train", None)
     loader = module.DALILoader(folder, 32, augment, on_gpu, torch.initial_seed() % 2 ** 31, sampler=order,
                                batch_size=4, num_workers=2, pin_memory=on_gpu, prefetch_factor=4)
     return loader, folder
@@ -103,7 +103,7 @@ def test_each_epoch_of_dali_is_whole(device, photos):
 
 def test_dali_gives_the_labels_of_the_dataset(photos):
     module = module_of(SRC / "train_DALI.py")
-    folder = module.open_folder(photos, ("train",), None)
+    folder = module.open_folder(photos, "train", None)
     folder.target_transform = lambda label: 7 + label
     loader = module.DALILoader(folder, 32, "none", False, 0, sampler=[25, 0], batch_size=2,
                                num_workers=1)
@@ -444,7 +444,7 @@ def test_damaged_picture(name, kind, photos, tmp_path, request):
 def test_real_faulty_files_with_dali(photos):
     """Each is read, or the error names it."""
     module = module_of(SRC / "train_DALI.py")
-    folder = module.open_folder(photos, ("train",), None)
+    folder = module.open_folder(photos, "train", None)
     named, read = set(), set()
     for file in sorted(FAULTY.iterdir()):
         if file.suffix not in (".png", ".jpg", ".JPEG"):

@@ -23,8 +23,7 @@ RESTARTS = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 def without_batch_norm(name, folder):
     """Write a copy whose model has no batch norm, so that images of a batch do not interact."""
-    return edited(name, folder, ("bias=False),\n            nn.BatchNorm2d(wider),\n",
-                                 "bias=True),\n"))
+    return edited(name, folder, ("1 if i % 3 else 2)", "1 if i % 3 else 2, norm_layer=None)"))
 
 
 # ---------------------------------------------------------------------------------- equality

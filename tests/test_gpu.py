@@ -103,7 +103,7 @@ def test_fused_leaves_out_a_first_step_that_overflows(digits, tmp_path):
     records = []
     for techniques in (["amp"], ["amp", "fused"]):
         script = edited(composed(tmp_path, *techniques), tmp_path, (
-            "torch.amp.GradScaler(", "torch.amp.GradScaler(init_scale=2.0 ** 127, "
+            "torch.GradScaler(", "torch.GradScaler(init_scale=2.0 ** 127, "
                                      "backoff_factor=2.0 ** -117, "))
         records.append(train(script, "--dataset", digits, *TINY, "--result_dir", tmp_path)[0])
     for one, other in zip(*(record["epochs"] for record in records)):

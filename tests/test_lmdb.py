@@ -380,7 +380,7 @@ def size(picture, *label):
     return picture.size, *label
 
 if __name__ == "__main__":
-    images = train_LMDB.open_folder(data, ["train"], size)
+    images = train_LMDB.open_folder(data, "train", size)
     train_LMDB.read_from_lmdb(images, path)
     for picture in [*data.rglob("*.jpg")]:
         picture.unlink()

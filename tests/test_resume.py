@@ -2,15 +2,16 @@
 
 import os
 import random
+import re
 import shutil
 import signal
 import zipfile
 
 import pytest
 import torch
-from helpers import (SRC, TINY, Forked, Hostile, SmallDisk, assert_one_line, learned,
-                     load_checkpoint, params, run_forked, same_bits, spy, train, wait_awhile,
-                     wait_until, weights)
+from helpers import (SRC, TINY, Forked, Hostile, SmallDisk, assert_one_line, change, edited,
+                     learned, load_checkpoint, params, run_forked, same_bits, spy, train,
+                     wait_awhile, wait_until, weights)
 
 SCRIPTS = sorted(SRC.glob("train*.py"))
 
@@ -59,7 +60,7 @@ def test_resuming_a_finished_run_says_so_and_changes_nothing(digits, tmp_path):
     before = (tmp_path / "train.pt").read_bytes()
     again, output = train(SRC / "train.py", *options)
     assert "train: 2 of 2 epochs are done; " in output
-    assert again["epochs"] == first["epochs"]
+    assert learned(again["epochs"]) == learned(first["epochs"])
     assert (tmp_path / "train.pt").read_bytes() == before
 
 
@@ -112,7 +113,7 @@ def test_a_checkpoint_of_a_scaler_that_was_off_resumes_with_one(digits, tmp_path
     options = ["--dataset", digits, *TINY, "--result_dir", tmp_path]
     train(SRC / "train_amp.py", *options, "--epochs", 1)
     text = (SRC / "train_amp.py").read_text()
-    off = "GradScaler(enabled=amp_dtype == torch.float16)"
+    off = "GradScaler(enabled=autocast.fast_dtype == torch.float16)"
     assert off in text
     (tmp_path / "scaled.py").write_text(text.replace(off, 'GradScaler("cpu")'))
     record, _ = train(tmp_path / "scaled.py", *options, "--epochs", 2, "--resume",
@@ -201,6 +202,45 @@ def test_resumed_is_the_same_as_unbroken_bit_for_bit(options, digits, tmp_path):
     process.kill()
     process.wait()
     train(SRC / "train.py", *options, tmp_path / "b", "--resume", "auto")
+    assert_same_in_the_end(tmp_path / "a", tmp_path / "b", "train")
+
+
+def saving_every(seconds, folder):
+    """Write a copy of train.py that saves after that many seconds, and says after which epochs."""
+    return edited("train", folder, ("            save_at = tick + 30\n", (
+        f"            save_at = tick + {seconds}\n"
+        '            log(f"saved after epoch {epoch + 1}")\n')))
+
+
+@pytest.mark.parametrize("seconds, saved", [(1e9, [1, 4]), (0, [1, 2, 3, 4])])
+def test_the_first_and_the_last_epoch_are_saved_and_those_that_are_due(seconds, saved, digits,
+                                                                       tmp_path):
+    options = ["--dataset", digits, *TINY, "--result_dir", tmp_path, "--resume", "auto"]
+    record, output = train(saving_every(seconds, tmp_path), *options, "--epochs", 4)
+    assert [int(each) for each in re.findall(r"saved after epoch (\d+)", output)] == saved
+    assert len(load_checkpoint(tmp_path / "train.pt")["epochs"]) == len(record["epochs"]) == 4
+    # a run that resumes begins anew: its first epoch is saved, too
+    _, output = train(tmp_path / "train.py", *options, "--epochs", 6)
+    assert [int(each) for each in re.findall(r"saved after epoch (\d+)", output)] == [5, 6]
+
+
+@pytest.mark.fault("kill while training")
+def test_a_kill_some_epochs_after_the_last_save(digits, tmp_path):
+    """The epochs since then are trained again, to the same weights."""
+    script = saving_every(1e9, tmp_path)
+    change(script, "    # the record\n", """\
+        if epoch == 2 and not args.resume and args.result_dir.name == "b":
+            os.kill(os.getpid(), 9)
+
+    # the record
+""")
+    options = ["--dataset", digits, *TINY, "--epochs", 5, "--augment", "crop", "--result_dir"]
+    train(script, *options, tmp_path / "a")
+    done = run_forked(script, *options, tmp_path / "b")
+    assert done.returncode == -signal.SIGKILL and "epoch 3/5" in done.stdout
+    assert len(load_checkpoint(tmp_path / "b" / "train.pt")["epochs"]) == 1
+    _, output = train(script, *options, tmp_path / "b", "--resume", "auto")
+    assert "train: 1 of 5 epochs are done" in output
     assert_same_in_the_end(tmp_path / "a", tmp_path / "b", "train")
 
 

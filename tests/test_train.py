@@ -63,16 +63,18 @@ def test_each_variant_writes_its_record(script, digits, tmp_path):
     assert len(record["epochs"]) == 2
     for epoch in record["epochs"]:
         assert epoch.keys() == {"loss", "val_top1", "val_top5", "seconds", "images_per_second",
-                                "data_wait"}
+                                "data_wait", "val_seconds", "save_seconds"}
         assert 0 <= epoch["val_top1"] <= epoch["val_top5"] <= 1
+        assert epoch["val_seconds"] > 0 and epoch["save_seconds"] > 0
         assert 0 <= epoch["data_wait"] <= 1
         assert epoch["images_per_second"] == pytest.approx(3 * 40 / epoch["seconds"])
     # the first epoch warms up and, in train_profile.py, is profiled
     assert record["images_per_second"] == record["epochs"][1]["images_per_second"]
     assert record["train_seconds"] == record["epochs"][1]["seconds"]
     assert record["warmup_seconds"] > record["epochs"][0]["seconds"]
+    assert 0 < record["first_step_seconds"] <= record["epochs"][0]["seconds"]
     assert record["val_top1"] == record["epochs"][-1]["val_top1"]
-    assert record["peak_memory_bytes"] is None  # known on a GPU only
+    assert record["peak_memory_bytes"] == 0  # of the GPU
     assert output.count(f"{record['parameters']:,} parameters") == 1
     assert [line[:17] for line in output.splitlines() if line.startswith("epoch ")] == [
         "epoch 1/2  loss 2", "epoch 2/2  loss 2"]
@@ -206,7 +208,7 @@ def test_a_header_that_claims_too_much(width, height, photos, tmp_path):
                    "corrupt EXIF", "PNG text bomb")
 def test_real_faulty_files_are_read_or_named(photos, recwarn, capfd):
     module = module_of(SRC / "train.py")
-    folder = module.open_folder(photos, ("train",), transforms.Compose([
+    folder = module.open_folder(photos, "train", transforms.Compose([
         transforms.Resize(16), transforms.CenterCrop(16), transforms.PILToTensor()]))
     named, read = set(), set()
     for file in sorted(FAULTY.iterdir()):

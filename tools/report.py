@@ -393,7 +393,7 @@ def markdown(rows):
                 str(len(later) + 1),
                 spread(row),
                 f"{row.val_top1:.2%}",
-                "" if memory is None else f"{memory / 2**20:,.0f} MB",
+                f"{memory / 2**20:,.0f} MB" if memory else "",
                 f"{data_wait(row):.0%}",
                 f"{row.warmup_seconds:.1f} s"
                 + (f", then {statistics.median(later):.1f} s" if later else ""),
