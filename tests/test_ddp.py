@@ -57,6 +57,20 @@ def test_validation_counts_each_picture_once(digits, tmp_path):
     assert round(top1 * 70, 3) == round(top1 * 70) and 0 < top5 < 1
 
 
+def test_a_process_without_validation_images(digits, tmp_path):
+    for part, count in (("train", 20), ("val", 1)):
+        for folder in sorted((digits / part).iterdir())[:2]:
+            copied = tmp_path / "two" / part / folder.name
+            copied.mkdir(parents=True)
+            for image in sorted(folder.iterdir())[:count]:
+                shutil.copy(image, copied)
+    done = run_forked(SRC / "train_DDP.py", "--dataset", tmp_path / "two", *TINY, "--epochs", 1,
+                      "--batch_size", 30, "--result_dir", tmp_path, ranks=3)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (epoch,) = json.loads((tmp_path / "train_DDP.json").read_text())["epochs"]
+    assert epoch["val_top1"] in (0, 0.5, 1)
+
+
 def test_order_is_that_of_distributed_sampler():
     data = list(range(101))
     for epoch in (0, 1, 7):

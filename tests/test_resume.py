@@ -113,7 +113,7 @@ def test_a_checkpoint_of_a_scaler_that_was_off_resumes_with_one(digits, tmp_path
     options = ["--dataset", digits, *TINY, "--result_dir", tmp_path]
     train(SRC / "train_amp.py", *options, "--epochs", 1)
     text = (SRC / "train_amp.py").read_text()
-    off = "GradScaler(enabled=autocast.fast_dtype == torch.float16)"
+    off = "GradScaler(enabled=amp_dtype == torch.float16)"
     assert off in text
     (tmp_path / "scaled.py").write_text(text.replace(off, 'GradScaler("cpu")'))
     record, _ = train(tmp_path / "scaled.py", *options, "--epochs", 2, "--resume",

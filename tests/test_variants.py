@@ -191,8 +191,8 @@ def test_fused_under_amp_with_a_scaler(optimizer, digits, tmp_path):
                 SRC / f"train_{name}.py").read_text(), name)
             assert not conflicts
         for old, new in ((SGD, OPTIMIZERS[optimizer]), (
-                "torch.GradScaler(enabled=autocast.fast_dtype == torch.float16)",
-                'torch.GradScaler("cpu", init_scale=2.0 ** 127, backoff_factor=2.0 ** -117)'),
+                "torch.amp.GradScaler(enabled=amp_dtype == torch.float16)",
+                'torch.amp.GradScaler("cpu", init_scale=2.0 ** 127, backoff_factor=2.0 ** -117)'),
                 (STEPS, "    fused = optimizer.param_groups[0].get('fused')\n"
                  "    optimizer.add_param_group({'params': [torch.ones(1)], 'fused': fused})\n\n"
                  + STEPS)):
