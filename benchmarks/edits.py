@@ -902,7 +902,7 @@ OPTIONS = [
          lambda text: re.sub(r'    add\(\n        "--augment"(.|\n)*?\n    \)\n', "", text),
          lambda text: re.sub(r"    flip = .*\n", "", text),
          lambda text: re.sub(r"    if args.augment (.|\n)*? // 8\), flip\]\n", "", text)],
-         refused="compile progressive", differs="DALI cache"),
+         refused="compile", differs="DALI cache"),
     Edit("option steps removed", "options", [
          lambda text: re.sub(r'    add\("--steps".*\n', "", text),
          ("min(len(train_loader), args.steps or 1e9)", "len(train_loader)")],

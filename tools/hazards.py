@@ -63,7 +63,7 @@ RULES = [
     Rule("C301", "DDP", r"\b(net|ddp\w*|\w+\.module)\.to\(.*channels_last", "after "
          "DistributedDataParallel this permutes gradients: call model.to(...) before net is made"),
     Rule("C302", "DDP",
-         r"\+= .*(len\(|\.size\(|\.shape|\.sum\(|\.item\(|\.numel|_loss|\.tolist\()"
+         r"(?<!correct )\+= .*(len\(|\.size\(|\.shape|\.sum\(|\.item\(|\.numel|_loss|\.tolist\()"
          r"|\bcat\(\[?\w*(out|logit|label|target|pred|score|hit|loss)"
          r"|\.(append|extend|update)\(.*(output|logits|label|target|pred|\.item\(|cpu\()",
          "each process has only its share of the images: add up with dist.all_reduce or all_gather",
