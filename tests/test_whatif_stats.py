@@ -190,6 +190,17 @@ def test_whole_processes_are_compared_in_pairs():
     assert 930 < held < 970
 
 
+def test_a_run_that_stalls_does_not_widen_nine_pairs():
+    stalled = [stats.of_pairs([100] * n, [40, *[119, 121] * 4][:n]) for n in (8, 9)]
+    assert stalled[0].low < 1 and stalled[1].low == 1.19 and stalled[1].high == 1.21
+    draw, held = random.Random(0), 0
+    for _ in range(1000):
+        plain = [draw.lognormvariate(0, 0.05) for _ in range(9)]
+        pairs = stats.of_pairs(plain, [1.2 * draw.lognormvariate(0, 0.05) for _ in plain])
+        held += pairs.low <= 1.2 <= pairs.high
+    assert 935 < held
+
+
 # ------------------------------------------------------------------------------ losses
 def losses(level, steps=100, seed=0, noise=0.1):
     draw = random.Random(seed)

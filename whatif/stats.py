@@ -232,11 +232,15 @@ def student(df):
 def of_pairs(plain, rates):
     """Return the Estimate of whole processes by turns; `plain` and `rates` are their rates.
 
-    The i-th of both ran one after the other. The interval is Student's of the logarithms of the
-    ratios. Swap the order from pair to pair, so that a steady drift cancels.
+    The i-th of both ran one after the other. Swap the order from pair to pair, so that a steady
+    drift cancels. The interval is Student's of the logarithms of the ratios. Once one of order
+    statistics leaves a pair out at either end, it is that: a run that stalls once would widen
+    Student's for long.
     """
     ratios = [rate / base for base, rate in zip(plain, rates)]
     logs, n = [math.log(ratio) for ratio in ratios], len(ratios)
+    if n >= LEAST_WINDOWS and left_out(n):
+        return estimate(ratios)
     middle, low, high = statistics.fmean(logs), None, None
     if n >= LEAST_PAIRS:
         half = student(n - 1) * statistics.stdev(logs) / n ** 0.5
