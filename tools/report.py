@@ -792,19 +792,6 @@ def diff_part(words, up):
     return ["```diff", *(line for line in diff(base, variant) if line != "+"), "```"]
 
 
-def chart_part(words, up):
-    """Return the chart of the folder words[0], with what was measured."""
-    row = results()[words[0]][1][0]
-    caption, folder = f"{workload(row)} on {place(row)}", f"{up}results/{words[0]}"
-    return [
-        f"![images/s of {caption}]({folder}/running.png)",
-        "",
-        f"*Training {caption}: [tables]({folder}/README.md).",
-        "A ratio compares runs made close in time, because the machine's speed drifts; a bar "
-        "is a median of all runs.*",
-    ]
-
-
 def table_part(words, up):
     """Return the first table of the folder words[0]."""
     kind, record = all_records()[words[0]]
@@ -867,7 +854,6 @@ PARTS = {
     "hazards": hazards_part,
     "variants": variants_part,
     "diff": diff_part,
-    "chart": chart_part,
     "table": table_part,
     "pays": pays_part,
 }
