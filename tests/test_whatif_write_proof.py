@@ -247,6 +247,24 @@ def test_nothing_that_could_be_written(whatif):
     assert "What to write\n  amp bfloat16" in found.text
 
 
+class HalfALibrary(Script):
+    """A library makes the optimizer; amp can be written, but makes the copy slower."""
+
+    def __call__(self, command, spec, *_):
+        found = super().__call__(command, spec)
+        if spec["mode"] == "turns":
+            found["facts"]["optimizers"][0]["library"] = "lib"
+        return found
+
+
+def test_what_could_not_be_written_is_advised_though_the_patch_is_slower(whatif):
+    found = whatif(HalfALibrary(gain=0.8))
+    assert found.status == 4 and not found.patch.exists()
+    assert "amp bfloat16: it is slower" in " ".join(found.text.split())
+    told = found.text.split("What to write\n")[1]
+    assert told.startswith("  fused\n") and "torch.autocast" not in told
+
+
 class Slow(Script):
     def __call__(self, command, spec, *_):
         found = self.turns(spec)

@@ -351,8 +351,10 @@ def sum_line(result):
     row = next((row for row in result.rows if tuple(row.techniques) == tuple(result.best)), None)
     if not result.best:
         is_open = any(verdict_of(row).startswith(OPEN) for row in result.rows)
-        if any(verdict_of(row) == FASTER and row.techniques[0].startswith("batch")
-               for row in result.rows):
+        faster = [row for row in result.rows if verdict_of(row) == FASTER]
+        if any(not row.techniques[0].startswith("batch") for row in faster):
+            return ""  # it is said above why they are not advised
+        if faster:
             return "Only a larger batch is faster, which is another training."
         return ("Nothing is faster for certain as yet: give it more --minutes." if is_open
                 else "Nothing is faster.") if result.rows else ""

@@ -31,10 +31,12 @@ class Writing(proof.Prover):
 
     def best(self, best):
         """Return the techniques that are still advised."""
-        found = self.verdict
-        if found and (found["kind"] == proof.CHANGES or (found["high"] or 2) < 1):
+        found, without = self.verdict, {*self.reasons}
+        if found and found["kind"] == proof.CHANGES:
             return ()
-        return tuple(name for name in best if name not in self.reasons)
+        if found and (found["high"] or 2) < 1:  # slower; what could not be written was not in it
+            without |= {*found["techniques"]}
+        return tuple(name for name in best if name not in without)
 
     def written(self):
         """Return the techniques for which no advice in words is needed."""
