@@ -119,6 +119,10 @@ class Proof:
                     self.warm, self.steps = found["first"], found["steps"]
             if self.is_idle(MAIN):
                 return
+            if self.options_do_little():
+                self.kind = SAME
+                self.why = f"its options gain less than measured: {times_of(self.estimate(MAIN))}"
+                return
             if k + 1 >= LEAST_PAIRS and stats.is_clear(self.estimate(MAIN)):
                 break
         while (k := len(self.runs[PLAIN])) < LEAST_PLAIN and self.fits(1):
@@ -139,6 +143,12 @@ class Proof:
         has_amp = any(name.startswith("amp") for name in self.patches[side].techniques())
         return bool(pairs) and has_amp and all(
             plain["losses"][:IDLE] == mine["losses"][:IDLE] != [] for plain, mine in pairs)
+
+    def options_do_little(self):
+        """Return whether the patch has options and gains so little that lines may gain more."""
+        found, one = self.estimate(MAIN), self.patches[MAIN]
+        return bool(one.options and one.words() and found.high) and (
+            found.high < self.expected ** 0.5 and self.fits(2 * LEAST_PAIRS))
 
     def losses(self, side):
         """Return what the report says of the losses of a side."""
