@@ -61,7 +61,7 @@ OPTIMIZER = """\
 PARTS = '    parts = {"model": model, "optimizer": optimizer}\n'
 SCHEDULER = """\
     scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: lr_factor(done + step, total)
+        optimizer, lambda step: lr_factor(done + step, args.epochs * steps)
     )
 """
 CLOCK = "    warmup_seconds = 0\n"
@@ -689,7 +689,7 @@ SCHEDULES = [
             break
 """)], said="DDP"),
     Edit("no schedule", "schedule", [(SCHEDULER_STEP, ""), (SCHEDULER, ""),
-         ("    done = len(epochs) * steps\n    total = args.epochs * steps\n", "")]),
+         ("    done = len(epochs) * steps\n", "")]),
 ]
 
 LOOPS = [
@@ -932,7 +932,7 @@ TEXTS = [
 """), (SCHEDULER, """\
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
-        lambda step: lr_factor(done + step, total),
+        lambda step: lr_factor(done + step, args.epochs * steps),
     )
 """)]),
     Edit("tabs", "text", [lambda text: re.sub(

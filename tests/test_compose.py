@@ -153,7 +153,7 @@ def test_it_needs_no_packages(tmp_path):
 # ---------------------------------------------------------------- into a user's own copy
 LAMBDA = """\
     scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: lr_factor(done + step, total)
+        optimizer, lambda step: lr_factor(done + step, args.epochs * steps)
     )
 """
 # What people change: {subject: [(text of the baseline, what they write instead)]}.
@@ -427,7 +427,8 @@ def test_into_a_copy_that_sets_again_what_a_technique_sets_warns(tmp_path):
 def test_no_usual_edit_is_warned_of():
     texts = {path.stem: path.read_text() for path in sorted(SRC.glob("train*.py"))}
     schedules = [edited([], texts["train"].replace(old, new)) for old, new in (
-        (LAMBDA, "    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total)\n"),
+        (LAMBDA, "    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(\n"
+         "        optimizer, args.epochs * steps\n    )\n"),
         (LAMBDA, "    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 30 * steps)\n"))]
     pairs = [(variant, users) for variant in texts for users in (edited(USUAL_EDITS), *schedules)]
     for users in map(edited, ([name] for name in USUAL_EDITS)):

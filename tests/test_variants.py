@@ -141,7 +141,7 @@ def users_copy(text, optimizer):
     optimizer.register_step_pre_hook(lambda optimizer, *_: steps_seen.append(
         optimizer.param_groups[0]["lr"]))"""),
             ("    scheduler = torch.optim.lr_scheduler.LambdaLR(\n"
-             "        optimizer, lambda step: lr_factor(done + step, total)\n    )\n",
+             "        optimizer, lambda step: lr_factor(done + step, args.epochs * steps)\n    )\n",
              "    scheduler = users_scheduler\n"),
             ("    # the record\n", """    print("rates", steps_seen)
     print("state", sorted(next(iter(optimizer.state.values()), [])))
