@@ -175,7 +175,8 @@ class Proving:
         inner = {id(part) for each in modules for part in each.modules() if part is not each}
         outer = sorted((each for each in modules if id(each) not in inner), key=lambda each: min(
             weights.get(id(weight), (99, 0)) for weight in each.parameters()))
-        found = {f"model {type(each).__name__} {number}": each
+        # an option of the script's own may wrap the model in torch.compile's OptimizedModule
+        found = {f"model {type(getattr(each, '_orig_mod', each)).__name__} {number}": each
                  for number, each in enumerate(outer)}
         found |= {f"optimizer {type(each).__name__} {number}": each
                   for number, each in enumerate(self.optimizers)}
