@@ -307,7 +307,7 @@ class DALILoader:
         self.dataset, self.args, self.sampler = dataset, args, sampler
         self.on_gpu = args.dali_device == "gpu" and torch.cuda.is_available()
         # with two pipelines, one works while the other waits for the last images of its batch
-        self.shards = 2 if self.on_gpu and len(dataset) > args.batch_size else 1
+        self.shards = 2 if self.on_gpu and len(sampler) > args.batch_size else 1
         # threads on more than 5 of 8 cores slow down the GPU's decoder
         self.threads = args.workers * 5 // 8 if self.on_gpu else args.workers
         self.order, self.iterator = [], None

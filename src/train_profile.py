@@ -99,7 +99,7 @@ def report(profiler, waited, device, log):
     works = busy / (covered - kernels[0][0]) if kernels else 1 - waited
     cause = "computing" if works >= 0.8 else "loading data" if waited > 0.2 else "the host"
     log(
-        f"{table}\nsteps wait for data {waited:.0%} of the time, the {device} works {works:.0%} "
+        f"{table}\nsteps wait for data {waited:.0%} of the time, the device works {works:.0%} "
         f"of it: what holds them back is {cause}"
     )
 

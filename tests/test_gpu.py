@@ -30,8 +30,8 @@ def start_all(script, *options, processes):
 @pytest.mark.parametrize("chosen", params(
     [*[each for each in SETS if len(each) == 1], *PAIRS, *WHOLE]))
 def test_each_set_runs(chosen, digits, tmp_path):
-    if GPUS > 1 and {"DP", "compile"} <= set(chosen):
-        pytest.skip("DataParallel cannot copy a compiled model, and says so")
+    if GPUS > 1 and "DP" in chosen and {"compile", "channels_last"} & set(chosen):
+        pytest.skip("DataParallel on several GPUs takes neither: docs/techniques.md")
     script = composed(tmp_path, *chosen)
     options = ["--dataset", digits, *TINY, "--workers", 1, "--augment", "crop", "--result_dir",
                tmp_path]
@@ -124,9 +124,9 @@ def test_checkpoints_resume_across_variants(names, digits, tmp_path):
 def test_profile_of_a_gpu(digits, tmp_path):
     _, output = train(SRC / "train_profile.py", "--dataset", digits, *TINY, "--result_dir",
                       tmp_path)
-    found = re.search(r"wait for data (\d+)% of the time, the GPU works (\d+)% of it", output)
-    assert found and int(found[1]) + int(found[2]) <= 110
-    assert re.search(r"\d\.\d%  \S", output)
+    found = re.search(r"wait for data (\d+)% of the time, the device works (\d+)% of it", output)
+    assert found and 0 < int(found[2]) and int(found[1]) + int(found[2]) <= 110
+    assert re.search(r"Self CUDA %.*\n(.*\n)*.*(wgrad|dgrad|fprop|gemm)", output)
 
 
 @pytest.mark.gpu
@@ -134,9 +134,7 @@ def test_profile_of_a_gpu(digits, tmp_path):
 def test_profile_of_a_compiled_model_shows_kernels(digits, tmp_path):
     script = composed(tmp_path, "compile", "profile")
     _, output = train(script, "--dataset", digits, *TINY, "--result_dir", tmp_path)
-    table = re.findall(r"^ *\d+\.\d%  (.*)", output, re.M)
-    assert any(re.search(r"wgrad|dgrad|fprop|triton_", name) for name in table), output
-    assert not any(re.search("## Call|Command Buffer|aten::", name) for name in table), output
+    assert re.search(r"Self CUDA %.*\n(.*\n)*.*(wgrad|dgrad|fprop|triton_)", output), output
     with gzip.open(tmp_path / f"{script.stem}_trace0.json.gz") as file:
         assert any(event.get("cat") == "kernel" and event["name"].startswith("triton_")
                    for event in json.load(file)["traceEvents"])

@@ -371,6 +371,15 @@ def test_damaged_picture(load, tmp_path, loader, kind, layout, request):
     assert not done.record
 
 
+def test_a_file_that_is_tried_alone_gets_one_pipeline(numbered, monkeypatch):
+    """On a GPU two pipelines share an epoch; DALI refuses two for one file."""
+    module = module_of(SRC / "loader_DALI.py")
+    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: True)
+    dataset = module.Images(numbered / "classes" / "train")
+    shards = [dali_loader(module, dataset, order, 1, "gpu").shards for order in ([0, 1], [1])]
+    assert shards == [2, 1]
+
+
 @pytest.mark.fault("header of a huge image")
 @each_decoder
 @pytest.mark.parametrize("width, height", [(30_000, 30_000), (2 ** 31 + 28, 28)])

@@ -230,7 +230,7 @@ def test_profile_prints_and_leaves_a_trace(digits, tmp_path):
     record, output = train(SRC / "train_profile.py", "--dataset", digits, *TINY, "--epochs", 3,
                            "--result_dir", tmp_path)
     assert re.search(r"aten::\w*convolution", output), output
-    found = re.findall(r"steps wait for data (\d+)% of the time, the cpu works (\d+)% of it: what "
+    found = re.findall(r"steps wait for data (\d+)% of the time, the device works (\d+)% of it: what "
                        "holds them back is (loading data|computing)", output)
     assert len(found) == 1 and all(0 <= int(share) <= 100 for share in found[0][:2])
     # the first epoch's speed is not in the record's
