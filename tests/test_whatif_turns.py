@@ -970,6 +970,21 @@ def test_a_proof_counts_the_steps_that_turns_count():
     assert proof.steps == 3
 
 
+@pytest.mark.parametrize("steps, compiles_at, slow, first, last", [
+    (None, 99, 99, 0, 4), (None, 99, 1, 3, 7), (None, 3, 99, 4, 8), (4, 1, 1, 0, 4)],
+    ids=["usual steps", "between epochs", "compiling", "given steps"])
+def test_a_proofs_window_has_usual_steps(monkeypatch, steps, compiles_at, slow, first, last):
+    """The run that chooses the steps begins anew; the other runs time the same ones."""
+    one, clock = proving.Proving(dict(steps=steps, seconds=1.0)), [0.0]
+    one.device = "cpu"
+    monkeypatch.setattr(proving, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(proving, "compiled", lambda: one.steps >= compiles_at)
+    for _ in one.window():
+        clock[0] += 9.0 if one.steps == slow else 0.25
+        one.steps += 1
+    assert (one.first, one.steps) == (first, last)
+
+
 def test_a_set_without_a_whole_window_is_given_up(make_run, monkeypatch):
     """Each step compiles, or the scaler skips steps for ever."""
     run, net = make_run(), new_net()

@@ -226,6 +226,17 @@ def test_a_copy_that_ends_otherwise_is_not_proved(whatif, more, told):
     assert found.status == 4 and told in found.record["proof"]["why"]
 
 
+def test_a_script_that_fails_without_the_patch_too_is_told_as_its_own(whatif):
+    class Ends(Script):
+        def __call__(self, command, spec, *rest):
+            found = super().__call__(command, spec, *rest)
+            return found | dict(ended=True, code=1, total=70) if "files" in spec else found
+    found = whatif(Ends())
+    assert found.status == 4 and not found.patch.exists()
+    assert found.record["proof"]["why"] == (
+        "the script as it is: it ended with status 1 after 70 steps: why")
+
+
 def test_losses_that_cannot_be_compared_prove_nothing(whatif):
     class Short(Script):
         def __call__(self, *words):

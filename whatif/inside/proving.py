@@ -21,6 +21,7 @@ from whatif.inside.clock import LOSSES, Lead, compiled, loss_of, numbers
 
 CALM = 3  # steps in which nothing compiles, before the window may begin
 AFTER = 3  # steps with the states of the other side
+TRIES = 3  # windows, until one has usual steps only
 
 
 class Proving:
@@ -100,12 +101,7 @@ class Proving:
             calm, before = (calm + 1 if compiled() == before else 0), compiled()
         if self.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        self.first, self.began = self.steps, self.now()
-        while self.steps - self.first < spec["steps"] if spec["steps"] else (
-                time.perf_counter() - self.began < spec["seconds"]
-                or self.steps - self.first < 3):
-            yield
-            self.last = time.perf_counter()
+        yield from self.window()
         self.found = dict(steps=self.steps - self.first, seconds=self.now() - self.began)
         memory = torch.cuda.max_memory_allocated() if self.device == "cuda" else None
         while self.steps < spec["least_steps"]:
@@ -115,6 +111,26 @@ class Proving:
             yield
         self.send(whole=self.found, first=self.first, losses=losses, memory=memory,
                   states=loaded, total=self.steps, compared=numbers(self.losses)[len(losses):])
+
+    def window(self):
+        """Time the given steps, or those of the given seconds.
+
+        The second kind begins anew after what belongs to no usual step: compiling, or a step that
+        takes more than half of the time, as that between two epochs can.
+        """
+        spec = self.spec
+        for _ in range(TRIES):
+            before, slowest = compiled(), 0.0
+            self.first, self.began = self.steps, self.now()
+            self.last = self.began
+            while self.steps - self.first < spec["steps"] if spec["steps"] else (
+                    self.last - self.began < spec["seconds"] or self.steps - self.first < 3):
+                yield
+                slowest = max(slowest, time.perf_counter() - self.last)
+                self.last = time.perf_counter()
+            if spec["steps"] or (compiled() == before
+                                 and slowest < (self.last - self.began) / 2):
+                break
 
     def now(self):
         if self.device == "cuda":

@@ -114,6 +114,7 @@ class Proof:
             for side in order[::-1] if k % 2 else order:
                 found = self.run(side, k, seconds / self.expected)
                 if not found:
+                    self.blame(side)
                     return
                 if self.steps is None:
                     self.warm, self.steps = found["first"], found["steps"]
@@ -128,6 +129,14 @@ class Proof:
         while (k := len(self.runs[PLAIN])) < LEAST_PLAIN and self.fits(1):
             if not self.run(PLAIN, k, 0, is_timed=False):
                 return
+
+    def blame(self, side):
+        """If the script as it is ends in the same way as its failed copy, say that of the script."""
+        if side == PLAIN or self.runs[PLAIN] or not self.fits(1):
+            return
+        said = self.kind, self.why, self.is_own, self.traceback
+        if self.run(PLAIN, 0, LEAST_SECONDS):
+            self.kind, self.why, self.is_own, self.traceback = said
 
     # ---- what came out
     def rates(self, side):
