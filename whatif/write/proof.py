@@ -131,7 +131,7 @@ class Proof:
                 return
 
     def blame(self, side):
-        """If the script as it is ends in the same way as its failed copy, say that of the script."""
+        """If the script as it is ends like its failed copy, say that of the script."""
         if side == PLAIN or self.runs[PLAIN] or not self.fits(1):
             return
         said = self.kind, self.why, self.is_own, self.traceback
