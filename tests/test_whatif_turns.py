@@ -9,6 +9,7 @@ import itertools
 import json
 import pickle
 import random
+import sys
 import time
 import types
 import warnings
@@ -968,6 +969,21 @@ def test_a_proof_counts_the_steps_that_turns_count():
     for _ in range(11):
         proof.step(two)
     assert proof.steps == 3
+
+
+def test_states_are_exchanged_where_no_graph_waits_for_another_optimizer():
+    """A GAN's generator steps after the discriminator, through a graph of before that."""
+    one, two = (OPTIMIZERS["sgd"](new_net().parameters()) for _ in range(2))
+    proof = proving.Proving(dict(warm=1, steps=1, least_steps=2, seconds=1, warm_seconds=0))
+    seen = []
+    proof.exchange = lambda: seen.append(proof.before)
+    proof.send = lambda **_: None
+    with pytest.raises(SystemExit), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proving.os, "_exit", sys.exit)
+        for _ in range(9):
+            for optimizer in one, two:
+                proof.step(optimizer)
+    assert seen == [two]
 
 
 @pytest.mark.parametrize("steps, compiles_at, slow, first, last", [

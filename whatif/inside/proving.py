@@ -35,6 +35,8 @@ class Proving:
         self.spec, self.pid, self.plan = spec, os.getpid(), self.whole()
         self.steps, self.losses, self.lead = 0, [], Lead()
         self.optimizers, self.saved, self.found, self.is_over = [], [], None, False
+        self.before = self.ends_round = None  # optimizers: the last one, and what ends a round
+        self.is_late = False  # whether the plan goes on at the end of a round
 
     def install(self):
         register_optimizer_step_post_hook(self.step)
@@ -70,9 +72,13 @@ class Proving:
             return
         if not any(each is optimizer for each in self.optimizers):
             self.optimizers.append(optimizer)
-        if not self.lead.is_stepping(optimizer):
+        leads = self.lead.is_stepping(optimizer)
+        if leads:
+            self.steps += 1
+            self.ends_round = self.before or optimizer
+        self.before = optimizer
+        if optimizer is not self.ends_round if self.is_late else not leads:
             return
-        self.steps += 1
         try:
             next(self.plan)
         except StopIteration:
@@ -106,6 +112,10 @@ class Proving:
         memory = torch.cuda.max_memory_allocated() if self.device == "cuda" else None
         while self.steps < spec["least_steps"]:
             yield
+        if self.ends_round is not self.before:  # two networks in turn: a graph waits for the other
+            self.is_late = True
+            yield
+            self.is_late = False
         losses, loaded = numbers(self.losses), self.exchange()
         for _ in range(AFTER if loaded is not None else 0):
             yield
