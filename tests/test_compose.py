@@ -117,6 +117,10 @@ def test_groups_follow_from_the_scripts(project):
     (project / "src/train_clip.py").write_text(text)
     (project / "src/train_cudnn.py").unlink()
     assert "['clip']" in run(sys.executable, "-c", code, cwd=project / "tools").stdout
+    # two that change the same line are one list of the same group
+    (project / "src/train_clap.py").write_text(text.replace("benchmark = True", "benchmark = None"))
+    found = run(sys.executable, "-c", code, cwd=project / "tools").stdout
+    assert "['clap', 'clip']" in found.partition("'parallel'")[0]
     joined = run(project / "compose.sh", "clip", "amp")
     assert joined.returncode == 0 and "# mine\n" in joined.stdout and "autocast" in joined.stdout
 

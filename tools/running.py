@@ -71,17 +71,18 @@ def groups():
 
     A set has at most one technique of each list.
 
-    Techniques that exclude each other are one list. If all of them change the data section, it is
-    one of data, else a parallel one. A script that profiles is no technique.
+    Techniques that exclude each other are one list: one of data if all of them change the data
+    section, a parallel one if all wrap net for several GPUs. A script that profiles is no technique.
     """
     result = {"data": [], "compute": [], "parallel": []}
     texts = {name: compose.script(f"train_{name}") for name in compose.TECHNIQUES}
     for choice in compose.choices(name for name in texts if "torch.profiler" not in texts[name]):
-        of_data = all(
+        of_data = len(choice) > 1 and all(
             "# new #" in re.search(r" -+ data\n.*? -----", texts[name], re.DOTALL)[0]
             for name in choice
         )
-        result["compute" if len(choice) == 1 else "data" if of_data else "parallel"].append(choice)
+        wraps = all("DataParallel(" in texts[name] for name in choice)
+        result["data" if of_data else "parallel" if wraps else "compute"].append(choice)
     return result
 
 
