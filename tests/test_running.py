@@ -330,6 +330,47 @@ def test_left_out_without_a_gpu(stand_ins, data):
     assert f"cudnn, because {reasons['cudnn']}" in table and "take 2 or more" in table
 
 
+def test_a_quick_table_on_a_gpu_leaves_out_what_takes_its_time(stand_ins, data):
+    change(stand_ins / "tools" / "runs.py", "torch.cuda.device_count()", "1")
+    words = ["--with", "compile", "--runs", "2", "--", "--batch_size", "10"]
+    done = drive(stand_ins, "2", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = rows_of(stand_ins / "results")
+    assert [row["column"] for row in rows] == ["plain", "+channels_last", "+amp", "+cache",
+                                               "+compile", "+fused"]
+    assert [len(row["runs"]) for row in rows] == [3, 2, 2, 2, 2, 1]  # those of a QuickTable
+    table = (stand_ins / "results" / "running.md").read_text()
+    for name, why in running.QUICK.items():
+        assert f"Left out: {name}, because {why}. --with {name} tries it." in done.stdout
+        assert f"{name}, because {why}; " in table
+    assert f"Left out: the grid, because {running.GRID}. --part all adds it." in done.stdout
+    assert f"; the grid, because {running.GRID}." in table
+    done = drive(stand_ins, "2", data, *words)  # with a dataset as ever
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = rows_of(stand_ins / "results")
+    assert {"+DALI", "+LMDB", "+cudnn"} <= {row["column"] for row in rows}
+    assert [row["column"] for row in rows if row["row"] == "single"] == [
+        "plain", "+cudnn", "+amp", "+cudnn +amp"]
+
+
+@pytest.mark.parametrize("words, gpus, cells, added", [
+    ([], 1, [], []), ([], 2, [], ["DDP", "DP"]), (["--with", "cudnn"], 1, [], ["cudnn"]),
+    (["--part", "all"], 1, ["+amp"], []), (["--part", "all"], 2, ["+amp", *["plain", "+amp"] * 2],
+                                           ["DDP", "DP"])])
+def test_what_a_quick_table_tries(words, gpus, cells, added):
+    args, _ = running.parse(["5", "--with", "compile", *words])
+    _, found, stairs, left_out = running.plan(args, dict(gpus=gpus, bfloat16=True), True)
+    assert [column for _, column, _ in found] == cells
+    assert sorted(name for _, names in stairs for name in names) == sorted(
+        ["amp", "cache", "channels_last", "compile", "fused", *added])
+    assert ("the grid" in left_out) == (not cells)
+    for other in (["--part", "cells"], []):  # a single epoch has no staircase
+        args, _ = running.parse(["5" if other else "1", *other])
+        _, found, stairs, left_out = running.plan(args, dict(gpus=1, bfloat16=True), True)
+        assert [column for _, column, _ in found] == ["+amp"] and not stairs
+        assert "the grid" not in left_out
+
+
 @pytest.mark.parametrize("flags, expected", [
     ("avx2 avx512f avx512_bf16", True), ("avx2 amx_bf16", True), ("avx2 avx512f", False)])
 def test_bfloat16_of_a_cpu(flags, expected, monkeypatch):
@@ -439,6 +480,17 @@ def test_time_left_by_the_lines_of_epochs():
 def test_epochs_fit_the_time(minutes, epochs, runs, step, whole, between, steps, then):
     found = calibration.fit(step, whole, between, epochs, minutes, 1 not in (epochs, runs))
     assert found[:2] == (steps, then) and bool(found[2]) == bool(steps or then > epochs)
+
+
+def test_a_quick_table_gives_a_run_more_of_the_time(monkeypatch):
+    """9 steps of 0.25 s, then 0.8 s of validation: about what an H100 takes."""
+    monkeypatch.setattr(calibration, "calibrate", lambda *_: (0.25, 9, 0.8))
+    found = []
+    for kind in (running.Table, running.QuickTable):
+        table = kind([], 5, 4, 5, time.monotonic() + 300, Path("folder"), {})
+        table.calibrate()
+        found.append((table.options, table.epochs))
+    assert found == [(["--steps", "5"], 5), (["--steps", "8"], 5)]
 
 
 # ------------------------------------------------------------------------------ the display

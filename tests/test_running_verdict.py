@@ -91,16 +91,18 @@ def test_a_technique_that_does_nothing_is_rarely_called_a_gain():
 
 
 # ------------------------------------------------------------------------------ a staircase
-def session_of(speed_of, monkeypatch, runs=4, minutes=math.inf, epochs=5, seconds=10,
-               data_wait=0.01, **details):
+def session_of(speed_of, monkeypatch, runs=4, minutes=math.inf, epochs=5,
+               seconds_of=lambda techniques, ran: 10, data_wait=0.01, table=running.Table,
+               **details):
     """Return (a Table whose runs are made up, the list of sets it has run).
 
-    `speed_of(techniques, number)` gives images/s of a run, which takes so many `seconds`.
+    `speed_of(techniques, number)` gives images/s of a run, `seconds_of(techniques, ran)` how long
+    it takes.
     """
     ran, clock = [], [0]
 
     def made_up(techniques, options, folder, processes, check, server):
-        speed = speed_of(techniques, len(ran))
+        speed, seconds = speed_of(techniques, len(ran)), seconds_of(techniques, ran)
         ran.append(" ".join(techniques))
         clock[0] += seconds
         epoch = dict(images_per_second=speed, seconds=1000 / speed, data_wait=data_wait)
@@ -113,7 +115,7 @@ def session_of(speed_of, monkeypatch, runs=4, minutes=math.inf, epochs=5, second
     monkeypatch.setattr(running, "options_of", lambda techniques, options: options)
     monkeypatch.setattr(running.time, "monotonic", lambda: clock[0])
     common = dict(machine=MACHINE, processes=1, left_out={}, date="", command="")
-    session = running.Table([], epochs, runs, minutes, 60 * minutes, None, common)
+    session = table([], epochs, runs, minutes, 60 * minutes, None, common)
     session.attempt("single", "plain", [])
     return session, ran
 
@@ -323,6 +325,101 @@ def test_a_run_is_given_up_when_it_takes_far_longer_not_when_it_stalls(monkeypat
     # a minute less those 10 s, and 15 s for the baseline's last run
     session, _ = session_of(lambda *_: 100, monkeypatch, minutes=1)
     judged([], 35, r"time: cut off after 36 s, so that all fits into 1 minutes \(--minutes\)")
+
+
+# ------------------------------------------------------------------------------ a quick table
+QUICK = dict(cache=1.2, channels_last=1.36, amp=1.86, compile=1.35, fused=1.05)
+
+
+def quick_session(monkeypatch, minutes, seed=1, scatter=0.01, **more):
+    """Return (a QuickTable, the sets it has run) as on an H100; compile takes a minute once."""
+    noise, product = random.Random(seed), product_of(QUICK)
+
+    def speed_of(techniques, number):  # what waits for data scatters most
+        return product(techniques, 0) * noise.gauss(1, scatter * (1 if techniques else 3))
+
+    def seconds_of(techniques, ran):
+        if "compile" in techniques:
+            return 15 if "compile" in " ".join(ran) else 60
+        return 8 if "amp" in techniques else 10 if "cache" in techniques else 15
+    return session_of(speed_of, monkeypatch, minutes=minutes, seconds_of=seconds_of,
+                      table=running.QuickTable, **more)
+
+
+def finish(session, names):
+    """Run a staircase to its end; return its rows by column."""
+    _, rows = climb(session, *names)
+    session.confirm()
+    session.close()
+    return rows
+
+
+def test_a_quick_table_has_verdicts_in_its_five_minutes(monkeypatch):
+    spreads = []
+    for seed in range(20):
+        session, ran = quick_session(monkeypatch, 4.5, seed)  # 15 s each to calibrate, to close
+        rows = finish(session, QUICK)
+        assert running.time.monotonic() <= session.deadline
+        assert ran[:7] == ["", "", "cache", "cache channels_last", "amp cache channels_last",
+                           "amp cache channels_last compile",
+                           "amp cache channels_last compile fused"]
+        assert all(rows[f"+{name}"].kept for name in QUICK)
+        assert all(rows[f"+{name}"].verdict is Verdict.FASTER for name in [*QUICK][:4])
+        assert sum("compile" in names for names in ran) >= 5  # of two sets
+        assert min(rows[f"+{name}"].n for name in QUICK) >= 2 and rows["+cache"].n >= 3
+        spreads += [rows[f"+{name}"].spread / rows[f"+{name}"].ratio for name in QUICK]
+    assert sum(spread <= 0.05 for spread in spreads) > 0.9 * len(spreads)
+
+
+def test_of_a_quick_table_what_is_open_runs_again_too(monkeypatch):
+    """`equal` is settled after one run, because all runs until then are alike; later it is not."""
+    noise, gains = random.Random(1), product_of(dict(large=1.5, equal=1))
+    session, ran = session_of(
+        lambda names, number: gains(names, 0) * (1 if number < 4 else noise.gauss(1, 0.02)),
+        monkeypatch, minutes=30, table=running.QuickTable)
+    _, rows = climb(session, "large", "equal")
+    assert ran == ["", "", "large", "equal large"] and rows["+equal"].settled
+    session.confirm()
+    assert not rows["+equal"].kept and rows["+equal"].n == rows["+large"].n == 4
+
+
+def test_of_a_quick_table_the_least_sure_pair_runs_until_each_set_has_its_runs(monkeypatch):
+    session, ran = quick_session(monkeypatch, 30)
+    rows = finish(session, QUICK)
+    assert {row.n for name, row in rows.items() if name != "plain"} == {4}
+    assert len(ran) == 5 * 4 + 5  # and the baseline, with its last run
+    session, ran = quick_session(monkeypatch, 30, runs=1)
+    finish(session, QUICK)
+    assert len(ran) == 1 + 5 + 1
+
+
+def test_a_quick_table_starts_no_run_that_does_not_fit(monkeypatch):
+    """A set counts with its own seconds, without those of compiling."""
+    session, ran = quick_session(monkeypatch, 30)
+    _, rows = climb(session, *QUICK)
+    left = session.time_left()
+    session.deadline -= left - 17
+    assert session.fits(rows["+amp"]) and session.fits(rows["+compile"])
+    session.deadline -= 7
+    assert session.fits(rows["+amp"]) and not session.fits(rows["+compile"])
+    before = len(ran)
+    session.confirm()
+    assert ran[before:] == ["amp cache channels_last"]
+
+
+def test_a_later_run_that_fails_is_not_tried_again_in_a_quick_table(monkeypatch):
+    session, ran = quick_session(monkeypatch, 30)
+    _, rows = climb(session, *QUICK)
+    measure = session.measure
+
+    def failing(techniques):
+        found = measure(techniques)
+        return ("fail", 1, {"error": "no memory"}) if "fused" in techniques else found
+    monkeypatch.setattr(session, "measure", failing)
+    before = len(ran)
+    session.confirm()
+    assert sum("fused" in names for names in ran[before:]) == 1
+    assert rows["+fused"].failed and rows["+compile"].n == 4
 
 
 @pytest.mark.parametrize("step, images, options, ran, found", [

@@ -8,6 +8,7 @@ from runs import refuse
 SECONDS = 5  # the least training to compare in a run: with less, all runs get more epochs, ...
 LONGEST = 30  # ... unless a run would then take longer than this after its start
 SHARE = 30  # with a limit of time, the baseline takes at most this part of it after its start
+QUICK_SHARE = 20  # ... or this part, if few sets run
 LEAST_STEPS = 5  # an epoch is not made shorter than this
 STEPS = (LEAST_STEPS, 8 * LEAST_STEPS)  # so many are timed, the second number ...
 ENOUGH = 0.5  # ... only if the first takes less than these seconds
@@ -41,13 +42,13 @@ def calibrate(run, options, log):
     return found
 
 
-def fit(step, whole, between, epochs, minutes, is_compared):
+def fit(step, whole, between, epochs, minutes, is_compared, share=SHARE):
     """Return the steps of an epoch (None: all), the epochs of all runs, and a line about a change.
 
-    `epochs` and `minutes` are what the user gave, the others are of `calibrate`. Short epochs
-    become more if `is_compared`.
+    `epochs` and `minutes` are what the user gave, the first three are of `calibrate`. Short epochs
+    become more if `is_compared`. The baseline's run takes at most 1 / `share` of the minutes.
     """
-    most = max(60 * minutes / SHARE, SECONDS)
+    most = max(60 * minutes / share, SECONDS)
     takes = epochs * (whole * step + between)
     if takes > most:
         seconds = most / epochs

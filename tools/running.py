@@ -58,6 +58,12 @@ MINUTES = 5  # of the whole without a DATASET
 GPU_WORKLOAD = ("--model", "resnet50", "--image_size", "224")  # without a DATASET, and ...
 GPU_BATCHES = {30: 256, 15: 128, 7: 64, 0: 32}  # {GB of the smallest GPU, at least: images}
 CLOSING_SECONDS = 15  # for the table and the chart at the end
+QUICK = {  # what a quick table, without a DATASET on a GPU, leaves out
+    "DALI": "it starts slowly, and cache holds all of the few drawn digits",
+    "LMDB": "it is for many files on a slow disk, and the drawn digits are few",
+    "cudnn": "it starts slowly, and no table of results/ shows a clear gain",
+}
+GRID = "more runs of each technique take its time"  # why a quick table has no grid
 VERDICTS = {
     stats.Verdict.FASTER: Verdict.FASTER,
     stats.Verdict.SLOWER: Verdict.SLOWER,
@@ -86,9 +92,11 @@ def groups():
     return result
 
 
-def reasons_to_leave_out(here):
+def reasons_to_leave_out(here, is_quick=False):
     """Return {technique: why the default leaves it out} on the machine `here`."""
-    reasons = {"progressive": "it trains differently: compare accuracy and training seconds"}
+    reasons = (QUICK if is_quick else {}) | {
+        "progressive": "it trains differently: compare accuracy and training seconds"
+    }
     if not here["gpus"]:
         reasons |= {"DP": "it does nothing without GPUs", "cudnn": "it does nothing without a GPU"}
         if not here["bfloat16"]:
@@ -257,6 +265,8 @@ def as_run(number, details, lines, seconds):
 class Table:
     """The rows of one table, measured one after another, and the time left for more."""
 
+    share = calibration.SHARE  # of the time limit: the baseline's run takes at most this part
+
     def __init__(self, options, epochs, runs, minutes, deadline, folder, common, server=None):
         self.options, self.epochs, self.folder, self.common = options, epochs, folder, common
         self.runs, self.minutes, self.deadline, self.server = runs, minutes, deadline, server
@@ -286,13 +296,12 @@ class Table:
         if self.minutes == math.inf and not is_compared:
             return
         say("Timing some steps of train.py.")
+        log = self.folder / "train.log"
         found = calibration.calibrate(
-            lambda options: self.run([], options, 2, self.time_left() / 2),
-            self.options,
-            self.folder / "train.log",
+            lambda options: self.run([], options, 2, self.time_left() / 2), self.options, log
         )
         if found:
-            limits = self.epochs, self.minutes, is_compared
+            limits = self.epochs, self.minutes, is_compared, self.share
             steps, self.epochs, told = calibration.fit(*found, *limits)
             self.options += ["--steps", str(steps)] * bool(steps)
             if told:
@@ -455,6 +464,53 @@ class Table:
                 last[name] = Training(status="skip")  # not again
 
 
+def least_sure(row):
+    """Return what sorts rows: those with less than three runs, then those with the widest ±."""
+    return min(len(row.runs), 3), -row.spread / row.ratio
+
+
+class QuickTable(Table):
+    """A table of few techniques for a few minutes."""
+
+    share = calibration.QUICK_SHARE
+
+    def fits(self, row):
+        """Return whether there is time to run the set of a row again."""
+        seconds = row.runs[-1]["wall_seconds"]
+        if len(row.runs) == 1:  # it may have compiled
+            seconds = min(seconds, statistics.median(self.took))
+        return self.time_left() > 1.1 * seconds
+
+    def confirm(self):
+        """Run what was kept or is open again, up to `runs` times: three times, then the least sure.
+
+        Of a set and the one that it was added to, that with fewer runs is next.
+        """
+        base = self.rows[0]
+        sets = {
+            tuple(row.techniques): row
+            for row in self.rows
+            if row.status == "ok" and not row.failed and (row is base or row.on is not None)
+        }
+        while True:
+            rows = [row for row in sets.values() if row is not base and tuple(row.on) in sets]
+            for row in rows:
+                self.judge(row)
+            rows = sorted(filter(self.asks, rows), key=least_sure)
+            pairs = [(row, sets[tuple(row.on)]) for row in rows]
+            fewer = [min(pair, key=lambda row: len(row.runs)) for pair in pairs]
+            due = [row for row in fewer if len(row.runs) < self.runs and self.fits(row)]
+            if not due:
+                return
+            if not self.repeat(due[0]):
+                del sets[tuple(due[0].techniques)]  # not again
+
+    @staticmethod
+    def asks(row):
+        """Return whether more runs of a row are wanted."""
+        return row.kept or not row.settled and row.verdict is not Verdict.TRIED_AGAIN
+
+
 def build_parser():
     """Return the parser of the driver's own options."""
     parser = Parser("running.sh", USAGE, ABOUT)
@@ -479,12 +535,11 @@ def build_parser():
     add(
         "--part",
         choices=["cells", "staircase", "all"],
-        default="all",
         help="cells: one process, DP and DDP, each with amp and cudnn; staircase: technique after "
-        "technique, each kept if it gains (default: all)",
+        "technique, each kept if it gains (default: all; without DATASET on a GPU: staircase)",
     )
     more = dict(action="append", default=[], choices=names, metavar="TECHNIQUE")
-    add("--with", dest="wanted", help="try it, although it cannot gain on this machine", **more)
+    add("--with", dest="wanted", help="try it, although the default leaves it out", **more)
     add("--without", help=f"leave it out; TECHNIQUE is one of {', '.join(sorted(names))}", **more)
     parser.add_result_dir()
     return parser
@@ -542,40 +597,48 @@ def gpu_workload(options, gigabytes):
     return words
 
 
+def plan(args, here, is_quick):
+    """Return (the baseline's cell, the other cells, the stairs, {name: why it is left out})."""
+    left_out = {
+        name: why
+        for name, why in reasons_to_leave_out(here, is_quick).items()
+        if name in compose.TECHNIQUES and name not in args.wanted
+    }
+    for name, why in left_out.items():
+        say(f"Left out: {name}, because {why}. --with {name} tries it.")
+    allowed = {*compose.TECHNIQUES} - {*left_out, *args.without}
+    baseline, *cells = [cell for cell in grid() if {*cell[2]} <= allowed]
+    part, has_stairs = args.part or "all", args.EPOCHS > 1
+    if is_quick and has_stairs and not args.part:
+        part, left_out["the grid"] = "staircase", GRID
+        say(f"Left out: the grid, because {GRID}. --part all adds it.")
+    if part == "all" and not has_stairs:
+        say(
+            "Only amp, cudnn, DP and DDP. No staircase: it needs 2 EPOCHS or more, because the "
+            "first one warms up."
+        )
+    stairs = stairs_of(here["gpus"], allowed) if part != "cells" and has_stairs else []
+    return baseline, [] if part == "staircase" else cells, stairs, left_out
+
+
 def main():
     started = time.monotonic()
     args, options = parse(sys.argv[1:])
     dataset = args.DATASET or digits()
     folder = args.result_dir.resolve() / "running"
     _lock = folder_of_its_own(folder, "running.sh")  # held until the process ends
-
-    # what to run
     shared = setting("./running.sh")
     here = shared["machine"]
-    left_out = {
-        name: why
-        for name, why in reasons_to_leave_out(here).items()
-        if name in compose.TECHNIQUES and name not in args.wanted
-    }
-    allowed = {*compose.TECHNIQUES} - {*left_out, *args.without}
-    baseline, *cells = [cell for cell in grid() if {*cell[2]} <= allowed]
-    cells = [] if args.part == "staircase" else cells
-    stairs = [] if args.part == "cells" or args.EPOCHS == 1 else stairs_of(here["gpus"], allowed)
-    for name, why in left_out.items():
-        say(f"Left out: {name}, because {why}. --with {name} tries it.")
-    if args.part == "all" and args.EPOCHS == 1:
-        say(
-            "Only amp, cudnn, DP and DDP. No staircase: it needs 2 EPOCHS or more, because the "
-            "first one warms up."
-        )
+    is_quick = bool(here["gpus"]) and not args.DATASET
+    baseline, cells, stairs, left_out = plan(args, here, is_quick)
 
     # for how long, and with what
-    if here["gpus"] and not args.DATASET:
+    if is_quick:
         options = [*gpu_workload(options, gpu_gigabytes()), *options]
     minutes = args.minutes or (math.inf if args.DATASET else MINUTES)
     if minutes < math.inf:
         say(f"This takes at most {minutes:g} minutes.")
-    table = Table(
+    table = (QuickTable if is_quick else Table)(
         ["--dataset", str(dataset.resolve()), *options],
         args.EPOCHS,
         args.runs,
