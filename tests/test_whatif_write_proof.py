@@ -12,7 +12,7 @@ import pytest
 from helpers import ROOT, run, start
 from test_whatif_write import LOOP, Seen
 
-from whatif import options, session
+from whatif import confirm, forecast, options, session
 from whatif.write import compare, proof
 
 pytestmark = pytest.mark.fault("patch of unusual files")
@@ -392,6 +392,25 @@ def test_compare_from_the_command_line(tmp_path):
     assert done.returncode == 5 and "slower beyond the interval" in done.stdout
     assert "the loader by itself: 20 batches/s before, 10 now" in done.stdout
     assert run(sys.executable, ROOT / "whatif", "--compare", old).returncode == 2
+
+
+def test_a_forecast_that_was_off_is_told(whatif, monkeypatch):
+    sides = {(): forecast.Forecast(0.8, 0.1, 0, 0.8, 0.9),
+             ("amp bfloat16", "fused"): forecast.Forecast(0.4, 0.1, 0, 0.4, 0.5)}
+    monkeypatch.setattr(confirm.Outlook, "forecast_of",
+                        lambda self, names, *_: sides.get(names, sides[()]))
+    one = confirm.Outlook(None)
+    assert one.step_off(("amp bfloat16", "fused"), 1.0, 0.5) == ""
+    said = ("The forecast was 1.80x to 2.00x: a step of the script took 111 ms in place of 800 ms "
+            "to 900 ms, one of its copy 74.. ms in place of 400 ms to 500 ms.")
+
+    class Loads(Script):
+        @staticmethod
+        def turns(spec):
+            return Script.turns(spec) | dict(loading=dict(rate=10.0, rows=[], as_is={}))
+    found = whatif(Loads())  # nine steps a second, and 1.5 times as many
+    assert re.fullmatch(said, found.record["proof"]["off"])
+    assert re.search(said, " ".join(found.text.split()))
 
 
 # --------------------------------------------------------------------- real scripts, by parts

@@ -20,6 +20,9 @@ def numbers(losses):
 class Outlook:
     """The part of a Confirmation that forecasts, from compute and loading by themselves."""
 
+    def __init__(self, session):
+        self.session = session
+
     def with_workers(self, names):
         """Return the set with workers, if the loader by itself says that more of them pay."""
         found = self.session.found
@@ -78,6 +81,22 @@ class Outlook:
             told += [f"{part} of {report.name_of(names)} by {report.duration(abs(seconds))} a step"
                      for part, seconds in parts]
         return ", ".join(told) or "no single part by more than 10 %"
+
+    def step_off(self, names, before, after):
+        """Return what a step took beside its forecast, if the speedup is more than 10 % off; or "".
+
+        `before` and `after` are the seconds of a step of the script and of its copy with a set.
+        """
+        sides = [self.forecast_of(each) for each in ((), names)]
+        low, high = forecast.speedup(*sides)
+        if low / (1 + forecast.APART) <= before / after <= high * (1 + forecast.APART):
+            return ""
+        told = [" to ".join(dict.fromkeys(f"{each:.2f}x" for each in (low, high)))]
+        for one, seconds in zip(sides, (before, after)):
+            wanted = " to ".join(dict.fromkeys(map(report.duration, (one.low, one.high))))
+            told.append(f"{report.duration(seconds)} in place of {wanted}")
+        return ("The forecast was {}: a step of the script took {}, one of its copy {}."
+                .format(*told))
 
     def forecast_lines(self):
         """Return what the report says of the forecasts of the set and of its techniques."""

@@ -163,6 +163,14 @@ class Proof:
         """Return what the report says of the losses of a side."""
         return confirm.loss_of(self.patches[side].techniques(), self.runs[PLAIN], self.runs[side])
 
+    def off(self, side):
+        """Return what the report says if the forecast was more than 10 % off; or ""."""
+        if not self.session.found.get("loading") or not self.estimate(side):
+            return ""
+        steps = [1 / statistics.median(self.rates(each)) for each in (PLAIN, side)]
+        names = (*self.patches[side].techniques(),)
+        return confirm.Outlook(self.session).step_off(names, *steps)
+
     def judge(self, side):
         """Return what the record has of a side: whether it is proved, and why not."""
         found, losses = self.estimate(side), self.losses(side)
@@ -185,7 +193,7 @@ class Proof:
             proved=not why, kind=kind, why=why, speedup=found and found.speedup,
             low=found and found.low, high=found and found.high, n=found.n if found else 0,
             steps=self.steps, memory=max(memory, default=None), rates=self.rates(PLAIN),
-            rates_with=self.rates(side), losses=losses)
+            rates_with=self.rates(side), losses=losses, off=self.off(side))
 
 
 def times_of(found):

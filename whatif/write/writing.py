@@ -75,7 +75,8 @@ class Writing(proof.Prover):
         speedup = found["speedup"], found["low"], found["high"]
         lines += [*[""] * (not one.diff), report.paragraph(
             f"{name}: {report.times(*speedup)} (n={found['n']}) in whole runs of the script and of "
-            "its changed copy, with nothing but a clock; each loaded the other's states."),
+            "its changed copy, with nothing but a clock; each loaded the other's states. "
+            + found["off"]),
             report.paragraph(report.loss_line(found["losses"])
                              + ". This finds a broken training, not a slightly worse one.")]
         if one.diff:
