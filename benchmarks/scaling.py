@@ -107,7 +107,7 @@ def cells(row, record):
         *start,
         peers.spread(speeds),
         f"{statistics.median(found):.2f}x" if found else "",
-        peers.spread(percent, "{:.0f}%") + some if found else "",
+        peers.spread(percent, "{:.0f}%") + some if found and row["gpus"] > 1 else "",
         peers.spread([100 * each for each in top1], "{:.2f}%"),
         f"{max(memory) / 1e9:.1f}" if any(memory) else "",
     ]
@@ -122,7 +122,7 @@ def markdown(record):
     parts = [
         report.table(HEAD, [cells(row, record) for row in ordered]),
         f"{report.recipe(about)}, --augment {options['augment']}, --lr {options['lr']:g}, "
-        f"{options['workers']} workers. Batch and workers are of one GPU: k GPUs get k times as "
+        f"--workers {options['workers']}. Batch and workers are of one GPU: k GPUs get k times as "
         "many, with the same steps and learning rate (weak scaling). One GPU trains without DDP, "
         "more train with it.",
         "Images/s of a run is the median of its epochs after the first. Each is divided by that of "

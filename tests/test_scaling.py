@@ -27,30 +27,40 @@ def outcome(folder, *words, stop_at=None):
     return done, json.loads(files[0].read_text()), files[1].read_text()
 
 
-def test_a_set_trains_alone_and_with_ddp_and_a_failed_row_says_why(digits, tmp_path):
-    """Of 240 images two processes cannot take 130 each."""
-    sets = "fused --steps 2", "fused --batch_size 130"
-    done, record, text = outcome(tmp_path, digits, "--set", sets[0], "--set", sets[1],
-                                 "--gpus", 2, 1, "--runs", 1)
-    assert done.returncode == 1, done.stderr
-    assert [(row["set"], row["gpus"]) for row in record] == [
-        (name, gpus) for name in sets for gpus in (1, 2)]
-    assert [row["status"] for row in record] == ["ok", "ok", "ok", "fail"]
-    one, two, alone, failed = record
-    assert (one["techniques"], two["techniques"]) == (["fused"], ["DDP", "fused"])
-    for row in (one, two):
+def test_a_set_trains_alone_and_with_ddp(digits, tmp_path):
+    name = "fused --steps 2"
+    done, record, text = outcome(tmp_path, digits, "--set", name, "--gpus", 2, 1, "--runs", 1)
+    assert done.returncode == 0, done.stderr
+    assert [(row["set"], row["gpus"], row["status"]) for row in record] == [
+        (name, 1, "ok"), (name, 2, "ok")]
+    assert [row["techniques"] for row in record] == [["fused"], ["DDP", "fused"]]
+    for row in record:
         (run,) = row["runs"]
-        assert run["seed"] == 0 and len(run["epochs"]) == 2 and run["images_per_second"] > 0
+        assert run["seed"] == 0 and len(run["epochs"]) == 2
         # two steps an epoch, of 40 images for each process
-        speeds = [80 * row["gpus"] / epoch["seconds"] for epoch in run["epochs"]]
-        assert run["images_per_second"] == pytest.approx(speeds[1])
-    ratio = two["runs"][0]["images_per_second"] / one["runs"][0]["images_per_second"]
-    assert f"| {sets[0]} | 2 | 1 | " in text and f"| {ratio:.2f}x | {50 * ratio:.0f}% (" in text
-    assert "train_DDP_fused.py: error: --batch_size 260: there are only 240" in failed["error"]
-    assert f"| {sets[1]} | 2 | 0 | FAIL: train_DDP_fused.py: error: --batch_size 260" in text
+        assert run["images_per_second"] == pytest.approx(
+            80 * row["gpus"] / run["epochs"][1]["seconds"])
+    alone, together = (row["runs"][0]["images_per_second"] for row in record)
+    for gpus, speed in (1, alone), (2, together):
+        assert f"| {name} | {gpus} | 1 | {speed:,.0f} ({speed:,.0f} to {speed:,.0f}) | " in text
+    assert "| 1.00x |  | " in text
+    assert f"| {together / alone:.2f}x | {50 * together / alone:.0f}% (" in text
     assert "batch 40, 2 epochs of 3 steps, " in text and "weak scaling" in text
     assert "There is no GPU here: a GPU in this table is a process" in text
     assert text in done.stdout and processes_of(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_row_that_fails_says_why_and_the_others_go_on(digits, tmp_path):
+    """Of 240 images two processes cannot take 130 each."""
+    sets = "fused --batch_size 130", "fused"
+    done, record, text = outcome(tmp_path, digits, "--set", sets[0], "--set", sets[1],
+                                 "--gpus", 1, 2, "--runs", 1)
+    assert done.returncode == 1, done.stderr
+    assert [(row["set"], row["gpus"], row["status"]) for row in record] == [
+        (sets[0], 1, "ok"), (sets[0], 2, "fail"), (sets[1], 1, "ok"), (sets[1], 2, "ok")]
+    error = "train_DDP_fused.py: error: --batch_size 260: there are only 240 training images"
+    assert error in record[1]["error"] and f"| {sets[0]} | 2 | 0 | FAIL: {error}" in text
 
 
 def test_ctrl_c_keeps_what_ran_and_add_goes_on(digits, tmp_path):
@@ -88,7 +98,8 @@ def test_rows_take_turns_in_an_order_that_alternates():
 
 
 def test_k_gpus_get_k_times_the_batch_and_workers_and_the_same_steps(tmp_path):
-    parser = runs_parser()
+    parser = accuracy.runs.module_of(accuracy.TRAIN).build_parser()
+    parser.set_defaults(workers=5)
     rows = {k: scaling.row_of("fused --lr 0.2", k, 4, ["--batch_size", "30"], parser, 1000,
                               dict(gpus=4, cores=16), tmp_path) for k in (1, 2, 4)}
     for k, row in rows.items():
@@ -101,13 +112,6 @@ def test_k_gpus_get_k_times_the_batch_and_workers_and_the_same_steps(tmp_path):
     assert rows[1].code == rows[4].code and rows[1].code.is_dir()
     assert scaling.steps_of(SimpleNamespace(steps=7, batch_size=30), 1000, 4) == 7
     assert scaling.steps_of(SimpleNamespace(steps=None, batch_size=30), 100, 4) == 1
-
-
-def runs_parser():
-    """Return train.py's parser with 5 workers."""
-    parser = accuracy.runs.module_of(accuracy.TRAIN).build_parser()
-    parser.set_defaults(workers=5)
-    return parser
 
 
 def test_a_row_sees_the_first_gpus_of_those_that_are_visible(monkeypatch):
@@ -150,7 +154,7 @@ def record():
 def test_efficiency_is_the_median_of_the_ratios_of_each_turn(record):
     text, tail = scaling.markdown(record), " | 51.00% (50.00% to 52.00%) | 12.0 |"
     assert scaling.ratios(record[1], record) == [1.9, 1.9, pytest.approx(1980 / 1010)]
-    for line in ("| cache amp | 1 | 3 | 1,000 (500 to 1,010) | 1.00x | 100% (100% to 100%)",
+    for line in ("| cache amp | 1 | 3 | 1,000 (500 to 1,010) | 1.00x | ",
                  "| cache amp | 2 | 3 | 1,900 (950 to 1,980) | 1.90x | 95% (95% to 98%)",
                  "| DALI amp | 4 | 3 | 1,476 (1,260 to 1,600) | 3.60x | 90% (75% to 100%)"):
         assert line + tail in text
