@@ -42,7 +42,10 @@ NOTES = [
     "- kept: finds code that an earlier run has compiled; the other rows compile in each run",
 ]
 
-Row = collections.namedtuple("Row", "name techniques command code compiled")
+# scaling.py's rows have the variables of their runs, and more keys in the record: `gpus` is one
+Row = collections.namedtuple(
+    "Row", "name techniques command code compiled variables more", defaults=[{}, {}]
+)
 
 
 # ------------------------------------------------------------------------------ one run
@@ -74,9 +77,11 @@ def train(row, seed, goal, processes, folder, end):
     for path in [place] if row.compiled == "kept" else [place, row.code]:
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
-    words, variables = runs.launched(row.command[0], processes)
+    words, variables = runs.launched(row.command[0], row.more.get("gpus", processes))
     variables |= dict(
-        TORCHINDUCTOR_CACHE_DIR=str(row.code), TRITON_CACHE_DIR=str(row.code / "triton")
+        TORCHINDUCTOR_CACHE_DIR=str(row.code),
+        TRITON_CACHE_DIR=str(row.code / "triton"),
+        **row.variables,
     )
     command = [*words, *row.command[1:], "--seed", seed, "--result_dir", place]
     limit, lines = end - time.monotonic(), []
@@ -252,7 +257,7 @@ def measure(entry, row, seed, processes, folder, end):
     if row.compiled == "kept" and not row.code.exists():
         turns = [row._replace(compiled="new"), row]  # the first does not count
     for turn in turns:
-        run = train(turn, seed, entry["goal"], processes, folder, end)
+        run = train(turn, seed, entry.get("goal", float("inf")), processes, folder, end)
         if "error" in run:
             entry |= {**run, "status": "fail"}
             return report.problem(records.Row.read(entry))
@@ -260,18 +265,23 @@ def measure(entry, row, seed, processes, folder, end):
         entry.pop(key, None)
     entry |= {"status": "ok", "runs": [*entry["runs"], run]}
     return (
-        f"top-1 {run['val_top1']:.2%}, {run['training_seconds']:.1f} s of training, "
-        f"{run['wall_seconds']:.1f} s in all"
+        f"{run['images_per_second']:,.0f} images/s, top-1 {run['val_top1']:.2%}, "
+        f"{run['training_seconds']:.1f} s of training, {run['wall_seconds']:.1f} s in all"
     )
 
 
-def measure_all(record, jobs, common, stem, end):
+def measure_all(record, jobs, common, stem, end, write):
     """Add the runs of `jobs`, which are (seed, Row), to the record and write it after each."""
     left_out, failed = [], set()
     folder, processes = stem.resolve(), common["machine"]["gpus"] or 2
     for seed, row in jobs:
         entry = next((each for each in record if each["name"] == row.name), None) or dict(
-            common, name=row.name, techniques=row.techniques, compiled=row.compiled, runs=[]
+            common,
+            name=row.name,
+            techniques=row.techniques,
+            compiled=row.compiled,
+            **row.more,
+            runs=[],
         )
         if row.name in failed or seed in [run["seed"] for run in entry["runs"]]:
             continue
@@ -291,6 +301,20 @@ def measure_all(record, jobs, common, stem, end):
         record[-1]["stopped"] = f"Left out, did not fit in --minutes: {'; '.join(left_out)}."
 
 
+def carry_out(jobs, common, add, stem, end, write):
+    """Run the jobs, go on with the record that is there if `add` says so, and end the driver."""
+    path, stopped, record = stem.with_suffix(".json"), "", []
+    if add and path.exists():
+        keys = [key for key in ("machine", "options", "goal") if key in common]
+        record = peers.earlier(path, common, keys, f"{stem.name}.py")
+    try:
+        measure_all(record, jobs, common, stem, end, write)
+    except runs.Stopped as reason:
+        stopped = f"Stopped by {reason}."
+    shutil.rmtree(stem.resolve() / "run", ignore_errors=True)
+    peers.conclude(record, write, stem, stopped)
+
+
 def main():
     started = time.monotonic()
     args, options = parse(sys.argv[1:])
@@ -298,7 +322,7 @@ def main():
     values = vars(runpy.run_path(str(TRAIN))["build_parser"]().parse_args(options))
     values["dataset"] = str(values["dataset"])
     stem = args.result_dir / "accuracy"
-    folder, path, stopped = stem.resolve(), stem.with_suffix(".json"), ""
+    folder = stem.resolve()
     _lock = runs.folder_of_its_own(folder, "accuracy.py")  # held until the process ends
     rows = [
         Row("plain", [], [TRAIN, *options], folder / "compiled" / "plain", "new"),
@@ -310,17 +334,7 @@ def main():
     for key in ("result_dir", "seed", "resume"):  # these are this script's own
         del values[key]
     common = dict(runs.setting("python benchmarks/accuracy.py"), options=values, goal=args.goal)
-    record = (
-        peers.earlier(path, common, ("machine", "options", "goal"), "accuracy.py")
-        if (args.add and path.exists())
-        else []
-    )
-    try:
-        measure_all(record, jobs, common, stem, started + 60 * args.minutes)
-    except runs.Stopped as reason:
-        stopped = f"Stopped by {reason}."
-    shutil.rmtree(folder / "run", ignore_errors=True)
-    peers.conclude(record, write, stem, stopped)
+    carry_out(jobs, common, args.add, stem, started + 60 * args.minutes, write)
 
 
 if __name__ == "__main__":

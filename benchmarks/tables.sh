@@ -2,12 +2,12 @@
 # Makes tables of results/ again, on this machine:
 #   benchmarks/tables.sh MACHINE TABLE ...
 # TABLE is one of
-#   mnist|resnet50|mnist-99|cifar10|progressive|smaller|decoding|peers|peers-resnet50|loading|loading-peers|staircases
+#   mnist|resnet50|mnist-99|cifar10|progressive|smaller|decoding|peers|peers-resnet50|loading|loading-peers|staircases|scaling
 # It reads $MNIST (data/mnist), $CIFAR10 (data/cifar10) and $IMAGENET (data/imagenet), and for peers-resnet50
 # pytorch/examples in ../examples.
 # The records go to results/MACHINE-TABLE. Then run: python tools/report.py
 # A table takes at most $MINUTES (25), but loading as long as it needs, and staircases 30 minutes more. With several
-# GPUs, start one for each, with CUDA_VISIBLE_DEVICES and taskset.
+# GPUs, start one for each (scaling takes all), with CUDA_VISIBLE_DEVICES and taskset.
 set -euo pipefail
 root=$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")
 cd -- "$root"
@@ -68,6 +68,9 @@ for table in "${@:2}"; do
       done
       command=("$python" benchmarks/peers.py train "$cifar10" --ends "runs/$machine-staircases"/*/running.json
         --only "*staircases" --runs 5 "${limit[@]}" "${to[@]}" -- "${larger[@]}" --epochs 6) ;;
+    scaling)
+      command=("$python" benchmarks/scaling.py "$imagenet" --set "cache $compiled" --set "DALI $compiled"
+        "${limit[@]}" "${to[@]}" -- "${resnet50[@]}" --epochs 4) ;;
     *)
       echo "tables.sh: error: no table $table" >&2
       exit 2 ;;

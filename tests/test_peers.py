@@ -12,6 +12,7 @@ import loading
 import peers
 import running
 import runs
+import scaling
 
 PEERS = ROOT / "benchmarks"
 
@@ -164,7 +165,7 @@ def test_each_command_that_makes_a_table_has_options_that_exist(photos, tmp_path
     script = ROOT / "benchmarks" / "tables.sh"
     text = script.read_text()
     tables = re.findall(r"^    ([a-z][\w-]+)\)$", text, re.MULTILINE)
-    assert "|".join(tables) in text and len(tables) == 12
+    assert "|".join(tables) in text and len(tables) == 13
     done = run(script, "here", *tables, env={"PYTHON": str(python), "IMAGENET": str(photos)})
     assert done.returncode == 0, done.stderr
     commands = [words.split("\n") for words in told.read_text().strip().split("\n\n")]
@@ -175,7 +176,8 @@ def test_each_command_that_makes_a_table_has_options_that_exist(photos, tmp_path
         if name == "loading":
             assert loading.parse(words)[0].name == "loader_DALI.py"
             continue
-        module = {"running": running, "peers": peers, "accuracy": accuracy}[name]
+        module = {"running": running, "peers": peers, "accuracy": accuracy,
+                  "scaling": scaling}[name]
         args, options = module.parse(words)
         assert (args.minutes, args.result_dir.parts[0]) in ((25, "results"), (3, "runs"))
         for own in running.options_of([], options), running.options_of(["compile"], options):
