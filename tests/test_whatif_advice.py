@@ -816,3 +816,11 @@ def test_what_an_unknown_library_makes_and_calls(watched, tmp_path):
         of["library"] = "transformers"
     facts["models"][0]["library"] = ""  # as in a Trainer with a compute_loss of the user's
     assert "TrainingArguments(bf16=True)" in advice.write("amp bfloat16", facts)
+
+
+@pytest.mark.parametrize("devices, copies", [([], False), ([0], False), ([0, 1], True)])
+def test_data_parallel_slows_down_on_several_gpus_only(devices, copies):
+    """With one GPU or none it calls the model as it is."""
+    wrapper = nn.DataParallel(nn.Linear(2, 2))
+    wrapper.device_ids = devices
+    assert ("DataParallel" in inside_facts.traits(wrapper)) == copies

@@ -94,8 +94,8 @@ def traits(module):
                 seen.add("channels_last")
         if isinstance(part, nn.SyncBatchNorm):
             seen.add("SyncBatchNorm")
-        if isinstance(part, nn.DataParallel):
-            seen |= {"DataParallel", *["several GPUs"][:len(part.device_ids) > 1]}
+        if isinstance(part, nn.DataParallel) and len(part.device_ids) > 1:
+            seen.add("DataParallel")  # on one GPU it only calls the model
     return sorted(seen)
 
 

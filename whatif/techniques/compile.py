@@ -13,7 +13,7 @@ NAMES = "compile", "compile reduce-overhead"
 def why_not(name, facts):
     if why := advice.no_model(facts) or advice.is_seen(name, facts):
         return why
-    if "several GPUs" in facts["seen"]:
+    if "DataParallel" in facts["seen"]:
         return "DataParallel on several GPUs cannot be compiled"
     return advice.needs_gpu(facts) if name != "compile" else ""
 
