@@ -458,6 +458,19 @@ def test_a_copy_that_renames_weights_is_found(tmp_path, monkeypatch):
     assert found.kind == proof.FAILS and "does not load" in found.why
 
 
+def test_the_error_of_a_copy_is_told_after_its_first_steps_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found, made = prove_once(tmp_path, ["fused"])
+    path, copy = next(iter(found.files[proof.MAIN].items()))
+    with open(copy) as file:
+        text = file.read()
+    with open(copy, "w") as file:
+        file.write(text.replace("total += loss.item()", "assert not total, 'broken'; total += 1"))
+    assert not found.run(proof.MAIN, 0, 0.3)
+    assert found.why.startswith("the changed copy: AssertionError: broken (")
+    assert "assert not total" in found.traceback
+
+
 def test_ctrl_c_ends_a_real_proof(tmp_path):
     """Nothing is left of it, in the folder or among the processes."""
     text = (SCRIPTS / "waits_for_data.py").read_text()
