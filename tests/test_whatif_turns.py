@@ -994,6 +994,16 @@ def test_states_are_exchanged_where_no_graph_waits_for_another_optimizer(
     assert (turn * 20)[number] in last
 
 
+def test_a_proof_counts_the_steps_of_optimizers_that_are_made_for_each_batch():
+    proof = proving.Proving({})
+    proof.plan, net = iter(range(99)), new_net()
+    for _ in range(20):
+        optimizer = OPTIMIZERS["sgd"](net.parameters())
+        proof.step(optimizer)
+        del optimizer  # kept all the same: its states are exchanged when the script has ended
+    assert proof.steps == 20 and len(proof.optimizers) == 1
+
+
 def test_a_proof_keeps_losses_of_the_steps_with_the_others_states(monkeypatch):
     monkeypatch.setattr(proving, "LOSSES", 2)
     one, net = OPTIMIZERS["sgd"](new_net().parameters()), new_net()

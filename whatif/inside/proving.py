@@ -10,6 +10,7 @@ import contextlib
 import os
 import pickle
 import time
+import weakref
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -35,7 +36,7 @@ class Proving:
         self.spec, self.pid, self.plan = spec, os.getpid(), self.whole()
         self.steps, self.losses, self.most, self.lead = 0, [], LOSSES, Lead()
         self.optimizers, self.saved, self.found, self.is_over = [], [], None, False
-        self.before = self.ends_round = None  # optimizers: the last one, and what ends a round
+        self.before = self.ends_round = None  # the last optimizer, and the one that ends a round
         self.round = 0  # the step that began the last round
         self.is_late = False  # whether the plan goes on at the steps of all optimizers
         self.is_timing = False
@@ -72,14 +73,17 @@ class Proving:
     def step(self, optimizer, *_):
         if self.is_over or rank():
             return
+        this = weakref.ref(optimizer)
         if not any(each is optimizer for each in self.optimizers):
-            self.optimizers.append(optimizer)
+            before = [*map(weakref.ref, self.optimizers)]
+            self.optimizers = []  # a script may make one for each batch: let the others go
+            self.optimizers = [*filter(None, (each() for each in before)), optimizer]
         leads = self.lead.is_stepping(optimizer)
         if leads:
             self.steps += 1
-            if self.before is not optimizer and not self.is_late:
-                self.ends_round, self.round = self.before or optimizer, self.steps
-        self.before = optimizer
+            if self.before != this and not self.is_late:
+                self.ends_round, self.round = self.before or this, self.steps
+        self.before = this
         if not leads and not self.is_late:
             return
         try:
@@ -152,7 +156,7 @@ class Proving:
 
     def is_in_round(self):
         """Return whether a step of another optimizer has to follow, if it steps at all."""
-        return self.before is not self.ends_round and self.steps - self.round <= MANY
+        return self.before != self.ends_round and self.steps - self.round <= MANY
 
     def now(self):
         if self.device == "cuda":
