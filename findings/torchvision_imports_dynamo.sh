@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # `import torchvision` also imports torch.compile's front end (torch._dynamo), SymPy and FSDP, though
-# nothing is compiled: torchvision.ops.roi_align uses a decorator of it. Seen with torch 2.14.1,
-# torchvision 0.29.2 and Python 3.11, 2026-11-27:
+# nothing is compiled: torchvision.ops.roi_align takes is_compile_supported from it.
+# Seen with torch 2.14.1, torchvision 0.29.2 and Python 3.11, 2026-11-27:
 #     import torch: torch._dynamo False, sympy False, torch.distributed.fsdp False
 #     import torchvision: torch._dynamo True, sympy True, torch.distributed.fsdp True
 # What to do: where every second of the start counts, do without torchvision, also for its transforms.

@@ -121,6 +121,11 @@ def test_groups_follow_from_the_scripts(project):
     (project / "src/train_clap.py").write_text(text.replace("benchmark = True", "benchmark = None"))
     found = run(sys.executable, "-c", code, cwd=project / "tools").stdout
     assert "['clap', 'clip']" in found.partition("'parallel'")[0]
+    # one in the place of DP and DDP is a parallel one, whatever it calls
+    text = (SRC / "train_DP.py").read_text().replace("DataParallel(", "replicated(")
+    (project / "src/train_FSDP.py").write_text(text)
+    found = run(sys.executable, "-c", code, cwd=project / "tools").stdout
+    assert "'parallel': [['DDP', 'DP', 'FSDP']]" in found
     joined = run(project / "compose.sh", "clip", "amp")
     assert joined.returncode == 0 and "# mine\n" in joined.stdout and "autocast" in joined.stdout
 

@@ -494,6 +494,18 @@ print("more", file=log, flush=True)""")
     assert (folder / "log.txt").read_text() == "user's own"
 
 
+def test_what_a_script_wrote_before_is_its_files_own_after_gc_freeze_too(program, folder):
+    log = in_process(program, folder, """
+import gc
+log = open("log.txt", "w")
+print("before", file=log)
+gc.freeze()
+hold()
+assert gc.get_freeze_count()
+print("after", file=log, flush=True)""")
+    assert log == "end" and (folder / "log.txt").read_text() == "before\n"
+
+
 def test_child_processes_hold_too(program, folder):
     log = in_process(program, folder, """
 import subprocess, sys

@@ -971,19 +971,82 @@ def test_a_proof_counts_the_steps_that_turns_count():
     assert proof.steps == 3
 
 
-def test_states_are_exchanged_where_no_graph_waits_for_another_optimizer():
+@pytest.mark.parametrize("turn, until, last", [
+    ("ab", 99, "b"), ("abc", 99, "c"), ("acab", 99, "bc"), ("aaaaab", 99, "b"), ("ab", 8, "a"),
+    ("ba", 99, "a"), ("abbb", 99, "b"), ("a", 99, "a")], ids=[
+    "a GAN", "three", "in turn", "five of a critic", "a generator that ends", "a generator first",
+    "more of a generator", "one"])
+@pytest.mark.parametrize("steps", range(7, 12))
+def test_states_are_exchanged_where_no_graph_waits_for_another_optimizer(
+        turn, until, last, steps):
     """A GAN's generator steps after the discriminator, through a graph of before that."""
-    one, two = (OPTIMIZERS["sgd"](new_net().parameters()) for _ in range(2))
-    proof = proving.Proving(dict(warm=1, steps=1, least_steps=2, seconds=1, warm_seconds=0))
+    optimizers = {name: OPTIMIZERS["sgd"](new_net().parameters()) for name in "abc"}
+    proof = proving.Proving(dict(warm=1, steps=1, least_steps=steps, seconds=1, warm_seconds=0))
     seen = []
-    proof.exchange = lambda: seen.append(proof.before)
+    proof.exchange = lambda: seen.append(number)
     proof.send = lambda **_: None
     with pytest.raises(SystemExit), pytest.MonkeyPatch.context() as patch:
         patch.setattr(proving.os, "_exit", sys.exit)
-        for _ in range(9):
-            for optimizer in one, two:
-                proof.step(optimizer)
-    assert seen == [two]
+        for number, name in enumerate(turn * 20):
+            if number < until or name == "a":
+                proof.step(optimizers[name])
+    number, = seen
+    assert (turn * 20)[number] in last
+
+
+def test_a_proof_counts_the_steps_of_optimizers_that_are_made_for_each_batch():
+    proof = proving.Proving({})
+    proof.plan, net = iter(range(99)), new_net()
+    for _ in range(20):
+        optimizer = OPTIMIZERS["sgd"](net.parameters())
+        proof.step(optimizer)
+        del optimizer  # kept all the same: its states are exchanged when the script has ended
+    assert proof.steps == 20 and len(proof.optimizers) == 1
+
+
+def test_a_proof_keeps_losses_of_the_steps_with_the_others_states(monkeypatch):
+    monkeypatch.setattr(proving, "LOSSES", 2)
+    one, net = OPTIMIZERS["sgd"](new_net().parameters()), new_net()
+    proof = proving.Proving(dict(warm=1, steps=1, least_steps=9, seconds=1, warm_seconds=0))
+    proof.exchange, sent = list, {}
+    proof.send = lambda **record: sent.update(record)
+    monkeypatch.setattr(proving.os, "_exit", sys.exit)
+    with pytest.raises(SystemExit):
+        for _ in range(99):
+            proof.backward(lambda *_: None, (net(torch.ones(2, 3, 8, 8)).sum(),))
+            proof.step(one)
+    assert len(sent["losses"]) == 2 and len(sent["compared"]) == 2  # of the three
+
+
+def test_states_of_frozen_objects_are_found():
+    """gc.get_objects() leaves out what was there at gc.freeze()."""
+    net = new_net()
+    gc.freeze()
+    try:
+        count = gc.get_freeze_count()
+        found = proving.things_of([OPTIMIZERS["sgd"](net.parameters())])
+        assert gc.get_freeze_count() >= count  # as the script wants it
+    finally:
+        gc.unfreeze()
+    assert any(each is net for each in found.values()) and len(found) == 2
+    proving.things_of([])
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_window_that_began_anew_does_not_lose_a_script_that_ends(monkeypatch):
+    """It ends two steps after the one that takes most of the window."""
+    one, clock, sent = proving.Proving(dict(steps=None, seconds=1.0)), [0.0], {}
+    one.device, one.exchange = "cpu", lambda: None
+    one.send = lambda **record: sent.update(record)
+    monkeypatch.setattr(proving, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(proving, "compiled", lambda: 0)
+    for _ in one.window():
+        if one.steps == 5:
+            break
+        clock[0] += 9.0 if one.steps == 2 else 0.25
+        one.steps += 1
+    one.ended()
+    assert sent["ended"] and sent["first"] == 0 and sent["whole"]["steps"] == 3
 
 
 @pytest.mark.parametrize("steps, compiles_at, slow, first, last", [

@@ -237,6 +237,26 @@ def test_a_script_that_fails_without_the_patch_too_is_told_as_its_own(whatif):
         "the script as it is: it ended with status 1 after 70 steps: why")
 
 
+@pytest.mark.parametrize("code, told", [
+    (0, "the script as it is: model Net 0 does not load"),
+    (1, "the changed copy: it ended with status 1 after 70 steps: why")])
+def test_states_of_the_copy_that_do_not_load_are_no_fault_of_the_script(whatif, code, told):
+    class Refuses(Script):
+        def __call__(self, command, spec, *rest):
+            found = super().__call__(command, spec, *rest)
+            text = "".join(open(path).read() for path in spec.get("files", {}).values())
+            if text:
+                self.has_amp = "autocast" in text
+                fails = self.has_amp and code
+                return found | dict(ended=True, code=code, total=70) if fails else found
+            refuses = "files" in spec and getattr(self, "has_amp", False)
+            self.has_amp = False
+            return found | dict(states=["model Net 0 does not load"]) if refuses else found
+    found = whatif(Refuses())
+    assert found.status == 3 and found.record["proof"]["techniques"] == ["fused"]
+    assert found.record["reasons"]["amp bfloat16"].startswith(f"with it {told}")
+
+
 def test_losses_that_cannot_be_compared_prove_nothing(whatif):
     class Short(Script):
         def __call__(self, *words):
@@ -455,6 +475,19 @@ def test_a_copy_that_renames_weights_is_found(tmp_path, monkeypatch):
                    .replace("nn.Linear(144, 2))", "nn.Sequential(nn.Linear(144, 2)))"))
     assert found.run(proof.MAIN, 0, 0.3) and not found.run(proof.PLAIN, 0, 0.3, False)
     assert found.kind == proof.FAILS and "does not load" in found.why
+
+
+def test_the_error_of_a_copy_is_told_after_its_first_steps_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found, made = prove_once(tmp_path, ["fused"])
+    path, copy = next(iter(found.files[proof.MAIN].items()))
+    with open(copy) as file:
+        text = file.read()
+    with open(copy, "w") as file:
+        file.write(text.replace("total += loss.item()", "assert not total, 'broken'; total += 1"))
+    assert not found.run(proof.MAIN, 0, 0.3)
+    assert found.why.startswith("the changed copy: AssertionError: broken (")
+    assert "assert not total" in found.traceback
 
 
 def test_ctrl_c_ends_a_real_proof(tmp_path):

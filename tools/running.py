@@ -78,7 +78,7 @@ def groups():
     A set has at most one technique of each list.
 
     Techniques that exclude each other are one list: one of data if all of them change the data
-    section, a parallel one if all wrap net for several GPUs. A script that profiles is no technique.
+    section, a parallel one if any wraps net in DataParallel. A script that profiles is no technique.
     """
     result = {"data": [], "compute": [], "parallel": []}
     texts = {name: compose.script(f"train_{name}") for name in compose.TECHNIQUES}
@@ -87,7 +87,7 @@ def groups():
             "# new #" in re.search(r" -+ data\n.*? -----", texts[name], re.DOTALL)[0]
             for name in choice
         )
-        wraps = all("DataParallel(" in texts[name] for name in choice)
+        wraps = any("DataParallel(" in texts[name] for name in choice)
         result["data" if of_data else "parallel" if wraps else "compute"].append(choice)
     return result
 

@@ -157,6 +157,9 @@ class Results:
                     before.setdefault(many, []).append(record.pop(one))
             if not before.get("done"):
                 before |= record
+                for each in self.errors:  # it sends what there is after its error
+                    if each["pid"] == pid and each["kind"] not in LAUNCHERS:
+                        before |= each | dict(done=True)
 
     def is_lost(self):
         """Return whether a process that had reported is gone before it was done."""

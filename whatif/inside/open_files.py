@@ -34,9 +34,19 @@ def written(held):
     return found
 
 
+def all_objects():
+    """Return what gc.get_objects() does, with the objects of before the script's gc.freeze()."""
+    has_frozen = gc.get_freeze_count()
+    gc.unfreeze()
+    found = gc.get_objects()
+    if has_frozen:
+        gc.freeze()
+    return found
+
+
 def flush(numbers):
     """Write out what Python and C keep in buffers for these descriptors."""
-    for each in gc.get_objects():
+    for each in all_objects():
         if issubclass(type(each), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
             with suppress(Exception):
                 if not each.closed and each.fileno() in numbers:

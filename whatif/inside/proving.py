@@ -7,17 +7,18 @@ states of models, optimizers, schedulers and scalers, and loads those of the oth
 import atexit
 import collections.abc
 import contextlib
-import gc
 import os
 import pickle
 import time
+import weakref
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from whatif import records
 from whatif.imports import wrap
-from whatif.inside.clock import LOSSES, Lead, compiled, loss_of, numbers
+from whatif.inside.clock import LOSSES, MANY, Lead, compiled, loss_of, numbers
+from whatif.inside.open_files import all_objects
 
 CALM = 3  # steps in which nothing compiles, before the window may begin
 AFTER = 3  # steps with the states of the other side
@@ -33,10 +34,12 @@ class Proving:
 
     def __init__(self, spec):
         self.spec, self.pid, self.plan = spec, os.getpid(), self.whole()
-        self.steps, self.losses, self.lead = 0, [], Lead()
+        self.steps, self.losses, self.most, self.lead = 0, [], LOSSES, Lead()
         self.optimizers, self.saved, self.found, self.is_over = [], [], None, False
-        self.before = self.ends_round = None  # optimizers: the last one, and what ends a round
-        self.is_late = False  # whether the plan goes on at the end of a round
+        self.before = self.ends_round = None  # the last optimizer, and the one that ends a round
+        self.round = 0  # the step that began the last round
+        self.is_late = False  # whether the plan goes on at the steps of all optimizers
+        self.is_timing = False
 
     def install(self):
         register_optimizer_step_post_hook(self.step)
@@ -58,7 +61,7 @@ class Proving:
 
     def backward(self, original, tensors, grad_tensors=None, *rest, **options):
         loss = loss_of(tensors, grad_tensors)
-        if loss is not None and len(self.losses) < LOSSES:
+        if loss is not None and len(self.losses) < self.most:
             self.losses.append(loss.clone())
         return original(tensors, grad_tensors, *rest, **options)
 
@@ -70,14 +73,18 @@ class Proving:
     def step(self, optimizer, *_):
         if self.is_over or rank():
             return
+        this = weakref.ref(optimizer)
         if not any(each is optimizer for each in self.optimizers):
-            self.optimizers.append(optimizer)
+            before = [*map(weakref.ref, self.optimizers)]
+            self.optimizers = []  # a script may make one for each batch: let the others go
+            self.optimizers = [*filter(None, (each() for each in before)), optimizer]
         leads = self.lead.is_stepping(optimizer)
         if leads:
             self.steps += 1
-            self.ends_round = self.before or optimizer
-        self.before = optimizer
-        if optimizer is not self.ends_round if self.is_late else not leads:
+            if self.before != this and not self.is_late:
+                self.ends_round, self.round = self.before or this, self.steps
+        self.before = this
+        if not leads and not self.is_late:
             return
         try:
             next(self.plan)
@@ -108,18 +115,18 @@ class Proving:
         if self.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         yield from self.window()
-        self.found = dict(steps=self.steps - self.first, seconds=self.now() - self.began)
         memory = torch.cuda.max_memory_allocated() if self.device == "cuda" else None
         while self.steps < spec["least_steps"]:
             yield
-        if self.ends_round is not self.before:  # two networks in turn: a graph waits for the other
-            self.is_late = True
+        self.is_late = True
+        while self.is_in_round():  # two networks in turn: a graph waits for the other
             yield
-            self.is_late = False
+        self.is_late = False
         losses, loaded = numbers(self.losses), self.exchange()
+        self.most += len(losses)  # the losses of the next steps, too
         for _ in range(AFTER if loaded is not None else 0):
             yield
-        self.send(whole=self.found, first=self.first, losses=losses, memory=memory,
+        self.send(whole=self.found, first=self.found["first"], losses=losses, memory=memory,
                   states=loaded, total=self.steps, compared=numbers(self.losses)[len(losses):])
 
     def window(self):
@@ -128,7 +135,7 @@ class Proving:
         The second kind begins anew after what belongs to no usual step: compiling, or a step that
         takes more than half of the time, as that between two epochs can.
         """
-        spec = self.spec
+        spec, self.is_timing = self.spec, True
         for _ in range(TRIES):
             before, slowest = compiled(), 0.0
             self.first, self.began = self.steps, self.now()
@@ -138,9 +145,18 @@ class Proving:
                 yield
                 slowest = max(slowest, time.perf_counter() - self.last)
                 self.last = time.perf_counter()
+            self.found = self.timed(self.now())
             if spec["steps"] or (compiled() == before
                                  and slowest < (self.last - self.began) / 2):
                 break
+        self.is_timing = False
+
+    def timed(self, end):
+        return dict(first=self.first, steps=self.steps - self.first, seconds=end - self.began)
+
+    def is_in_round(self):
+        """Return whether a step of another optimizer has to follow, if it steps at all."""
+        return self.before != self.ends_round and self.steps - self.round <= MANY
 
     def now(self):
         if self.device == "cuda":
@@ -152,22 +168,21 @@ class Proving:
         if self.is_over or os.getpid() != self.pid or rank() or not self.steps:
             return
         self.is_over = True
-        if self.found is None and hasattr(self, "last") and self.steps - self.first > 2:
-            self.found = dict(steps=self.steps - self.first, seconds=self.last - self.began)
-        if self.found:
-            self.send(whole=self.found, first=self.first, losses=numbers(self.losses), memory=None,
-                      states=self.exchange(), total=self.steps, compared=[])
+        if self.is_timing and self.steps - self.first > 2:
+            self.found = self.timed(self.last)
+        if self.found:  # if the last window is too short, one with an unusual step
+            self.send(whole=self.found, first=self.found["first"], losses=numbers(self.losses),
+                      memory=None, states=self.exchange(), total=self.steps, compared=[])
         self.send(steps=self.steps, ended=True, done=True)
 
-    # ---- states
     def exchange(self):
         """Save all states, and load those of the other side if there are any; tell what failed.
 
         None: there was nothing to load.
         """
-        things = self.things()
+        things = things_of(self.optimizers)
         states = {name: each.state_dict() for name, each in things.items()}
-        content = self.checkpoint()
+        content = checkpoint(self.saved)
         with open(self.spec["save_to"], "wb") as file:
             torch.save(dict(states=states, checkpoint=content), file)
         path = self.spec.get("load_from")
@@ -187,42 +202,45 @@ class Proving:
                 told.append(f"{name} does not load: {str(error).splitlines()[0][:150]}")
         return told + compared(content, other["checkpoint"], things)
 
-    def things(self):
-        """Return {name: thing} of all that has a state."""
-        weights = {}
-        for number, optimizer in enumerate(self.optimizers):
-            for group in optimizer.param_groups:
-                for weight in group["params"]:
-                    weights.setdefault(id(weight), (number, len(weights)))
-        objects = [each for each in gc.get_objects() if issubclass(type(each), (  # no proxies
-            torch.nn.Module, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler))]
-        modules = [each for each in objects if isinstance(each, torch.nn.Module) and any(
-            id(weight) in weights for weight in each.parameters())]
-        inner = {id(part) for each in modules for part in each.modules() if part is not each}
-        outer = sorted((each for each in modules if id(each) not in inner), key=lambda each: min(
-            weights.get(id(weight), (99, 0)) for weight in each.parameters()))
-        # an option of the script's own may wrap the model in torch.compile's OptimizedModule
-        found = {f"model {type(getattr(each, '_orig_mod', each)).__name__} {number}": each
-                 for number, each in enumerate(outer)}
-        found |= {f"optimizer {type(each).__name__} {number}": each
-                  for number, each in enumerate(self.optimizers)}
-        mine = {id(each) for each in self.optimizers}
-        for kind, owner in ("scheduler", torch.optim.lr_scheduler.LRScheduler), (
-                "scaler", torch.amp.GradScaler):
-            chosen = [each for each in objects if isinstance(each, owner)
-                      and (kind == "scaler" or id(getattr(each, "optimizer", None)) in mine)]
-            found |= {f"{kind} {type(each).__name__} {number}": each
-                      for number, each in enumerate(chosen)}
-        return found
 
-    def checkpoint(self):
-        """Return what the script's own last checkpoint has in it, or None."""
-        for path in self.saved:
-            try:
-                return torch.load(path, map_location="cpu", weights_only=False)
-            except (OSError, RuntimeError, pickle.UnpicklingError, EOFError):
-                return None  # it was moved, or is no file of torch
-        return None
+# ---- states
+def things_of(optimizers):
+    """Return {name: thing} of all that has a state."""
+    weights = {}
+    for number, optimizer in enumerate(optimizers):
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                weights.setdefault(id(weight), (number, len(weights)))
+    objects = [each for each in all_objects() if issubclass(type(each), (  # no proxies
+        torch.nn.Module, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler))]
+    modules = [each for each in objects if isinstance(each, torch.nn.Module) and any(
+        id(weight) in weights for weight in each.parameters())]
+    inner = {id(part) for each in modules for part in each.modules() if part is not each}
+    outer = sorted((each for each in modules if id(each) not in inner), key=lambda each: min(
+        weights.get(id(weight), (99, 0)) for weight in each.parameters()))
+    # an option of the script's own may wrap the model in torch.compile's OptimizedModule
+    found = {f"model {type(getattr(each, '_orig_mod', each)).__name__} {number}": each
+             for number, each in enumerate(outer)}
+    found |= {f"optimizer {type(each).__name__} {number}": each
+              for number, each in enumerate(optimizers)}
+    mine = {id(each) for each in optimizers}
+    for kind, owner in ("scheduler", torch.optim.lr_scheduler.LRScheduler), (
+            "scaler", torch.amp.GradScaler):
+        chosen = [each for each in objects if isinstance(each, owner)
+                  and (kind == "scaler" or id(getattr(each, "optimizer", None)) in mine)]
+        found |= {f"{kind} {type(each).__name__} {number}": each
+                  for number, each in enumerate(chosen)}
+    return found
+
+
+def checkpoint(paths):
+    """Return what the script's own last checkpoint has in it, or None."""
+    for path in paths:
+        try:
+            return torch.load(path, map_location="cpu", weights_only=False)
+        except (OSError, RuntimeError, pickle.UnpicklingError, EOFError):
+            return None  # it was moved, or is no file of torch
+    return None
 
 
 def renamed(state, thing):

@@ -72,7 +72,8 @@ class Proof:
             f"run {len(self.runs[side]) + 1}"))
         self.took.append(time.monotonic() - begin)
         if why := self.wrong_with(side, result, is_timed):
-            self.kind, self.why, self.is_own = FAILS, f"{name}: {why}", side == PLAIN
+            self.kind, self.why = FAILS, f"{name}: {why}"
+            self.is_own = side == PLAIN and not result.get("states")  # those are the copy's
             self.traceback = result.get("traceback", "")
             return None
         self.runs[side].append(result["windows"][0] | dict(
@@ -134,9 +135,10 @@ class Proof:
         """If the script as it is ends like its failed copy, say that of the script."""
         if side == PLAIN or self.runs[PLAIN] or not self.fits(1):
             return
-        said = self.kind, self.why, self.is_own, self.traceback
-        if self.run(PLAIN, 0, LEAST_SECONDS):
-            self.kind, self.why, self.is_own, self.traceback = said
+        said = self.kind, self.why, self.traceback
+        self.run(PLAIN, 0, LEAST_SECONDS)
+        if not self.is_own:
+            self.kind, self.why, self.traceback = said
 
     # ---- what came out
     def rates(self, side):
