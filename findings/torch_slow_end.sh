@@ -17,7 +17,7 @@ import sys
 import time
 
 IMPORTS = "import gc, time, torch, torchvision; gc.collect(); "
-END = "print(len(gc.get_objects()), time.time())"
+LAST = "print(len(gc.get_objects()), time.time())"
 
 
 def seconds(code):
@@ -31,8 +31,8 @@ def seconds(code):
     return int(count), statistics.median(found)
 
 
-count, plain = seconds(IMPORTS + END)
-frozen = seconds(f"{IMPORTS}gc.freeze(); {END}")[1]
+count, plain = seconds(IMPORTS + LAST)
+frozen = seconds(f"{IMPORTS}gc.freeze(); {LAST}")[1]
 print(f"{count:,} objects. From the last statement to the end of the process: {plain:.2f} s; "
       f"after gc.freeze(): {frozen:.2f} s")
 assert plain > 2 * frozen
