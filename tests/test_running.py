@@ -129,7 +129,8 @@ def stand_ins(project):
             text = text.replace(f"    {name}_option = 0",
                                 f"    # new #\n    # an option\n    {extra}")
             extra = ""
-        lines = ["# new #", f"# this is {name}", extra, f"{seam} = {gain}"]
+        about = f"this is {name}" + ", DataParallel(net)" * (seam == "parallel")
+        lines = ["# new #", f"# {about}", extra, f"{seam} = {gain}"]
         text = text.replace(f"    {seam} = 1\n", "".join(
             f"    {line}\n" for line in lines if line))
         (project / "src" / f"train_{name}.py").write_text(text)
