@@ -1,6 +1,7 @@
 """What tests share: processes started as a user starts them, small disks, a training run."""
 
 import importlib.util
+import json
 import multiprocessing
 import os
 import re
@@ -351,3 +352,15 @@ class Hostile:
 
     def __reduce__(self):
         return open, (self.path, "w")
+
+
+def benchmark(script, folder, *words, stop_at=None):
+    """Run a benchmark, with Ctrl-C once it has said `stop_at`; return (process, record, page)."""
+    running = Forked(script, *words)
+    if stop_at:
+        wait_until(lambda: stop_at in running.output() or not running.is_alive())
+        os.kill(running.processes[0].pid, signal.SIGINT)
+    done = running.wait()
+    files = [folder / f"{script.stem}.{kind}" for kind in ("json", "md")]
+    assert all(file.exists() for file in files), done.stderr
+    return done, json.loads(files[0].read_text()), files[1].read_text()

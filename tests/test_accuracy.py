@@ -1,11 +1,9 @@
 """benchmarks/accuracy.py: whole trainings with several seeds, and the table of what they cost."""
 
 import json
-import os
-import signal
 
 import pytest
-from helpers import ROOT, TINY, Forked, assert_one_line, processes_of, run_forked, wait_until
+from helpers import ROOT, TINY, assert_one_line, benchmark, processes_of, run_forked
 
 import accuracy
 
@@ -16,19 +14,11 @@ RUN = {"seed", "wall_seconds", "warmup_seconds", "training_seconds", "val_top1",
 
 
 def outcome(folder, *words, stop_at=None):
-    """Run accuracy.py, with Ctrl-C once it has said `stop_at`.
-
-    Return (process, record, page, what it said before each run).
-    """
-    running = Forked(SCRIPT, *words, "--result_dir", folder, *SHORT)
-    if stop_at:
-        wait_until(lambda: stop_at in running.output() or not running.is_alive())
-        os.kill(running.processes[0].pid, signal.SIGINT)
-    done = running.wait()
-    files = [folder / f"accuracy.{kind}" for kind in ("json", "md")]
-    assert all(file.exists() for file in files), done.stderr
+    """Run accuracy.py; return (process, record, page, what it said before each run)."""
+    done, record, page = benchmark(SCRIPT, folder, *words, "--result_dir", folder, *SHORT,
+                                   stop_at=stop_at)
     begun = [line for line in done.stdout.splitlines() if line.startswith("seed ")]
-    return done, json.loads(files[0].read_text()), files[1].read_text(), begun
+    return done, record, page, begun
 
 
 def test_rows_take_turns_add_runs_only_what_is_new_and_ctrl_c_keeps_what_ran(digits, tmp_path):

@@ -1,12 +1,9 @@
 """benchmarks/scaling.py: sets on 1 and more GPUs or processes, and the table of how they scale."""
 
-import json
-import os
-import signal
 from types import SimpleNamespace
 
 import pytest
-from helpers import ROOT, TINY, Forked, assert_one_line, processes_of, run_forked, wait_until
+from helpers import ROOT, TINY, assert_one_line, benchmark, processes_of, run_forked
 
 import accuracy
 import scaling
@@ -16,15 +13,7 @@ SHORT = ["--", *TINY]
 
 
 def outcome(folder, *words, stop_at=None):
-    """Run scaling.py, with Ctrl-C once it has said `stop_at`; return (process, record, page)."""
-    running = Forked(SCRIPT, *words, "--result_dir", folder, *SHORT)
-    if stop_at:
-        wait_until(lambda: stop_at in running.output() or not running.is_alive())
-        os.kill(running.processes[0].pid, signal.SIGINT)
-    done = running.wait()
-    files = [folder / f"scaling.{kind}" for kind in ("json", "md")]
-    assert all(file.exists() for file in files), done.stderr
-    return done, json.loads(files[0].read_text()), files[1].read_text()
+    return benchmark(SCRIPT, folder, *words, "--result_dir", folder, *SHORT, stop_at=stop_at)
 
 
 def test_a_set_trains_alone_and_with_ddp(digits, tmp_path):

@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -464,15 +465,21 @@ def test_a_copy_runs_and_exchanges_its_states_with_the_original(tmp_path, monkey
     assert found.judge(proof.MAIN)["kind"] == "time"
 
 
+def break_copy(found, *edits):
+    """Change the copy that a Proof runs: each (old, new)."""
+    copy = Path(next(iter(found.files[proof.MAIN].values())))
+    text = copy.read_text()
+    for old, new in edits:
+        assert old in text, old
+        text = text.replace(old, new)
+    copy.write_text(text)
+
+
 def test_a_copy_that_renames_weights_is_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found, made = prove_once(tmp_path, ["fused"])
-    path, copy = next(iter(found.files[proof.MAIN].items()))
-    with open(copy) as file:
-        text = file.read()
-    with open(copy, "w") as file:
-        file.write(text.replace("nn.Flatten(), nn.Linear", "nn.Sequential(nn.Flatten()), nn.Linear")
-                   .replace("nn.Linear(144, 2))", "nn.Sequential(nn.Linear(144, 2)))"))
+    break_copy(found, ("nn.Flatten(), nn.Linear", "nn.Sequential(nn.Flatten()), nn.Linear"),
+               ("nn.Linear(144, 2))", "nn.Sequential(nn.Linear(144, 2)))"))
     assert found.run(proof.MAIN, 0, 0.3) and not found.run(proof.PLAIN, 0, 0.3, False)
     assert found.kind == proof.FAILS and "does not load" in found.why
 
@@ -480,11 +487,7 @@ def test_a_copy_that_renames_weights_is_found(tmp_path, monkeypatch):
 def test_the_error_of_a_copy_is_told_after_its_first_steps_too(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found, made = prove_once(tmp_path, ["fused"])
-    path, copy = next(iter(found.files[proof.MAIN].items()))
-    with open(copy) as file:
-        text = file.read()
-    with open(copy, "w") as file:
-        file.write(text.replace("total += loss.item()", "assert not total, 'broken'; total += 1"))
+    break_copy(found, ("total += loss.item()", "assert not total, 'broken'; total += 1"))
     assert not found.run(proof.MAIN, 0, 0.3)
     assert found.why.startswith("the changed copy: AssertionError: broken (")
     assert "assert not total" in found.traceback
