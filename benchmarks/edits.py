@@ -37,13 +37,17 @@ SETS = """\
 """
 CLASSES = """\
     classes = train_set.classes
-    if classes != val_set.classes:
+    # a hidden folder, as .ipynb_checkpoints, is no class
+    if classes != val_set.classes or "/." in f"/{'/'.join(classes)}":
         fail(
-            f"--dataset {args.dataset}: only one of train and val has these classes: "
-            f"{sorted(set(classes) ^ set(val_set.classes))}"
+            f"--dataset {args.dataset}: hidden, or in only one of train and val: "
+            f"{sorted(set(classes) ^ set(val_set.classes)) or [n for n in classes if n[0] == '.']}"
         )
+    for path, _ in train_set.samples:
+        if path.count("/") > 80:
+            fail(f"{path}: a link to a folder above it repeats the images, remove it")
 """
-SAMPLER = "    sampler = torch.utils.data.RandomSampler(train_set, generator=torch.Generator())\n"
+SAMPLER = "    sampler = RandomSampler(train_set, generator=torch.Generator())\n"
 LOADING = "        pin_memory=on_gpu,\n"
 TRAIN_LOADER = """\
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **loading)

@@ -96,9 +96,11 @@ def build_parser():
 
 
 def is_image(path):
-    """Return whether the name is an image's; macOS writes its own notes as ._name."""
-    name = os.path.basename(path).lower()
-    return name.endswith(datasets.folder.IMG_EXTENSIONS) and not name.startswith("._")
+    """Return whether the name is an image's, and not hidden. Raises OSError for a parent's link."""
+    if path.count("/") > 80:
+        raise OSError(f"{path}: a link to a folder above it repeats the images, remove it")
+    *_, folder, name = path.lower().split("/")
+    return name.endswith(datasets.folder.IMG_EXTENSIONS) and "." not in (name[0], folder[:1])
 
 
 def load_image(file, name):
@@ -132,10 +134,10 @@ class Images(Dataset):
         if any(map(os.path.isdir, folders)):
             names = [
                 {
-                    os.path.relpath(os.path.join(where, name), folder)
+                    os.path.relpath(path, folder)
                     for where, _, files in os.walk(folder, followlinks=True)
-                    for name in files
-                    if is_image(name)
+                    for path in (os.path.join(where, name) for name in files)
+                    if is_image(path)
                 }
                 for folder in folders
             ]

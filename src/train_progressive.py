@@ -26,7 +26,7 @@ from time import perf_counter
 import torch
 from PIL import Image, ImageOps
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 from torchvision import datasets, models, ops
 from torchvision.transforms import v2 as transforms
 from tqdm import tqdm
@@ -201,16 +201,20 @@ def main():
     train_set = open_folder(args.dataset, "train training", train_transform)
     val_set = open_folder(args.dataset, "val valid validation test testing", val_transform)
     classes = train_set.classes
-    if classes != val_set.classes:
+    # a hidden folder, as .ipynb_checkpoints, is no class
+    if classes != val_set.classes or "/." in f"/{'/'.join(classes)}":
         fail(
-            f"--dataset {args.dataset}: only one of train and val has these classes: "
-            f"{sorted(set(classes) ^ set(val_set.classes))}"
+            f"--dataset {args.dataset}: hidden, or in only one of train and val: "
+            f"{sorted(set(classes) ^ set(val_set.classes)) or [n for n in classes if n[0] == '.']}"
         )
+    for path, _ in train_set.samples:
+        if path.count("/") > 80:
+            fail(f"{path}: a link to a folder above it repeats the images, remove it")
     if len(train_set) < args.batch_size:
         fail(f"--batch_size {args.batch_size}: there are only {len(train_set)} training images")
 
     # epoch e (from 0) takes the images in the order of torch.randperm, seeded with seed + e
-    sampler = torch.utils.data.RandomSampler(train_set, generator=torch.Generator())
+    sampler = RandomSampler(train_set, generator=torch.Generator())
 
     # each process has its share of the validation images, the batch and the workers
     val_sampler = range(rank, len(val_set), world_size)
@@ -239,10 +243,9 @@ def main():
     loss_function = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True)
 
-    parameters = sum(map(torch.numel, model.parameters()))
     log(
-        f"{script}: {parameters:,} parameters, {len(train_set):,} images, {len(classes)} classes, "
-        f"{device}"
+        f"{script}: {sum(map(torch.numel, model.parameters())):,} parameters, "
+        f"{len(train_set):,} images, {len(classes)} classes, {device}"
     )
 
     # a checkpoint holds the states of these
@@ -306,7 +309,7 @@ def main():
         start = tick = perf_counter()
         # the bar is on process 0's terminal only (None: not if the output is no terminal)
         for step, (images, labels) in tqdm(
-            zip(range(steps), train_loader), f"epoch {epoch + 1}", steps, disable=rank > 0 or None
+            zip(range(steps), train_loader), f"epoch {epoch + 1}", steps, disable=rank or None
         ):
             data_wait += perf_counter() - tick
             # new #
@@ -349,7 +352,7 @@ def main():
                 correct += (output.topk(len(correct)).indices.T == labels).sum(1)
 
         # a run that has diverged ends here, before it saves this epoch
-        if not losses.isfinite().all():
+        if not abs(loss) < 1e99:
             sys.exit(
                 f"{script}: error: the loss is no longer finite in epoch {epoch + 1}, step "
                 f"{losses.isfinite().tolist().index(False) + 1}: try a lower --lr"
@@ -358,20 +361,20 @@ def main():
         # the epoch's line and checkpoint
         top = (correct.cumsum(0) / len(val_set)).tolist()
         tick = perf_counter()
-        speed = steps * args.batch_size / seconds
         results = {
             "loss": loss,
             "val_top1": top[0],
             "val_top5": top[-1],
             "seconds": seconds,
-            "images_per_second": speed,
+            "images_per_second": steps * args.batch_size / seconds,
             "data_wait": data_wait / seconds,
             "val_seconds": tick - start - seconds,
         }
         epochs.append(results)
         log(
             f"epoch {epoch + 1}/{args.epochs}  loss {loss:.4f}  top-1 {top[0]:.2%}  "
-            f"top-5 {top[-1]:.2%}  {speed:,.0f} images/s  data wait {data_wait / seconds:.0%}"
+            f"top-5 {top[-1]:.2%}  {results['images_per_second']:,.0f} images/s  "
+            f"data wait {data_wait / seconds:.0%}"
         )
         if rank == 0 and (tick > save_at or epoch + 1 == args.epochs):
             states = {name: part.state_dict() for name, part in parts.items()}

@@ -491,6 +491,27 @@ def test_other_files_and_endings(load, tmp_path, loader):
 
 
 @each_loader
+@each_layout
+@pytest.mark.fault("other folder layouts")
+def test_a_hidden_folder_is_passed_over_or_named_and_a_link_to_a_parent(load, tmp_path, loader,
+                                                                        layout):
+    data = (classes if layout == "classes" else pairs)(tmp_path / ".hidden above/data", count=2)
+    plain = load(loader, data, *SMALL)
+    assert plain.returncode == 0, plain.stderr
+    inner = next(path for path in sorted((data / "train").iterdir()))
+    save(photo(7), inner / ".7.jpg")
+    save(photo(7), inner / ".ipynb_checkpoints/7.jpg")
+    again = load(loader, data, *SMALL)
+    assert again.returncode == 0 and again.record["samples"] == plain.record["samples"]
+    (inner / "up").symlink_to("..")
+    assert "up/" in error_of(load(loader, data, *SMALL), loader, 2)
+    (inner / "up").unlink()
+    save(photo(7), data / "train/.ipynb_checkpoints/7.jpg")
+    if layout == "classes":
+        assert ".ipynb_checkpoints" in error_of(load(loader, data, *SMALL), loader, 2)
+
+
+@each_loader
 @pytest.mark.fault("pair without a partner")
 @pytest.mark.parametrize("size", [(81, 64), (50, 40)])
 def test_sizes_of_a_pair_differ(load, tmp_path, loader, size):

@@ -164,6 +164,21 @@ def test_odd_pictures_are_read_as_loader_reads_them(tmp_path):
         assert torch.equal(pixels, cut(load_image(path, path))), path
 
 
+@pytest.mark.fault("other folder layouts")
+@pytest.mark.parametrize("name", ["train", "train_LMDB", "train_DALI"])
+def test_a_hidden_folder_and_a_link_to_a_parent_are_named(name, digits, tmp_path):
+    data = tmp_path / ".hidden above" / "data"  # which is nothing to complain of
+    shutil.copytree(digits, data)
+    words = [SRC / f"{name}.py", "--dataset", data, *TINY, "--result_dir", tmp_path / "r"]
+    for split in ("train", "val"):
+        save(photo(1), data / split / ".ipynb_checkpoints/1-checkpoint.jpg")
+    assert_one_line(run_forked(*words), 2, f"{name}.py: error: ", "hidden", "['.ipynb_checkpo")
+    for split in ("train", "val"):
+        shutil.rmtree(data / split / ".ipynb_checkpoints")
+    (data / "train/3/up").symlink_to("..")
+    assert_one_line(run_forked(*words), 2, f"{name}.py: error: ", "3/up/", "a link to a folder")
+
+
 @pytest.mark.fault("odd file names", "name that is not UTF-8", "brackets in the path",
                    "other files among the images", "endings in any case")
 def test_odd_names(tmp_path):
