@@ -47,7 +47,7 @@ CLASSES = """\
         if path.count("/") > 80:
             fail(f"{path}: a link to a folder above it repeats the images, remove it")
 """
-SAMPLER = "    sampler = RandomSampler(train_set, generator=torch.Generator())\n"
+SAMPLER = "    sampler = torch.utils.data.RandomSampler(train_set, generator=torch.Generator())\n"
 LOADING = "        pin_memory=on_gpu,\n"
 TRAIN_LOADER = """\
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **loading)
@@ -92,7 +92,8 @@ VAL_FORWARD = """\
 HITS = "                correct += (output.topk(len(correct)).indices.T == labels).sum(1)\n"
 TOP1 = "        top = (correct.cumsum(0) / len(val_set)).tolist()\n"
 PRINTED = """\
-            f"top-5 {top[-1]:.2%}  {speed:,.0f} images/s  data wait {data_wait / seconds:.0%}"
+            f"top-5 {top[-1]:.2%}  {results['images_per_second']:,.0f} images/s  "
+            f"data wait {data_wait / seconds:.0%}"
         )
 """
 
@@ -865,7 +866,7 @@ class Writer:
          ("        # the bar is on process 0's terminal only (None: not if the output is no terminal)\n"
           "        for step, (images, labels) in tqdm(\n"
           '            zip(range(steps), train_loader), f"epoch {epoch + 1}", steps, '
-          "disable=rank > 0 or None\n        ):\n",
+          "disable=rank or None\n        ):\n",
           "        for step, (images, labels) in zip(range(steps), train_loader):\n")]),
 ]
 

@@ -26,7 +26,7 @@ from time import perf_counter
 import torch
 from PIL import Image, ImageOps
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader
 from torchvision import datasets, models, ops
 from torchvision.transforms import v2 as transforms
 from tqdm import tqdm
@@ -412,7 +412,6 @@ def main():
     # the record
     record = {
         "options": vars(args),
-        "classes": classes,
         "epochs": epochs,
         "first_step_seconds": first_step_seconds,
         "warmup_seconds": warmup_seconds,

@@ -26,7 +26,7 @@ from time import perf_counter
 import torch
 from PIL import Image, ImageOps
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader
 from torchvision import datasets, models, ops
 from torchvision.transforms import v2 as transforms
 from tqdm import tqdm
@@ -203,7 +203,7 @@ def main():
         fail(f"--batch_size {args.batch_size}: there are only {len(train_set)} training images")
 
     # epoch e (from 0) takes the images in the order of torch.randperm, seeded with seed + e
-    sampler = RandomSampler(train_set, generator=torch.Generator())
+    sampler = torch.utils.data.RandomSampler(train_set, generator=torch.Generator())
 
     # each process has its share of the validation images, the batch and the workers
     val_sampler = range(rank, len(val_set), world_size)
@@ -383,7 +383,6 @@ def main():
     # the record
     record = {
         "options": vars(args),
-        "classes": classes,
         "epochs": epochs,
         "first_step_seconds": first_step_seconds,
         "warmup_seconds": warmup_seconds,

@@ -368,7 +368,8 @@ def test_one_after_the_other_is_as_all_at_once(tmp_path):
 @pytest.mark.parametrize("technique, old, new", [
     ("amp", "            loss = loss_function(output, labels)\n",
      "            loss = loss_function(output, labels) + 1e-4 * output.square().mean()\n"),
-    ("DDP", "    sampler = RandomSampler(train_set, generator=torch.Generator())\n",
+    ("DDP", "    sampler = torch.utils.data.RandomSampler("
+     "train_set, generator=torch.Generator())\n",
      "    sampler = my_sampler(train_set)\n"),
     ("amp", "            optimizer.step()\n", "            optimizer.step(lambda: loss)\n"),
     ("DDP", "    rank = 0\n", "")])

@@ -14,7 +14,7 @@ BUDGETS = {
     "train_cudnn": 9, "train_channels_last": 18, "train_DP": 30, "train_compile": 33,
     "train_amp": 86,  # validation in half precision, too: it is a part of the whole time
     "train_progressive": 165, "train_profile": 232,
-    "train_DDP": 225,  # --sync_bn without a GPU is refused, and another checkpoint a machine
+    "train_DDP": 222,  # --sync_bn without a GPU is refused, and another checkpoint a machine
     "train_fused": 86,  # a resumed or skipped first step would otherwise train wrong, unsaid
     "train_LMDB": 547,  # two processes build one file; a cut file is an error and no crash; a map of
     # a terabyte would be refused under `ulimit -v`

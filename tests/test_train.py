@@ -57,7 +57,8 @@ def test_each_variant_writes_its_record(script, digits, tmp_path):
                            tmp_path)
     assert record["script"] == script.stem
     assert record["options"]["batch_size"] == 40 and record["options"]["lr"] == 0.1
-    assert record["classes"] == list("0123456789")
+    checkpoint = torch.load(tmp_path / f"{script.stem}.pt")
+    assert checkpoint["classes"] == list("0123456789")
     parameters = sum(part.numel() for name, part in weights(tmp_path, script.stem).items()
                      if "running" not in name and "num_b" not in name)
     assert output.count(f"{parameters:,} parameters") == 1
