@@ -2,6 +2,7 @@
 
 import functools
 import gzip
+import itertools
 import json
 import re
 import sys
@@ -11,7 +12,7 @@ import pytest
 import torch
 from helpers import (ROOT, SRC, TINY, edited, load_checkpoint, params, run, same_bits, torchrun,
                      weights)
-from test_compose import PAIRS, SETS, WHOLE
+from test_compose import SETS, WHOLE
 from test_ddp import without_batch_norm
 from test_variants import composed
 
@@ -26,9 +27,28 @@ def start_all(script, *options, processes):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+def fours():
+    """Yield sets of at most four techniques; each pair that can be joined is in one of them."""
+    left, possible = {each for each in SETS if len(each) == 2}, set(SETS)
+    while left:
+        chosen = min(left)
+        while len(chosen) < 4:
+            def new(name):
+                return sum(tuple(sorted((name, each))) in left for each in chosen)
+            names = [name for (name,) in SINGLE if tuple(sorted({*chosen, name})) in possible]
+            best = max(sorted({*names} - {*chosen}), key=new, default=None)
+            if not best or not new(best):
+                break
+            chosen = tuple(sorted({*chosen, best}))
+        left -= {*itertools.combinations(chosen, 2)}
+        yield chosen
+
+
+SINGLE = [each for each in SETS if len(each) == 1]
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("chosen", params(
-    [*[each for each in SETS if len(each) == 1], *PAIRS, *WHOLE]))
+@pytest.mark.parametrize("chosen", params([*SINGLE, *fours(), *WHOLE]))
 def test_each_set_runs(chosen, digits, tmp_path):
     if GPUS > 1 and "DP" in chosen and {"compile", "channels_last"} & set(chosen):
         pytest.skip("DataParallel on several GPUs takes neither: docs/techniques.md")

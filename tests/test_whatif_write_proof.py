@@ -176,6 +176,22 @@ def test_extra_lines_are_written_if_the_proof_is_not_slower_with_them(
     assert found.record["proof"]["extras"] == ["non_blocking"] * is_written
 
 
+@pytest.mark.parametrize("minutes, is_tried", [(10, False), (15, True)])
+def test_extra_lines_give_way_to_the_patch_if_time_is_short(whatif, monkeypatch, minutes,
+                                                            is_tried):
+    now = [0.0]
+
+    class Slow(OnGpu):
+        def __call__(self, *rest):
+            now[0] += 60  # seconds of each run
+            return super().__call__(*rest)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    found = whatif(script := Slow(1.1), "--minutes", str(minutes), text=COPIES)
+    assert found.record["proof"]["proved"] and found.record["proof"]["n"] == 3
+    assert found.record["proof"]["extras"] == ["non_blocking"] * is_tried
+    assert sum(each["mode"] == "proof" for each in script.specs) == (10 if is_tried else 7)
+
+
 class WithOption(Script):
     """A script whose option for mixed precision does nothing, and `slows` it in the proof.
 

@@ -30,7 +30,8 @@ def own_parser():
     """Return the parser of whatif's own options."""
     parser = Parser("whatif", allow_abbrev=False, description=ABOUT, usage=USAGE)
     add = parser.add_argument
-    add("--minutes", type=float, default=10, help="time limit for everything (default: 10)")
+    add("--minutes", type=float,
+        help="time limit for everything (default: 10, with --write 15)")
     add("--seconds", type=float, default=20,
         help="measured time of each whole run that confirms the result, at most (default: 20)")
     add("--only", default=",".join(KINDS), metavar="NAMES",
@@ -106,6 +107,8 @@ def parse(words):
     args = parser.parse_args(own)
     wrong_command = read_command(args, words)
     args.only = args.only.split(",")
+    if args.minutes is None:
+        args.minutes = 15 if args.write else 10
     odd = ", ".join(sorted({*args.only} - {*KINDS, "plain"}))
     outside = args.script and Path.cwd() not in args.script.resolve().parents
     for is_wrong, why in (

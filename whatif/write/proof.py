@@ -30,7 +30,8 @@ class Proof:
         self.session, self.patches, self.show = session, patches, show  # {side: Patch}
         self.runs = {side: [] for side in (PLAIN, *patches)}
         self.expected, self.warm, self.steps = max(1.0, speedup), None, None
-        self.took, self.kind, self.why, self.is_own = [], "", "", False
+        self.took, self.kind, self.why, self.is_own = {}, "", "", False  # took: {side: seconds}
+        self.is_of_extras = False  # whether what failed may be the extras' fault
         self.folder = os.path.join(session.folder, f"proof-{session.number}")
         os.makedirs(os.path.join(self.folder, "states"), exist_ok=True)
         self.starter = os.path.join(self.folder, "start.py")
@@ -70,10 +71,11 @@ class Proof:
         result = run.run_once(command, spec, limit, lambda _: self.show(
             f"{time.monotonic() - session.began:.0f} s  proof: {name}, "
             f"run {len(self.runs[side]) + 1}"))
-        self.took.append(time.monotonic() - begin)
+        self.took[side] = time.monotonic() - begin
         if why := self.wrong_with(side, result, is_timed):
             self.kind, self.why = FAILS, f"{name}: {why}"
             self.is_own = side == PLAIN and not result.get("states")  # those are the copy's
+            self.is_of_extras = not self.is_own and (side == MORE or bool(self.runs.get(MORE)))
             self.traceback = result.get("traceback", "")
             return None
         self.runs[side].append(result["windows"][0] | dict(
@@ -100,25 +102,30 @@ class Proof:
         is_lost = all(before) and not all(after)
         return "losses are not finite after it has loaded the other's state" * is_lost
 
-    def fits(self, runs):
-        each = statistics.fmean(self.took) if self.took else 12.0
-        return self.session.left() > runs * each
+    def fits(self, *sides):
+        """Return whether there is time for a run of each of the sides, by their last ones."""
+        known = statistics.fmean(self.took.values()) if self.took else 12.0
+        return self.session.left() > sum(self.took.get(side, known) for side in sides)
 
     def measure(self):
         """Run rounds until the result is clear or a run fails; their order swaps."""
-        count, order = len(self.runs), [*self.patches, PLAIN]
-        each = self.session.left() / (count * LEAST_PAIRS + 1) - 10
+        sides = [MAIN, PLAIN]
+        overhead = max(10.0, self.session.seconds.get("start", 0))
+        each = self.session.left() / (len(sides) * LEAST_PAIRS + 1) - overhead
         seconds = min(self.session.args.seconds, max(LEAST_SECONDS, each))
         for k in range(MOST_PAIRS):
-            if k and not self.fits(count):
+            if k and not self.fits(*sides):
                 break
-            for side in order[::-1] if k % 2 else order:
-                found = self.run(side, k, seconds / self.expected)
-                if not found:
-                    self.blame(side)
+            for side in sides[::-1] if k % 2 else sides:
+                if not self.run_or_blame(side, k, seconds):
                     return
-                if self.steps is None:
-                    self.warm, self.steps = found["first"], found["steps"]
+            if k == 0 and MORE in self.patches:
+                if self.fits(*sides * (LEAST_PAIRS - 1), PLAIN, *[MORE] * LEAST_PAIRS):
+                    sides.append(MORE)
+                    if not self.run_or_blame(MORE, k, seconds):
+                        return
+                else:  # the patch comes first: without time its extras are left out
+                    del self.patches[MORE], self.runs[MORE]
             if self.is_idle(MAIN):
                 return
             if self.options_do_little():
@@ -127,13 +134,22 @@ class Proof:
                 return
             if k + 1 >= LEAST_PAIRS and stats.is_clear(self.estimate(MAIN)):
                 break
-        while (k := len(self.runs[PLAIN])) < LEAST_PLAIN and self.fits(1):
+        while (k := len(self.runs[PLAIN])) < LEAST_PLAIN and self.fits(PLAIN):
             if not self.run(PLAIN, k, 0, is_timed=False):
                 return
 
+    def run_or_blame(self, side, k, seconds):
+        """Run a side; return whether that worked. The first run chooses the steps of a window."""
+        found = self.run(side, k, seconds / self.expected)
+        if not found:
+            self.blame(side)
+        elif self.steps is None:
+            self.warm, self.steps = found["first"], found["steps"]
+        return found is not None
+
     def blame(self, side):
         """If the script as it is ends like its failed copy, say that of the script."""
-        if side == PLAIN or self.runs[PLAIN] or not self.fits(1):
+        if side == PLAIN or self.runs[PLAIN] or not self.fits(PLAIN):
             return
         said = self.kind, self.why, self.traceback
         self.run(PLAIN, 0, LEAST_SECONDS)
@@ -159,7 +175,7 @@ class Proof:
         """Return whether the patch has options and gains so little that lines may gain more."""
         found, one = self.estimate(MAIN), self.patches[MAIN]
         return bool(one.options and one.words() and found.high) and (
-            found.high < self.expected ** 0.5 and self.fits(2 * LEAST_PAIRS))
+            found.high < self.expected ** 0.5 and self.fits(*[MAIN, PLAIN] * LEAST_PAIRS))
 
     def losses(self, side):
         """Return what the report says of the losses of a side."""
@@ -251,11 +267,13 @@ class Prover:
         self.proof = Proof(self.session, patches, self.show, self.expected(self.names))
         self.proof.measure()
         self.verdict = self.proof.judge(MAIN)
-        if more.extras and self.verdict["proved"]:
+        if MORE not in patches:
+            return
+        if self.verdict["proved"]:
             both, better = self.proof.judge(MORE), self.proof.estimate(MORE, MAIN)
             if both["proved"] and better.speedup >= 1:
                 self.patch, self.verdict = more, both
-        elif more.extras and self.proof.kind == FAILS and not self.proof.is_own:
+        elif self.proof.kind == FAILS and self.proof.is_of_extras:
             self.extras = ()
             self.once()
 
@@ -271,7 +289,7 @@ class Prover:
         for name in self.order(kind, names):
             rest = self.make(tuple(each for each in names if each != name))
             trial = Proof(self.session, {MAIN: rest}, self.show)
-            if rest.is_empty() or not trial.fits(2):
+            if rest.is_empty() or not trial.fits(MAIN, PLAIN):
                 continue
             if kind == FAILS and trial.run(PLAIN, 0, LEAST_SECONDS, False):
                 trial.run(MAIN, 0, LEAST_SECONDS, False)
