@@ -107,9 +107,11 @@ def test_options_and_techniques_are_documented():
     words = {word for row in rows_of(PAGE) for word in re.findall(r"`(--[a-z]+)", row[0])}
     own = {each for action in options.own_parser()._actions for each in action.option_strings}
     assert words == own - {"-h", "--help"}
+    args = options.parse(["-m", "json"])
     for name in ("minutes", "seconds"):
-        assert f"| `--{name} {options.own_parser().get_default(name)} |".replace(
-            " |", "` |") in PAGE
+        assert f"| `--{name} {getattr(args, name)}` |" in PAGE
+    more = options.parse(["--write", "fast.patch", "-m", "json"]).minutes
+    assert f"with `--write` {more} is the default" in PAGE
     table = PAGE.split("## What a technique does")[1].split("\n## ")[0]
     assert {name for row in rows_of(table)[1:] for name in row[0].split(", ")} >= {
         *techniques.NAMES}
