@@ -23,6 +23,10 @@ import zipfile
 from pathlib import Path
 from time import perf_counter
 
+# new #
+# names what is kept for later runs
+import hashlib
+
 import torch
 from PIL import Image, ImageOps
 from torch import nn
@@ -73,6 +77,7 @@ def build_parser():
     # new #
     # auto is gpu if the images take at most half of the free GPU memory, else ram
     add("--cache_device", choices=["auto", "gpu", "ram"], default="auto", help="where images stay")
+    add("--cache_dir", type=Path, help="folder that keeps decoded images for later runs")
 
     add("--width", type=positive, default=16, help="channels of conv11's first layer")
     add("--model", default="conv11", help="conv11 or a classifier of torchvision.models")
@@ -153,18 +158,33 @@ def random_resized_crop(images, size):
 # all images are in one tensor, so a batch needs no loading processes
 class CachedLoader(DataLoader):
     """Yield uint8 images (N, 3, size, size) and labels (N,), all of which stay in `place`'s memory.
-    `augment` changes each batch on `device`.
+    `augment` changes each batch on `device`. The folder `keep`, if any, has them for later runs.
     """
 
     # new #
     # fill the memory; decoding takes no random numbers of the training
-    def __init__(self, dataset, side, augment, place, device, **loading):
+    def __init__(self, dataset, side, augment, place, device, keep, **loading):
         super().__init__(dataset, **loading)
         self.augment, self.device, labels = augment, device, []
         try:
             self.images = torch.zeros(len(dataset), 3, side, side, dtype=torch.uint8, device=place)
         except RuntimeError as error:
             fail(f"the images do not fit in memory: {str(error).splitlines()[0]}")
+        if keep:  # other files, transforms or code have another name
+            os.makedirs(keep, exist_ok=True)
+            seen = hashlib.sha256(f"{Path(__file__).read_text()}{dataset.transform}".encode())
+            for name, _ in dataset.samples:
+                stat = os.stat(name)
+                seen.update(os.fsencode(f"{name} {stat.st_size} {stat.st_mtime_ns}"))
+            keep /= f"{seen.hexdigest()}.pt"
+        if keep and keep.exists():
+            try:
+                images, labels = torch.load(keep, "cpu", mmap=True)
+            except RuntimeError:
+                fail(f"--cache_dir: {keep} is damaged, remove it")
+            self.images.copy_(images)
+            self.labels = labels.to(place)
+            return
         workers = {"num_workers": self.num_workers, "generator": torch.Generator()}
         decoded = DataLoader(dataset, self.batch_size, **workers)
         parts = self.images.split(self.batch_size)
@@ -172,6 +192,10 @@ class CachedLoader(DataLoader):
             part.copy_(batch[0])
             labels.append(batch[1])
         self.labels = torch.cat(labels).to(place)
+        if keep:
+            part = f"{keep}.{os.getpid()}"
+            torch.save((self.images, self.labels), part)
+            os.replace(part, keep)
 
     # new #
     # an epoch is look-ups in the order of the sampler
@@ -320,16 +344,15 @@ def main():
 
     # new #
     # this decodes all images; later a batch is a look-up in memory
+    loading |= dict(place=place, device=device, keep=args.cache_dir)
     train_loader = CachedLoader(
-        train_set, side, augment, place, device, sampler=sampler, drop_last=True, **loading
+        train_set, side, augment, sampler=sampler, drop_last=True, **loading
     )
 
     # every validation image, in order
     # new #
     # validation images are in memory, too
-    val_loader = CachedLoader(
-        val_set, val_size, nn.Identity(), place, device, sampler=val_sampler, **loading
-    )
+    val_loader = CachedLoader(val_set, val_size, nn.Identity(), sampler=val_sampler, **loading)
 
     # ----------------------------------------------------------------------------------- model
     if args.model == "conv11":

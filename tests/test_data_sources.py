@@ -258,6 +258,34 @@ def test_cache_says_how_much_memory_it_takes(digits, tmp_path):
         assert f"the decoded images take {taken:.1f} MB of cpu memory" in output
 
 
+def test_a_kept_cache_is_read_again_and_only_if_nothing_has_changed(digits, tmp_path):
+    data, kept, script = tmp_path / "data", tmp_path / "kept", tmp_path / "train_cache.py"
+    shutil.copytree(digits, data)
+    shutil.copy(SRC / "train_cache.py", script)
+
+    def losses(*more):
+        record, _ = train(script, "--dataset", data, *TINY, "--result_dir", tmp_path / "r",
+                          "--cache_dir", kept, *more)
+        return [epoch["loss"] for epoch in record["epochs"]]
+    first = losses()
+    assert len([*kept.iterdir()]) == 2  # train and val, and no part of one
+    image = data / "train/0/0_00000.png"
+    before = image.stat()
+    image.write_bytes(b"x" * before.st_size)
+    os.utime(image, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert losses() == first  # nothing was decoded
+    words = [script, "--dataset", data, *TINY, "--result_dir", tmp_path / "r", "--cache_dir", kept]
+    assert "0_00000.png" in error_of(run_forked(*words, "--augment", "resized"), "train_cache")
+    script.write_text(script.read_text() + "# edited\n")
+    assert "0_00000.png" in error_of(run_forked(*words), "train_cache")
+    shutil.copy(SRC / "train_cache.py", script)
+    for path in kept.iterdir():
+        path.write_bytes(path.read_bytes()[:1000])
+    assert "is damaged, remove it" in error_of(run_forked(*words), "train_cache", 2)
+    os.utime(image)
+    assert "0_00000.png" in error_of(run_forked(*words), "train_cache")
+
+
 @pytest.mark.gpu
 def test_cache_takes_the_memory_of_the_gpu_that_it_says(digits, tmp_path):
     options = ["--dataset", digits, "--epochs", 1, "--steps", 1, "--batch_size", 2, "--width", 1,
