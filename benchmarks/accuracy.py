@@ -41,6 +41,9 @@ NOTES = [
     "- images/s: the median of a run's epochs after the first; of several runs, their median",
     "- kept: finds code that an earlier run has compiled; the other rows compile in each run",
 ]
+DECODED = (
+    "- kept rows with cache also find the images that an earlier run has decoded (--cache_dir)"
+)
 
 # scaling.py's rows have the variables of their runs, and more keys in the record: `gpus` is one
 Row = collections.namedtuple(
@@ -53,12 +56,16 @@ def row_of(text, compiled, options, folder):
     """Return the Row of a set; its own options come last, so that they win over `options`."""
     techniques, script, own = peers.joined(text, folder)
     runs.check_options(script, [*options, *own], "accuracy.py")
+    more = {}
+    if compiled == "kept" and "cache" in techniques:
+        own, more = [*own, "--cache_dir", folder / "decoded"], {"decoded": "kept"}
     return Row(
         text.strip() + ", kept" * (compiled == "kept"),
         techniques,
         [script, *options, *own],
         folder / "compiled" / peers.file_name(text),
         compiled,
+        more=more,
     )
 
 
@@ -186,7 +193,8 @@ def markdown(record):
             report.table(HEAD.format(goal, name), [cells(row, base) for row in record]),
             f"{report.recipe(about)}, --augment {first['options']['augment']}, --lr "
             f"{first['options']['lr']:g}. Each run of a row has another seed; the rows took turns.",
-            [note.format(goal) for note in (NOTES if has_kept else NOTES[:-1])],
+            [note.format(goal) for note in (NOTES if has_kept else NOTES[:-1])]
+            + [DECODED] * any(row.get("decoded") == "kept" for row in record),
             report.parts_table(parts_of(record)),
             report.setting(about),
             [f"- Also: `{each}`" for each in commands if each != first["command"]],
@@ -253,9 +261,10 @@ def measure(entry, row, seed, processes, folder, end):
     left = end - time.monotonic()
     if left <= max((run["wall_seconds"] for run in entry["runs"]), default=0):
         raise subprocess.TimeoutExpired(row.name, left)
-    turns = [row]
-    if row.compiled == "kept" and not row.code.exists():
-        turns = [row._replace(compiled="new"), row]  # the first does not count
+    turns, is_new = [row], not row.code.exists()
+    if row.compiled == "kept" and (is_new or row.more and not (folder / "decoded").exists()):
+        first = row._replace(command=[*row.command, "--epochs", 1])  # it does not count
+        turns = [first._replace(compiled="new") if is_new else first, row]
     for turn in turns:
         run = train(turn, seed, entry.get("goal", float("inf")), processes, folder, end)
         if "error" in run:

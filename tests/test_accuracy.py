@@ -61,6 +61,16 @@ def test_rows_take_turns_add_runs_only_what_is_new_and_ctrl_c_keeps_what_ran(dig
     assert "Stopped by SIGINT." in text and processes_of(tmp_path) == []
 
 
+def test_a_kept_row_finds_the_images_that_a_run_before_it_has_decoded(digits, tmp_path):
+    done, (row,), text, begun = outcome(tmp_path, digits, "--kept", "cache", "--only", "cache*",
+                                        "--seeds", 3)
+    assert done.returncode == 0, done.stderr
+    assert row["name"] == "cache, kept" and row["decoded"] == "kept" and len(row["runs"]) == 1
+    assert len(row["runs"][0]["epochs"]) == 2  # the run that decoded does not count
+    assert len([*(tmp_path / "accuracy/decoded").iterdir()]) == 2  # train and val
+    assert begun == ["seed 3: cache, kept"] and "--cache_dir" in text
+
+
 def test_wrong_options_end_before_any_run(digits, tmp_path):
     for words, part in [((*SHORT, "--bogus"), "arguments: --bogus"),
                         (("--set", "fused --small 1", *SHORT), "arguments: --small 1"),
