@@ -3,10 +3,11 @@
 import math
 import random
 import statistics
+from types import SimpleNamespace
 
 import pytest
 
-from whatif import forecast, stats
+from whatif import confirm, forecast, stats
 from whatif.stats import Estimate, Verdict, Window
 
 FAST = ("fast",)
@@ -299,3 +300,17 @@ def test_what_does_not_train_stays():
 def test_which_part_of_a_forecast_was_off(confirmed, parts):
     found = forecast.parts_off(forecast.forecast(0.18, 0.1, 0.02), forecast.Confirmed(*confirmed))
     assert sorted(part for part, _ in found) == sorted(parts)
+
+
+@pytest.mark.parametrize("rate, is_proposed", [(10.24, False), (12.0, True)])
+def test_other_workers_are_proposed_only_if_loading_is_clearly_faster(rate, is_proposed):
+    """The loader by itself is measured once, and two measurements differ by some percent."""
+    loader = dict(workers=20, threaded=False)
+    session = SimpleNamespace(
+        only=["workers"], estimates=dict, baseline=lambda: dict(compute_seconds=0.05),
+        facts=lambda: dict(device="cuda", cores=64, loaders=[loader], training=[0]),
+        found=dict(loading=dict(rate=9.97, as_is=loader, enough=dict(workers=16, rate=rate)),
+                   watched=dict(steps=40, batches=1.0, whole=4.0, seconds=4.0)))
+    names = confirm.Outlook(session).with_workers(("fused",))
+    assert names == (("fused", "workers") if is_proposed else ("fused",))
+    assert session.found["workers"] == (16 if is_proposed else 0)

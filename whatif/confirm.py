@@ -8,6 +8,7 @@ from whatif import advice, forecast, report, run, scriptoptions, stats, techniqu
 STEPS = 60  # of a run, at least, so that losses can be compared
 LEAST_SECONDS = 3.0  # that a run measures
 PAIRS = stats.LEAST_PAIRS
+CLEARLY = 1.05  # so much faster, other workers are proposed: the loader is measured once
 LOOSEST = ("amp float16", "amp bfloat16", "tf32", "compile", "compile reduce-overhead", "fused",
            "channels_last", "cudnn")  # numerically, first
 
@@ -33,7 +34,7 @@ class Outlook:
             return names
         found["workers"] = enough["workers"]
         before, after = (self.forecast_of(each) for each in (names, (*names, "workers")))
-        if forecast.speedup(before, after)[0] < stats.ADVISED:
+        if forecast.speedup(before, after)[0] < CLEARLY:
             found["workers"] = 0
             return names
         return techniques.ordered({*names, "workers"})
