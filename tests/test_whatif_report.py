@@ -136,6 +136,11 @@ def test_what_holds_it_back():
         "Unknown": (FACTS, {})}
     for begin, (facts, baseline) in told.items():
         assert report.held_back_by(facts, baseline).startswith(begin)
+    # kept batches count where kernels were timed, not the slower first steps that were watched
+    slow = BASELINE | dict(step_seconds=10 * BASELINE["step_seconds"])
+    told = report.held_back_by(FACTS, slow | dict(compute_seconds=BASELINE["step_seconds"]))
+    assert told.startswith("The device") and "a step takes 39.4 ms" in told
+    assert report.held_back_by(FACTS, slow).startswith("The host")
 
 
 def test_loader_forecast_confirmation_and_losses():
