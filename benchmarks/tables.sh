@@ -2,9 +2,9 @@
 # Makes tables of results/ again, on this machine:
 #   benchmarks/tables.sh MACHINE TABLE ...
 # TABLE is one of
-#   mnist|resnet50|mnist-99|cifar10|progressive|smaller|decoding|peers|peers-resnet50|loading|loading-peers|staircases|scaling
+#   mnist|resnet50|mnist-99|cifar10|progressive|smaller|decoding|peers|peers-resnet50|loading|loading-peers|staircases|scaling|airbench
 # It reads $MNIST (data/mnist), $CIFAR10 (data/cifar10) and $IMAGENET (data/imagenet), and for peers-resnet50
-# pytorch/examples in ../examples.
+# pytorch/examples in ../examples, for airbench github.com/KellerJordan/cifar10-airbench in ../cifar10-airbench.
 # The records go to results/MACHINE-TABLE. Then run: python tools/report.py
 # A table takes at most $MINUTES (25), but loading as long as it needs, and staircases 30 minutes more. With several
 # GPUs, start one for each (scaling takes all), with CUDA_VISIBLE_DEVICES and taskset.
@@ -71,6 +71,8 @@ for table in "${@:2}"; do
     scaling)
       command=("$python" benchmarks/scaling.py "$imagenet" --set "cache $compiled" --set "DALI $compiled"
         "${limit[@]}" "${to[@]}" -- "${resnet50[@]}" --epochs 4) ;;
+    airbench)
+      command=("$python" benchmarks/airbench.py ../cifar10-airbench/legacy/airbench94.py "$cifar10" "${to[@]}") ;;
     *)
       echo "tables.sh: error: no table $table" >&2
       exit 2 ;;

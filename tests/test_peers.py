@@ -8,6 +8,7 @@ import pytest
 from helpers import ROOT, SRC, TINY, assert_one_line, run, run_forked
 
 import accuracy
+import airbench
 import loading
 import peers
 import running
@@ -165,7 +166,7 @@ def test_each_command_that_makes_a_table_has_options_that_exist(photos, tmp_path
     script = ROOT / "benchmarks" / "tables.sh"
     text = script.read_text()
     tables = re.findall(r"^    ([a-z][\w-]+)\)$", text, re.MULTILINE)
-    assert "|".join(tables) in text and len(tables) == 13
+    assert "|".join(tables) in text and len(tables) == 14
     done = run(script, "here", *tables, env={"PYTHON": str(python), "IMAGENET": str(photos)})
     assert done.returncode == 0, done.stderr
     commands = [words.split("\n") for words in told.read_text().strip().split("\n\n")]
@@ -175,6 +176,9 @@ def test_each_command_that_makes_a_table_has_options_that_exist(photos, tmp_path
         name = words.pop(0) if Path(path).name == "tools" else Path(path).stem
         if name == "loading":
             assert loading.parse(words)[0].name == "loader_DALI.py"
+            continue
+        if name == "airbench":
+            assert airbench.parse(words).SCRIPT.name == "airbench94.py"
             continue
         module = {"running": running, "peers": peers, "accuracy": accuracy,
                   "scaling": scaling}[name]
