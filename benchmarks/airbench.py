@@ -12,7 +12,6 @@ Writes DIR/airbench.json and .md.
 
 import argparse
 import functools
-import re
 import statistics
 import sys
 import tempfile
@@ -26,7 +25,6 @@ import records
 import report
 import runs
 
-COLUMNS = "run", "epoch", "train_loss", "train_acc", "val_acc", "tta_val_acc", "seconds"
 HEAD = (
     "| script | trainings | top-1: median (least to most) | without augmented tests | training s | "
     "whole run s, first training |"
@@ -53,19 +51,23 @@ def write_pictures(dataset, folder):
 
 
 # ------------------------------------------------------------------------------ the run
-def training_of(line):
+def cells_of(line):
+    """Return the cells of a line of the script's table, or []."""
+    return [cell.strip() for cell in line.strip().strip("|").split("|")] if "|" in line else []
+
+
+def training_of(line, columns):
     """Return {top1, plain_top1, seconds} of a line that ends a training, or None.
 
-    The line has the COLUMNS; `epoch` is "eval". The last epoch's own line comes before it.
+    `columns` are the cells of the table's first line. The last one has the seconds.
     """
-    cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-    if len(cells) != len(COLUMNS) or cells[1] != "eval":
+    found = dict(zip(columns, cells_of(line)))
+    if found.get("epoch") != "eval":
         return None
-    found = dict(zip(COLUMNS, cells))
     return dict(
         top1=float(found["tta_val_acc"]),
         plain_top1=float(found["val_acc"]),
-        seconds=float(found["seconds"]),
+        seconds=float(found[columns[-1]]),
     )
 
 
@@ -79,12 +81,15 @@ def measure(script, count, folder, log, limit):
     Each has `wall_seconds`, since the script's start. A training for warming up is not one of them:
     its first line has "warmup" in place of a number. Raises RuntimeError with the script's error.
     """
-    found, is_warmup = [], [False]
+    found, columns, is_warmup = [], [], [False]
 
     def watch(line, seconds):
-        if name := re.match(r"\|\s*(warmup|\d+)\s*\|", line or ""):
-            is_warmup[0] = name[1] == "warmup"
-        if (one := training_of(line or "")) and not is_warmup[0]:
+        cells = cells_of(line or "")
+        if cells[:2] == ["run", "epoch"]:
+            columns[:] = cells
+        elif cells and cells[0]:
+            is_warmup[0] = cells[0] == "warmup"
+        if (one := training_of(line or "", columns)) and not is_warmup[0]:
             found.append(one | dict(wall_seconds=seconds))
             runs.say(f"{one['seconds']:.2f} s of training, top-1 {one['top1']:.2%}")
         if len(found) == count or seconds > limit:
