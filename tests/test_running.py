@@ -322,7 +322,7 @@ def test_left_out_without_a_gpu(stand_ins, data):
     assert "amp" not in running.reasons_to_leave_out(dict(gpus=0, bfloat16=True))
     done = drive(stand_ins, "1", data, "--without", "amp")
     assert done.returncode == 0, done.stderr
-    assert "No staircase: it needs 2 EPOCHS or more" in done.stdout
+    assert "Only DDP. No staircase: it needs 2 EPOCHS or more" in done.stdout
     for name in ("DP", "cudnn"):
         assert f"Left out: {name}, because {reasons[name]}. --with {name} tries it" in done.stdout
     assert [(row["row"], row["column"]) for row in rows_of(stand_ins / "results")] == [

@@ -613,8 +613,9 @@ def plan(args, here, is_quick):
         part, left_out["the grid"] = "staircase", GRID
         say(f"Left out: the grid, because {GRID}. --part all adds it.")
     if part == "all" and not has_stairs:
+        names = ", ".join(sorted({name for cell in cells for name in cell[2]}))
         say(
-            "Only amp, cudnn, DP and DDP. No staircase: it needs 2 EPOCHS or more, because the "
+            f"Only {names or 'the baseline'}. No staircase: it needs 2 EPOCHS or more, because the "
             "first one warms up."
         )
     stairs = stairs_of(here["gpus"], allowed) if part != "cells" and has_stairs else []
