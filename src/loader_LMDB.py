@@ -97,8 +97,8 @@ def build_parser():
 
 def is_image(path):
     """Return whether the name is an image's, and not hidden. Raises OSError for a parent's link."""
-    if path.count("/") > 80:
-        raise OSError(f"{path}: a link to a folder above it repeats the images, remove it")
+    if path.count("/") > 40:
+        raise OSError(f"{path}: over 40 folders deep: a link to a folder above it repeats images")
     *_, folder, name = path.lower().split("/")
     return name.endswith(datasets.folder.IMG_EXTENSIONS) and "." not in (name[0], folder[:1])
 

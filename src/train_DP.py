@@ -53,7 +53,7 @@ def build_parser():
     add(
         "--dataset",
         type=Path,
-        default=Path(__file__).resolve().parents[1] / "data/digits",
+        default=Path(__file__).parent / "../data/digits",
         help="folder with train/<class>/*, val/<class>/*",
     )
     add("--image_size", type=positive, default=32, help="height and width in training, pixels")
@@ -192,9 +192,9 @@ def main():
             f"--dataset {args.dataset}: hidden, or in only one of train and val: "
             f"{sorted(set(classes) ^ set(val_set.classes)) or [n for n in classes if n[0] == '.']}"
         )
-    for path, _ in train_set.samples:
-        if path.count("/") > 80:
-            fail(f"{path}: a link to a folder above it repeats the images, remove it")
+    for path, _ in train_set.samples + val_set.samples:
+        if path.count("/") > 40:
+            fail(f"{path}: over 40 folders deep: a link to a folder above it repeats the images")
     if len(train_set) < args.batch_size:
         fail(f"--batch_size {args.batch_size}: there are only {len(train_set)} training images")
 
@@ -370,6 +370,7 @@ def main():
     # the record
     record = {
         "options": vars(args),
+        "classes": classes,
         "epochs": epochs,
         "first_step_seconds": first_step_seconds,
         "warmup_seconds": warmup_seconds,

@@ -57,7 +57,7 @@ def build_parser():
     add(
         "--dataset",
         type=Path,
-        default=Path(__file__).resolve().parents[1] / "data/digits",
+        default=Path(__file__).parent / "../data/digits",
         help="folder with train/<class>/*, val/<class>/*",
     )
     add("--image_size", type=positive, default=32, help="height and width in training, pixels")
@@ -171,20 +171,27 @@ class CachedLoader(DataLoader):
         except RuntimeError as error:
             fail(f"the images do not fit in memory: {str(error).splitlines()[0]}")
         if keep:  # other files, transforms or code have another name
-            os.makedirs(keep, exist_ok=True)
-            seen = hashlib.sha256(f"{Path(__file__).read_text()}{dataset.transform}".encode())
+            seen = f"{Path(__file__).read_text()}{dataset.transform}{Image.__version__}"
+            seen = hashlib.sha256(seen.encode())
             for name, _ in dataset.samples:
                 stat = os.stat(name)
-                seen.update(os.fsencode(f"{name} {stat.st_size} {stat.st_mtime_ns}"))
+                name = f"{os.path.abspath(name)} {stat.st_size} {stat.st_mtime_ns}"
+                seen.update(os.fsencode(name))
             keep /= f"{seen.hexdigest()}.pt"
         if keep and keep.exists():
             try:
+                assert not zipfile.ZipFile(keep).testzip()
                 images, labels = torch.load(keep, "cpu", mmap=True)
-            except RuntimeError:
+                self.images.copy_(images)
+                self.labels = labels.to(place)
+                return
+            except Exception:
                 fail(f"--cache_dir: {keep} is damaged, remove it")
-            self.images.copy_(images)
-            self.labels = labels.to(place)
-            return
+        if keep:  # what cannot be written is an error before all is decoded
+            os.makedirs(keep.parent, exist_ok=True)
+            new = Path(f"{keep}.{os.urandom(8).hex()}")
+            new.touch()
+            new.unlink()
         workers = {"num_workers": self.num_workers, "generator": torch.Generator()}
         decoded = DataLoader(dataset, self.batch_size, **workers)
         parts = self.images.split(self.batch_size)
@@ -193,9 +200,13 @@ class CachedLoader(DataLoader):
             labels.append(batch[1])
         self.labels = torch.cat(labels).to(place)
         if keep:
-            part = f"{keep}.{os.getpid()}"
-            torch.save((self.images, self.labels), part)
-            os.replace(part, keep)
+            try:
+                torch.save((self.images, self.labels), new)
+                new.replace(keep)
+            except RuntimeError as error:
+                fail(f"--cache_dir: {new} cannot be written: {error!r:.150}")
+            finally:
+                new.unlink(missing_ok=True)
 
     # new #
     # an epoch is look-ups in the order of the sampler
@@ -304,9 +315,9 @@ def main():
             f"--dataset {args.dataset}: hidden, or in only one of train and val: "
             f"{sorted(set(classes) ^ set(val_set.classes)) or [n for n in classes if n[0] == '.']}"
         )
-    for path, _ in train_set.samples:
-        if path.count("/") > 80:
-            fail(f"{path}: a link to a folder above it repeats the images, remove it")
+    for path, _ in train_set.samples + val_set.samples:
+        if path.count("/") > 40:
+            fail(f"{path}: over 40 folders deep: a link to a folder above it repeats the images")
     if len(train_set) < args.batch_size:
         fail(f"--batch_size {args.batch_size}: there are only {len(train_set)} training images")
 
@@ -503,6 +514,7 @@ def main():
     # the record
     record = {
         "options": vars(args),
+        "classes": classes,
         "epochs": epochs,
         "first_step_seconds": first_step_seconds,
         "warmup_seconds": warmup_seconds,

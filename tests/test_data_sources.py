@@ -282,8 +282,14 @@ def test_a_kept_cache_is_read_again_and_only_if_nothing_has_changed(digits, tmp_
     for path in kept.iterdir():
         path.write_bytes(path.read_bytes()[:1000])
     assert "is damaged, remove it" in error_of(run_forked(*words), "train_cache", 2)
-    os.utime(image)
-    assert "0_00000.png" in error_of(run_forked(*words), "train_cache")
+    (kept / "other").write_text("stays")
+    for path in (*kept.glob("*.pt"), tmp_path / "file"):
+        path.unlink(missing_ok=True)
+    image.write_bytes((data / "train/1" / os.listdir(data / "train/1")[0]).read_bytes())
+    assert losses() != first and len([*kept.iterdir()]) == 3
+    (tmp_path / "file").write_text("no folder")
+    line = error_of(run_forked(*words[:-1], tmp_path / "file"), "train_cache")
+    assert str(tmp_path / "file") in line
 
 
 @pytest.mark.gpu
