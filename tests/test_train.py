@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import pytest
 import torch
@@ -354,7 +355,7 @@ def test_from_its_own_folder(project):
     # started from elsewhere
     record, _ = train(project / "src" / "train_amp.py", *TINY, "--result_dir", project / "runs",
                       cwd="/")
-    assert record["options"]["dataset"] == str(project / "data" / "digits")
+    assert Path(record["options"]["dataset"]).resolve() == (project / "data/digits").resolve()
 
 
 def test_workers_started_as_on_other_systems(digits, tmp_path):
