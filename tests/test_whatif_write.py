@@ -612,6 +612,25 @@ def test_fused_with_float16_makes_momentum(write):
     assert 'optimizer.state[weights]["momentum_buffer"] = torch.zeros_like(weights)' in text
 
 
+def test_fused_makes_momentum_only_beside_a_scaler(tmp_path):
+    """A scaler of the script's own may skip the first step; a refused one is not there."""
+    source = LOOP.replace("lr=0.1)", "lr=0.1, momentum=0.9)")
+    (tmp_path / "train.py").write_text(source)
+    facts = Seen(source, device="cuda").facts
+    for has_scaler in True, False:
+        made = patch.make(facts | dict(has_scaler=has_scaler), ["fused"], {}, tmp_path)
+        assert ("momentum_buffer" in only(made, "fused")) == has_scaler
+    facts["optimizers"][0]["dampening"] = True
+    made = patch.make(facts | dict(has_scaler=True), ["fused"], {}, tmp_path)
+    assert made.is_empty() and "dampening" in made.reasons["fused"]
+
+    source = source.replace("loss.backward()", "loss.backward(); scaler = 1")
+    (tmp_path / "train.py").write_text(source)
+    made = patch.make(Seen(source, device="cuda").facts, ["amp float16", "fused"], {}, tmp_path)
+    assert made.written == ("fused",) and "scaler" in made.reasons["amp float16"]
+    assert "momentum_buffer" not in text_of(made)
+
+
 @pytest.mark.parametrize("old, new", [
     ("DataLoader(data, batch_size=8)",
      "DataLoader(data, batch_size=8, num_workers=2, persistent_workers=True)"),

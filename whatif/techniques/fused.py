@@ -63,6 +63,7 @@ for group in {name}.param_groups:
 def edit(name, facts, extra, sources):
     """Write fused=True in the call of each optimizer, and what keeps it after a checkpoint."""
     done, has_loads = 0, checkpoints.loads(facts, sources)
+    is_scaled = facts.get("has_scaler") or "amp float16" in extra.get("names", ())
     for one in fusible(facts):
         given = one.get("arguments") or {}
         if one.get("library"):
@@ -84,16 +85,19 @@ def edit(name, facts, extra, sources):
             new = {"fused": "True"} | ({"foreach": "None"} if one.get("foreach") else {})
             source.apply(source.give(call, new, given.get("positional", ())))
         source.mark(source.statement_at(line), "one kernel updates all weights")
-        below(one, line, source, has_loads, extra)
+        below(one, line, source, has_loads, is_scaled)
         done += 1
     if not done:
         raise Refused("already there")
 
 
-def below(one, line, source, has_loads, extra):
+def below(one, line, source, has_loads, is_scaled):
     """Write what has to follow the line of a fused optimizer."""
     variable, parts = one.get("name"), []
-    if one.get("momentum") and "amp float16" in extra.get("names", ()):
+    if one["kind"] == "SGD" and one.get("momentum") and is_scaled:
+        if one.get("dampening"):
+            raise Refused("a scaler that skips the first step of a fused SGD with momentum needs "
+                          "its momentum made before, which dampening would change")
         parts.append((MOMENTUM, "the scaler may skip the first step, which would make momentum"))
     if has_loads:
         parts.append((KEEP, "a checkpoint from before this change stays fused, in this layout"))
