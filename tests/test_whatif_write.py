@@ -612,6 +612,26 @@ def test_fused_with_float16_makes_momentum(write):
     assert 'optimizer.state[weights]["momentum_buffer"] = torch.zeros_like(weights)' in text
 
 
+def test_momentum_has_the_layout_that_weights_get_later(write):
+    """In another layout a fused step is right, but its checkpoint has the wrong momentum."""
+    source = LOOP.replace("lr=0.1)", "lr=0.1, momentum=0.9)").replace(
+        "for images, labels in loader:\n    output = model(images)",
+        "net = nn.Sequential(model)\nfor images, labels in loader:\n    output = net(images)")
+    made = write(source, ["amp float16", "channels_last", "fused"], models=("net",))
+    assert made.written == ("amp float16", "channels_last", "fused"), made.reasons
+    text = text_of(made).replace("DataLoader(data, batch_size=8)", "[]")
+    found = {}
+    exec(text.replace("scaler = ", "scaler = 0 and "), found)
+    model, optimizer = found["model"], found["optimizer"]
+    assert text.index("make_momentum") < text.index("channels_last")
+    model(torch.randn(2, 3, 9, 9)).square().mean().backward()
+    optimizer.step()
+    for weights in model.parameters():
+        state = optimizer.state[weights]
+        assert state["momentum_buffer"].stride() == weights.stride()
+        assert torch.equal(state["momentum_buffer"], weights.grad)
+
+
 def test_fused_makes_momentum_only_beside_a_scaler(tmp_path):
     """A scaler of the script's own may skip the first step; a refused one is not there."""
     source = LOOP.replace("lr=0.1)", "lr=0.1, momentum=0.9)")

@@ -55,9 +55,12 @@ def stay_fused(optimizer):
             elif key == "step":
                 state[key] = {torch}.as_tensor(value).to(weights.device)"""
 MOMENTUM = """\
-for group in {name}.param_groups:
-    for weights in group["params"]:
-        {name}.state[weights]["momentum_buffer"] = {torch}.zeros_like(weights)"""
+@{name}.register_step_pre_hook
+def make_momentum(optimizer, *_):
+    for group in optimizer.param_groups:
+        for weights in group["params"]:
+            if optimizer.state[weights].get("momentum_buffer") is None:
+                optimizer.state[weights]["momentum_buffer"] = {torch}.zeros_like(weights)"""
 
 
 def edit(name, facts, extra, sources):
