@@ -496,6 +496,9 @@ def test_channels_last_of_model_and_images(write):
         "model.to(memory_format=torch.channels_last)",
         "# images get the same layout as the weights\n"
         "output = model(images.to(memory_format=torch.channels_last))"]
+    text = only(write(LOOP, ["channels_last"], images=()), "channels_last")  # uint8 images
+    assert blocks_of(text) == ["# convolutions are faster in this layout\n"
+                               "model.to(memory_format=torch.channels_last)"]
 
 
 def test_channels_last_of_an_expression_and_a_keyword(write):
