@@ -496,6 +496,9 @@ def test_channels_last_of_model_and_images(write):
         "model.to(memory_format=torch.channels_last)",
         "# images get the same layout as the weights\n"
         "output = model(images.to(memory_format=torch.channels_last))"]
+    text = only(write(LOOP, ["channels_last"], images=()), "channels_last")  # uint8 images
+    assert blocks_of(text) == ["# convolutions are faster in this layout\n"
+                               "model.to(memory_format=torch.channels_last)"]
 
 
 def test_channels_last_of_an_expression_and_a_keyword(write):
@@ -610,6 +613,45 @@ def test_fused_with_float16_makes_momentum(write):
     source = LOOP.replace("lr=0.1)", "lr=0.1, momentum=0.9)")
     text = float16(write(source, ["amp float16", "fused"], device="cuda"))
     assert 'optimizer.state[weights]["momentum_buffer"] = torch.zeros_like(weights)' in text
+
+
+def test_momentum_has_the_layout_that_weights_get_later(write):
+    """In another layout a fused step is right, but its checkpoint has the wrong momentum."""
+    source = LOOP.replace("lr=0.1)", "lr=0.1, momentum=0.9)").replace(
+        "for images, labels in loader:\n    output = model(images)",
+        "net = nn.Sequential(model)\nfor images, labels in loader:\n    output = net(images)")
+    made = write(source, ["amp float16", "channels_last", "fused"], models=("net",))
+    assert made.written == ("amp float16", "channels_last", "fused"), made.reasons
+    text = text_of(made).replace("DataLoader(data, batch_size=8)", "[]")
+    found = {}
+    exec(text.replace("scaler = ", "scaler = 0 and "), found)
+    model, optimizer = found["model"], found["optimizer"]
+    assert text.index("make_momentum") < text.index("channels_last")
+    model(torch.randn(2, 3, 9, 9)).square().mean().backward()
+    optimizer.step()
+    for weights in model.parameters():
+        state = optimizer.state[weights]
+        assert state["momentum_buffer"].stride() == weights.stride()
+        assert torch.equal(state["momentum_buffer"], weights.grad)
+
+
+def test_fused_makes_momentum_only_beside_a_scaler(tmp_path):
+    """A scaler of the script's own may skip the first step; a refused one is not there."""
+    source = LOOP.replace("lr=0.1)", "lr=0.1, momentum=0.9)")
+    (tmp_path / "train.py").write_text(source)
+    facts = Seen(source, device="cuda").facts
+    for has_scaler in True, False:
+        made = patch.make(facts | dict(has_scaler=has_scaler), ["fused"], {}, tmp_path)
+        assert ("momentum_buffer" in only(made, "fused")) == has_scaler
+    facts["optimizers"][0]["dampening"] = True
+    made = patch.make(facts | dict(has_scaler=True), ["fused"], {}, tmp_path)
+    assert made.is_empty() and "dampening" in made.reasons["fused"]
+
+    source = source.replace("loss.backward()", "loss.backward(); scaler = 1")
+    (tmp_path / "train.py").write_text(source)
+    made = patch.make(Seen(source, device="cuda").facts, ["amp float16", "fused"], {}, tmp_path)
+    assert made.written == ("fused",) and "scaler" in made.reasons["amp float16"]
+    assert "momentum_buffer" not in text_of(made)
 
 
 @pytest.mark.parametrize("old, new", [

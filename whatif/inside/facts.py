@@ -238,7 +238,7 @@ class Facts:
             kind=cls.__name__, **places.place(), library=places.library(optimizer),
             fused=defaults.get("fused"), foreach=defaults.get("foreach"),
             can_fuse="fused" in defaults, name=places.target(),
-            momentum=bool(defaults.get("momentum")),
+            momentum=bool(defaults.get("momentum")), dampening=bool(defaults.get("dampening")),
             arguments=arguments_of(places, cls, kwargs=defaults))
         about["driver"], about["entry"] = self.driver()
         self.name_models({id(each) for group in optimizer.param_groups for each in group["params"]})

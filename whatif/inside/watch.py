@@ -159,13 +159,18 @@ class Run(Hooks):
             optimizers=self.optimizer_facts, loaders=[*self.loaders.about.values()],
             training=self.loaders.training(), processes=self.ranks()[1],
             cores=self.spec["cores"], autocasts=self.autocasts, cycle=self.cycle, sites=self.sites,
-            files=self.places.files(),
+            files=self.places.files(), has_scaler=self.has_scaler(),
             options=parsers.options_of(self.parsers, sys._getframe(1)))
         if on_gpu:
             about = torch.cuda.get_device_properties(self.device)
             found |= dict(gpu=about.name, memory=about.total_memory, capability=about.major,
                           peak=torch.cuda.max_memory_allocated())
         return found
+
+    def has_scaler(self):
+        """Return whether a scaler of the script's own is on, which may skip its first steps."""
+        mine = {*map(id, self.scalers.values())}
+        return any(each.is_enabled() for each in self.live("scalers") if id(each) not in mine)
 
     def ended(self):
         """Tell what there is when the script has come to its own end."""

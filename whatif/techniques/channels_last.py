@@ -54,8 +54,9 @@ def edit(name, facts, extra, sources):
     for model in models:
         spots = anchors.spots_of(model)
         lines = [line.partition("  #")[0] for line in to_layout(model, "{name}")]
-        anchors.change_model(model, facts, sources, lines,
-                             "convolutions are faster in this layout, which images get as well")
+        has_images = any(spot["images"] for spot in spots)  # uint8 images get it in the model
+        anchors.change_model(model, facts, sources, lines, "convolutions are faster in this layout"
+                             + ", which images get as well" * has_images)
         for spot in spots:
             images_of(spot, sources)
 

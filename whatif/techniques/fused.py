@@ -55,14 +55,18 @@ def stay_fused(optimizer):
             elif key == "step":
                 state[key] = {torch}.as_tensor(value).to(weights.device)"""
 MOMENTUM = """\
-for group in {name}.param_groups:
-    for weights in group["params"]:
-        {name}.state[weights]["momentum_buffer"] = {torch}.zeros_like(weights)"""
+@{name}.register_step_pre_hook
+def make_momentum(optimizer, *_):
+    for group in optimizer.param_groups:
+        for weights in group["params"]:
+            if optimizer.state[weights].get("momentum_buffer") is None:
+                optimizer.state[weights]["momentum_buffer"] = {torch}.zeros_like(weights)"""
 
 
 def edit(name, facts, extra, sources):
     """Write fused=True in the call of each optimizer, and what keeps it after a checkpoint."""
     done, has_loads = 0, checkpoints.loads(facts, sources)
+    is_scaled = facts.get("has_scaler") or "amp float16" in extra.get("names", ())
     for one in fusible(facts):
         given = one.get("arguments") or {}
         if one.get("library"):
@@ -84,16 +88,19 @@ def edit(name, facts, extra, sources):
             new = {"fused": "True"} | ({"foreach": "None"} if one.get("foreach") else {})
             source.apply(source.give(call, new, given.get("positional", ())))
         source.mark(source.statement_at(line), "one kernel updates all weights")
-        below(one, line, source, has_loads, extra)
+        below(one, line, source, has_loads, is_scaled)
         done += 1
     if not done:
         raise Refused("already there")
 
 
-def below(one, line, source, has_loads, extra):
+def below(one, line, source, has_loads, is_scaled):
     """Write what has to follow the line of a fused optimizer."""
     variable, parts = one.get("name"), []
-    if one.get("momentum") and "amp float16" in extra.get("names", ()):
+    if one["kind"] == "SGD" and one.get("momentum") and is_scaled:
+        if one.get("dampening"):
+            raise Refused("a scaler that skips the first step of a fused SGD with momentum needs "
+                          "its momentum made before, which dampening would change")
         parts.append((MOMENTUM, "the scaler may skip the first step, which would make momentum"))
     if has_loads:
         parts.append((KEEP, "a checkpoint from before this change stays fused, in this layout"))

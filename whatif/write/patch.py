@@ -85,12 +85,21 @@ def make(facts, names, extra, cwd, with_extras=(), with_options=True):
             patch.reasons[name] = why
         else:
             written.append(name)
+    if "amp float16" in names and "amp float16" in patch.reasons and written:
+        return without(patch, "amp float16", facts, names, extra, cwd, with_extras, with_options)
     patch.written = tuple(name for name in names if name in written)
     for name in with_extras:
         if not attempt(sources, extras, name, facts, extra):
             patch.extras += (name,)
     finish(patch, sources)
     return patch
+
+
+def without(patch, name, facts, names, *rest):
+    """Return the Patch of a set without a technique that others have lines for: a scaler."""
+    found = make(facts, tuple(each for each in names if each != name), *rest)
+    found.reasons = {name: patch.reasons[name], **found.reasons}
+    return found
 
 
 def attempt(sources, module, name, facts, extra):
