@@ -43,9 +43,6 @@ CLASSES = """\
             f"--dataset {args.dataset}: hidden, or in only one of train and val: "
             f"{sorted(set(classes) ^ set(val_set.classes)) or [n for n in classes if n[0] == '.']}"
         )
-    for path, _ in train_set.samples:
-        if path.count("/") > 80:
-            fail(f"{path}: a link to a folder above it repeats the images, remove it")
 """
 SAMPLER = "    sampler = torch.utils.data.RandomSampler(train_set, generator=torch.Generator())\n"
 LOADING = "        pin_memory=on_gpu,\n"

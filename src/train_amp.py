@@ -103,7 +103,11 @@ def open_folder(dataset, names, transform):
     """Return an ImageFolder over the first of the folders `names` in DATASET."""
     for name in names.split():
         if (dataset / name).is_dir():
-            return datasets.ImageFolder(dataset / name, transform, loader=load_image)
+            found = datasets.ImageFolder(dataset / name, transform, loader=load_image)
+            for path, _ in found.samples:
+                if path.count("/") > 40:
+                    fail(f"{path}: over 40 folders deep, so a link to one above it repeats images")
+            return found
     fail(
         f"--dataset {dataset}: it has no {' or '.join(names.split())}/<class>/*; "
         "`python make_dataset.py digits` makes the default"
@@ -196,9 +200,6 @@ def main():
             f"--dataset {args.dataset}: hidden, or in only one of train and val: "
             f"{sorted(set(classes) ^ set(val_set.classes)) or [n for n in classes if n[0] == '.']}"
         )
-    for path, _ in train_set.samples + val_set.samples:
-        if path.count("/") > 40:
-            fail(f"{path}: over 40 folders deep: a link to a folder above it repeats the images")
     if len(train_set) < args.batch_size:
         fail(f"--batch_size {args.batch_size}: there are only {len(train_set)} training images")
 

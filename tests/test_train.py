@@ -178,7 +178,7 @@ def test_a_hidden_folder_and_a_link_to_a_parent_are_named(name, digits, tmp_path
         shutil.rmtree(data / split / ".ipynb_checkpoints")
     for split, to in (("train", ".."), ("val", ".."), ("val", "."), ("train", data)):
         (data / split / "3/up").symlink_to(to)
-        line = f"data/{split}/3/up/", "a link to a folder above it"
+        line = f"data/{split}/3/up/", "a link to one above it repeats images"
         assert_one_line(run_forked(*words), 2, f"{name}.py: error: ", *line)
         (data / split / "3/up").unlink()
     (data / "train/3/link.png").symlink_to(data / "train/4/0_00000.png" if (
