@@ -1,6 +1,8 @@
 """benchmarks/accuracy.py: whole trainings with several seeds, and the table of what they cost."""
 
 import json
+import math
+import shutil
 
 import pytest
 from helpers import ROOT, TINY, assert_one_line, benchmark, processes_of, run_forked
@@ -61,14 +63,26 @@ def test_rows_take_turns_add_runs_only_what_is_new_and_ctrl_c_keeps_what_ran(dig
     assert "Stopped by SIGINT." in text and processes_of(tmp_path) == []
 
 
-def test_a_kept_row_finds_the_images_that_a_run_before_it_has_decoded(digits, tmp_path):
-    done, (row,), text, begun = outcome(tmp_path, digits, "--kept", "cache", "--only", "cache*",
-                                        "--seeds", 3)
-    assert done.returncode == 0, done.stderr
-    assert row["name"] == "cache, kept" and row["decoded"] == "kept" and len(row["runs"]) == 1
-    assert len(row["runs"][0]["epochs"]) == 2  # the run that decoded does not count
-    assert len([*(tmp_path / "accuracy/decoded").iterdir()]) == 2  # train and val
-    assert begun == ["seed 3: cache, kept"] and "--cache_dir" in text
+def test_a_kept_row_finds_the_images_that_a_run_before_it_has_decoded(tmp_path, monkeypatch):
+    row, begun = accuracy.row_of("cache", "kept", ["--epochs", "9"], tmp_path), []
+
+    def train(row, *rest):
+        begun.append((row.compiled, row.command[-2:]))
+        row.code.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "decoded").mkdir(exist_ok=True)
+        return dict(images_per_second=1, val_top1=1, training_seconds=1, wall_seconds=1)
+    monkeypatch.setattr(accuracy, "train", train)
+    cache_dir = ["--cache_dir", tmp_path / "decoded"]
+    for number in (1, 2):
+        entry = dict(runs=[])
+        accuracy.measure(entry, row, 0, 1, tmp_path, math.inf)
+        assert entry["status"] == "ok" and len(entry["runs"]) == 1
+        # one epoch of the first run, which compiles and decodes, does not count
+        assert begun == [("new", ["--epochs", 1]), *[("kept", cache_dir)] * number]
+    shutil.rmtree(tmp_path / "decoded")
+    accuracy.measure(dict(runs=[]), row, 0, 1, tmp_path, math.inf)
+    assert begun[-2:] == [("kept", ["--epochs", 1]), ("kept", cache_dir)]
+    assert row.more == dict(decoded="kept")
 
 
 def test_wrong_options_end_before_any_run(digits, tmp_path):
