@@ -7,6 +7,7 @@ import gc
 import importlib
 import itertools
 import json
+import os
 import pickle
 import random
 import sys
@@ -1223,6 +1224,7 @@ def rank_of_two(rank, folder):
     check_wrappers(run, rank)
     check_turns(run, rank)
     torch.distributed.destroy_process_group()
+    os._exit(0)  # gloo's threads can abort a process that ends with frozen objects
 
 
 def test_two_processes_have_the_gradients_of_one(tmp_path):
@@ -1462,3 +1464,16 @@ def test_a_sharded_model_is_measured_as_it_is(make_run, tmp_path, monkeypatch):
     assert told["no_turns"] == "Turns cannot change a model that FSDP shards."
     assert told["window"]["names"] == [] and told["window"]["rate"] > 0
     assert told["window"]["unit"] == "samples" and told["facts"]["models"]
+
+
+def test_weights_that_train_later_are_noted_at_the_first_step():
+    """They may get their first gradient while the script is still watched."""
+    early, late = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizer = torch.optim.SGD([early, late], 0.1, momentum=0.9)
+    one = types.SimpleNamespace(numbers={optimizer: 0}, optimizer_facts=[{}])
+    for grads in ((torch.ones(2), None), (torch.ones(2), torch.ones(2))):
+        early.grad, late.grad = grads
+        optimizer.step()
+        watch.Run.note_idle(one, optimizer)
+        assert one.optimizer_facts == [dict(has_idle=True)]
+    watch.Run.note_idle(one, torch.optim.SGD([early], 0.1))  # one that is not known

@@ -100,6 +100,7 @@ class Run(Hooks):
         if self.is_over or self.stepping:
             return
         self.note_site("steps", optimizer)
+        self.note_idle(optimizer)
         if not self.lead.is_stepping(optimizer):
             return
         self.steps += 1
@@ -116,6 +117,13 @@ class Run(Hooks):
             self.send(error=f"whatif failed: {type(error).__name__}: {error}", done=True,
                       traceback=traceback.format_exc())
             os._exit(1)
+
+    def note_idle(self, optimizer):
+        """After an optimizer's first step, note whether it has weights that got no gradient."""
+        number = self.numbers.get(optimizer)
+        if number is not None and "has_idle" not in self.optimizer_facts[number]:
+            self.optimizer_facts[number]["has_idle"] = any(
+                each not in optimizer.state for each in amp.weights_of(optimizer))
 
     def begin(self, optimizer):
         """Choose the plan at the first step."""
@@ -150,9 +158,6 @@ class Run(Hooks):
         self.see("cudnn", torch.backends.cudnn.benchmark and not self.names)
         with contextlib.suppress(RuntimeError):  # of scripts that mix the old setting and the new
             self.see("tf32", torch.get_float32_matmul_precision() != "highest" and not self.names)
-        for optimizer, number in self.numbers.items():
-            self.optimizer_facts[number]["has_idle"] = any(
-                each not in optimizer.state for each in amp.weights_of(optimizer))
         found = dict(
             seen=self.seen, device=self.device, torch=torch.__version__,
             python=sys.version.split()[0], models=self.models.facts(),
