@@ -273,10 +273,10 @@ def formatters():
     """Return {name: command} of what people format with: standard input to standard output."""
     ruff, black = ([sys.executable, "-m", name] for name in ("ruff", "black"))
     quiet = [*ruff, "format", "--isolated", "--config", "format.quote-style='single'"]
+    named = [(name, words, width) for width in (79, 88, 100, 120) for name, words in (
+        ("ruff", [*ruff, "format", "--isolated"]), ("black", [*black, "-q"]))]
     return {f"{name}, {width}": [*words, f"--line-length={width}", "-"]
-            for width in (79, 88, 100, 120) for name, words in (
-                ("ruff", [*ruff, "format", "--isolated"]), ("black", [*black, "-q"]),
-                ("ruff, single quotes", quiet))}
+            for name, words, width in (*named, ("ruff, single quotes", quiet, 88))}
 
 
 @pytest.fixture
