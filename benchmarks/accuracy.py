@@ -8,7 +8,6 @@ from its start to its end. It starts without compiled code, except in the rows o
 Writes RESULT_DIR/accuracy.json and .md.
 """
 
-import argparse
 import collections
 import functools
 import itertools
@@ -24,6 +23,7 @@ import peers
 import records
 import report
 import runs
+from options import split
 
 TRAIN = peers.ROOT / "src" / "train.py"
 TOLERANCE = 0.005  # without the goal, a set whose top-1 is lower by more is not called the best
@@ -233,13 +233,8 @@ write = functools.partial(report.save, markdown)
 # ------------------------------------------------------------------------------ the driver
 def parse(arguments):
     """Return (options of this script, those behind the --)."""
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser(
-        "accuracy.py",
-        allow_abbrev=False,
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    own, others = split(arguments)
+    parser = peers.parser_of("accuracy.py", __doc__)
     add = parser.add_argument
     add("DATASET", type=Path)
     add("--set", action="append", default=[], help="a row of these techniques")
@@ -250,7 +245,7 @@ def parse(arguments):
     add("--minutes", type=float, default=float("inf"), help="what does not fit is left out")
     add("--add", action="store_true", help="go on with the record that is there")
     add("--result_dir", type=Path, default=Path("runs"), help="folder of the record")
-    return parser.parse_args(arguments[:split]), arguments[split + 1 :]
+    return parser.parse_args(own), others
 
 
 def measure(entry, row, seed, processes, folder, end):

@@ -10,7 +10,6 @@ Whole run: from the command to the end of the first training, with imports, read
 Writes DIR/airbench.json and .md.
 """
 
-import argparse
 import functools
 import statistics
 import sys
@@ -154,12 +153,7 @@ write = functools.partial(report.save, markdown)
 # ------------------------------------------------------------------------------ the driver
 def parse(arguments):
     """Return the options of this script."""
-    parser = argparse.ArgumentParser(
-        "airbench.py",
-        allow_abbrev=False,
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = peers.parser_of("airbench.py", __doc__)
     add = parser.add_argument
     add("SCRIPT", type=Path)
     add("DATASET", type=Path)

@@ -31,6 +31,7 @@ import compose
 import records
 import report
 import runs
+from options import split
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = "lightning", "pytorch-lightning", "accelerate", "spdl"
@@ -372,15 +373,20 @@ def conclude(rows, write, stem, interrupted):
     runs.end(functools.partial(write, rows) if rows else None, stem, interrupted, has_failed)
 
 
-def parse(arguments):
-    """Return (options of this script, those behind the --)."""
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser(
-        "peers.py",
+def parser_of(name, description):
+    """Return a parser for a benchmark's own options."""
+    return argparse.ArgumentParser(
+        name,
         allow_abbrev=False,
-        description=__doc__,
+        description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def parse(arguments):
+    """Return (options of this script, those behind the --)."""
+    own, others = split(arguments)
+    parser = parser_of("peers.py", __doc__)
     add = parser.add_argument
     add("WORK", choices=["train", "load"])
     add("DATASET", type=Path)
@@ -393,7 +399,7 @@ def parse(arguments):
     add("--minutes", type=float, default=float("inf"), help="no run starts after these")
     add("--add", action="store_true", help="add to the record that is there")
     add("--result_dir", type=Path, default=Path("runs"), help="folder of the record")
-    return parser.parse_args(arguments[:split]), arguments[split + 1 :]
+    return parser.parse_args(own), others
 
 
 def earlier(path, common, keys, driver):

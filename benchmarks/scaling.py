@@ -10,7 +10,6 @@ turns; each turn has another seed. Without GPUs each is a process on the CPU.
 Writes RESULT_DIR/scaling.json and .md.
 """
 
-import argparse
 import functools
 import os
 import statistics
@@ -23,6 +22,7 @@ import peers
 import records
 import report
 import runs
+from options import split
 
 GPUS = 1, 2, 4
 HEAD = (
@@ -165,13 +165,8 @@ write = functools.partial(report.save, markdown)
 # ------------------------------------------------------------------------------ the driver
 def parse(arguments):
     """Return (options of this script, those behind the --)."""
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser(
-        "scaling.py",
-        allow_abbrev=False,
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    own, others = split(arguments)
+    parser = peers.parser_of("scaling.py", __doc__)
     add = parser.add_argument
     add("DATASET", type=Path)
     add("--set", action="append", required=True, help="techniques, and options of their own")
@@ -180,7 +175,7 @@ def parse(arguments):
     add("--minutes", type=float, default=float("inf"), help="what does not fit is left out")
     add("--add", action="store_true", help="go on with the record that is there")
     add("--result_dir", type=Path, default=Path("runs"), help="folder of the record")
-    return parser.parse_args(arguments[:split]), arguments[split + 1 :]
+    return parser.parse_args(own), others
 
 
 def counts(wanted, machine):

@@ -77,6 +77,9 @@ def build_parser():
     # new #
     # auto is gpu if the images take at most half of the free GPU memory, else ram
     add("--cache_device", choices=["auto", "gpu", "ram"], default="auto", help="where images stay")
+
+    # new #
+    # decoding takes long, and gives the same in each run
     add("--cache_dir", type=Path, help="folder that keeps decoded images for later runs")
 
     add("--width", type=positive, default=16, help="channels of conv11's first layer")
@@ -179,12 +182,12 @@ class CachedLoader(DataLoader):
             seen = hashlib.sha256(seen.encode())
             for name, _ in dataset.samples:
                 stat = os.stat(name)
-                name = f"{os.path.abspath(name)} {stat.st_size} {stat.st_mtime_ns}"
-                seen.update(os.fsencode(name))
+                file = f"{os.path.abspath(name)} {stat.st_size} {stat.st_mtime_ns}"
+                seen.update(os.fsencode(file))
             keep /= f"{seen.hexdigest()}.pt"
         if keep and keep.exists():
             try:
-                assert not zipfile.ZipFile(keep).testzip()
+                assert not zipfile.ZipFile(keep).testzip()  # torch.load checks no checksums
                 images, labels = torch.load(keep, "cpu", mmap=True)
                 self.images.copy_(images)
                 self.labels = labels.to(place)
@@ -193,7 +196,7 @@ class CachedLoader(DataLoader):
                 fail(f"--cache_dir: {keep} is damaged, remove it")
         if keep:  # what cannot be written is an error before all is decoded
             os.makedirs(keep.parent, exist_ok=True)
-            new = Path(f"{keep}.{os.urandom(8).hex()}")
+            new = Path(f"{keep}.{os.urandom(8).hex()}")  # other processes may write the same
             new.touch()
             new.unlink()
         workers = {"num_workers": self.num_workers, "generator": torch.Generator()}
