@@ -175,8 +175,8 @@ def test_resize_names_a_png_with_a_wrong_checksum(tmp_path):
         (tmp_path / "src" / name).write_bytes(content)
     done, copies = resized(tmp_path, 64)
     assert done.returncode == 1 and copies.keys() == {"plain.png", "longer.png"}
-    assert [line.split("/src/")[1][:25] for line in done.stderr.splitlines()] == [
-        "end.png: damaged or cut s", "sum.png: damaged or cut s"]
+    assert sorted(line.split("/src/")[1][:25] for line in done.stderr.splitlines()) == [
+        "end.png: damaged or cut s", "sum.png: damaged or cut s"]  # two processes report
 
 
 # -------------------------------------------------------------------------------- the scripts

@@ -3,6 +3,7 @@
 import concurrent.futures
 import itertools
 import json
+import mmap
 import multiprocessing
 import os
 import sys
@@ -351,6 +352,17 @@ def test_threads_of_a_worker_are_seen():
                                      worker_init_fn=lambda worker: pools.clear()), 4)
     assert result["threads"]["busy"] >= 2
     assert "NUM_THREADS=1" in result["threads"]["note"]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs Linux")
+@pytest.mark.parametrize("name, found", [("libopencv_core.so.410", {"cv2"}), ("cv2/cv2.abi3.so", {"cv2"}),
+                                         ("libopencv_ext.so.0", set())])  # DALI's, no OpenCV
+def test_libraries_of_a_process(tmp_path, name, found):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(bytes(4096))
+    before = worker_threads.libraries(os.getpid()) - {"cv2"}
+    with open(tmp_path / name, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        assert worker_threads.libraries(os.getpid()) - before == found
 
 
 @pytest.mark.parametrize("cores, is_told", [(3.5, True), (0.2, False)])

@@ -49,7 +49,7 @@ def libraries(pid):
     except OSError:
         return set()
     return {name for name, pattern in dict(
-        openblas=r"openblas", mkl=r"libmkl_|mkl_rt", cv2=r"/cv2/|libopencv").items()
+        openblas=r"openblas", mkl=r"libmkl_|mkl_rt", cv2=r"/cv2/|libopencv_core").items()
         if re.search(pattern, text)}
 
 
