@@ -66,9 +66,11 @@ SCHEDULER = """\
     )
 """
 CLOCK = "    warmup_seconds = 0\n"
-EPOCH = ("        losses = torch.zeros(steps, device=device)\n"
-         "        data_wait = 0\n"
-         "        model.train()\n")
+EPOCH = (
+    "        losses = torch.zeros(steps, device=device)\n"
+    "        data_wait = 0\n"
+    "        model.train()\n"
+)
 IMAGES = "            images = images.to(device, non_blocking=True)\n"
 FORWARD = """\
             output = net(images)
@@ -104,6 +106,7 @@ class Edit:
     other random numbers, say). With all others the copy trains as before. `start` are techniques
     that the copy already has.
     """
+
     name: str
     kind: str
     changes: list
@@ -116,8 +119,11 @@ class Edit:
 
     def right(self, technique):
         """Return the set of right outcomes."""
-        found = {outcome for outcome in ("refused", "said", "differs", "either")
-                 if technique in getattr(self, outcome).replace("all", " ".join(ALL)).split()}
+        found = {
+            outcome
+            for outcome in ("refused", "said", "differs", "either")
+            if technique in getattr(self, outcome).replace("all", " ".join(ALL)).split()
+        }
         return {"same", "said", "differs"} if "either" in found else found or {"same"}
 
 
@@ -131,9 +137,15 @@ def before(place, text):
 
 def rename(old, new):
     """Return a change that renames a variable in all lines of code."""
+
     def change(text):
-        return re.sub(r"^(?! *(#|add\()).*?(?=  # |$)", lambda line: re.sub(
-            rf"(?<![\w.\"-]){old}\b(?!=)", new, line[0]), text, flags=re.M)
+        return re.sub(
+            r"^(?! *(#|add\()).*?(?=  # |$)",
+            lambda line: re.sub(rf"(?<![\w.\"-]){old}\b(?!=)", new, line[0]),
+            text,
+            flags=re.M,
+        )
+
     return change
 
 
@@ -145,6 +157,7 @@ def each_epoch(text):
 def edited(edit):
     """Return the text of the edited copy. Raise AssertionError if an old text is not there once."""
     import compose
+
     text = compose.join(edit.start.split()) if edit.start else compose.script("train")
     for change in edit.changes:
         if callable(change):
@@ -156,6 +169,8 @@ def edited(edit):
     return text
 
 
+# tables: an edit is read beside its neighbours
+# fmt: off
 OWN_MODEL = '''\
 class Mine(nn.Module):
     """A small network of my own."""
@@ -964,15 +979,21 @@ TEXTS = [
 EDITS = {edit.name: edit for edit in [*MODELS, *DATA, *LOSSES, *OPTIMIZERS, *SCHEDULES, *LOOPS,
                                       *METRICS, *LOGGING, *RENAMINGS, *OPTIONS, *TEXTS]}
 
+# fmt: on
 # ------------------------------------------------------------------------------- the command
 OPTIONS_OF_ALL = ["--dataset", "", "--batch_size", "40", "--width", "4", "--workers", "0"]
-OUTCOMES = {"same": "joined and the same", "differs": "joined, --verify names what differs",
-            "said": "joined, the same, with a hazard said", "refused": "refused with its place"}
+OUTCOMES = {
+    "same": "joined and the same",
+    "differs": "joined, --verify names what differs",
+    "said": "joined, the same, with a hazard said",
+    "refused": "refused with its place",
+}
 
 
 def join(path, technique, approve=None):
     """Add a technique to the copy at `path` as compose.sh does; return (outcome, hazards)."""
     import compose
+
     said = []
     try:
         joined = compose.add_to(str(path), [technique], approve, said.append)
@@ -984,6 +1005,7 @@ def join(path, technique, approve=None):
 def judge(name, techniques, merge_only):
     """Return {technique: (outcome, hazards, what differs)} for an edit."""
     import verify
+
     edit, found = EDITS[name], {}
     text, words = edited(edit), [*OPTIONS_OF_ALL, *edit.options.split()]
     if "--batch-size" in words:
@@ -999,6 +1021,7 @@ def judge(name, techniques, merge_only):
             def approve(versions):
                 wrong.append(verify.Verifier(bench, versions, [technique]).run()[0])
                 return not wrong[0]
+
             path.write_bytes(text.encode())
             found[technique] = *join(path, technique, None if merge_only else approve), wrong
             assert found[technique][0] == "same" or path.read_bytes() == text.encode()
@@ -1012,8 +1035,12 @@ def mistakes(edit, technique, outcome, hazards, merge_only=False):
         return "miss" if "refused" in right else "false alarm"
     if right == {"same"}:
         return "false alarm" if hazards or outcome == "differs" else ""
-    if outcome == "same" and not hazards and "same" not in right and (
-            right != {"differs"} or not merge_only):
+    if (
+        outcome == "same"
+        and not hazards
+        and "same" not in right
+        and (right != {"differs"} or not merge_only)
+    ):
         return "miss"
     return "no hazard said" if right == {"said"} and not hazards else ""
 
@@ -1026,18 +1053,37 @@ def main():
     parser.add_argument("--merge", action="store_true", help="join only, do not train")
     args = parser.parse_args()
     torch.set_num_threads(1)  # or OpenMP hangs in forked processes
-    for module in ("torch._dynamo", "torchvision.models", "torchvision.transforms.v2", "lmdb",
-                   "nvidia.dali.plugin.pytorch"):  # once, not in each of thousands of runs
+    for module in (
+        "torch._dynamo",
+        "torchvision.models",
+        "torchvision.transforms.v2",
+        "lmdb",
+        "nvidia.dali.plugin.pytorch",
+    ):  # once, not in each of thousands of runs
         importlib.import_module(module)
     counts, wrong = collections.Counter(), collections.defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         digits = Path(folder) / "digits"
-        subprocess.run([sys.executable, ROOT / "make_dataset.py", "digits", "--dst", digits,
-                        "--train", "24", "--val", "7"], check=True, capture_output=True)
+        subprocess.run(
+            [
+                sys.executable,
+                ROOT / "make_dataset.py",
+                "digits",
+                "--dst",
+                digits,
+                "--train",
+                "24",
+                "--val",
+                "7",
+            ],
+            check=True,
+            capture_output=True,
+        )
         os.environ["DIGITS"] = OPTIONS_OF_ALL[1] = str(digits)
         with futures.ProcessPoolExecutor(args.jobs, multiprocessing.get_context("fork")) as pool:
-            started = {pool.submit(judge, name, args.technique, args.merge): name
-                       for name in args.edit}
+            started = {
+                pool.submit(judge, name, args.technique, args.merge): name for name in args.edit
+            }
             for done in futures.as_completed(started):
                 name = started[done]
                 print(name, flush=True)
@@ -1045,7 +1091,8 @@ def main():
                     counts["said" if hazards and outcome == "same" else outcome] += 1
                     if mistake := mistakes(EDITS[name], technique, outcome, hazards, args.merge):
                         wrong[mistake].append(
-                            f"{name} + {technique}: {' '.join([outcome, *hazards, *why])}")
+                            f"{name} + {technique}: {' '.join([outcome, *hazards, *why])}"
+                        )
                         print(f"    {mistake}: {wrong[mistake][-1]}", flush=True)
     print(f"\n{len(args.edit)} edits, {sum(counts.values())} joins")
     for outcome, text in OUTCOMES.items():

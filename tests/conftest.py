@@ -10,8 +10,9 @@ import sys
 import numpy as np
 import psutil
 import pytest
-from helpers import ROOT, STARTED, VARIABLES, run
 from PIL import Image
+
+from helpers import ROOT, STARTED, VARIABLES, run
 
 # tests that run side by side share the cores: with more threads than cores all take far longer,
 # and threads that wait for each other must not keep a core busy
@@ -22,11 +23,14 @@ if WORKERS := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
 
 def pytest_collection_modifyitems(items):
     import torch
+
     gpus = torch.cuda.device_count()
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    reasons = {"gpu": not gpus and "needs an NVIDIA GPU",
-               "gpus": gpus < 2 and f"needs two NVIDIA GPUs, has {gpus}",
-               "compiler": not compiler and "needs a C++ compiler: apt-get install g++"}
+    reasons = {
+        "gpu": not gpus and "needs an NVIDIA GPU",
+        "gpus": gpus < 2 and f"needs two NVIDIA GPUs, has {gpus}",
+        "compiler": not compiler and "needs a C++ compiler: apt-get install g++",
+    }
     for item in items:
         for name, reason in reasons.items():
             if reason and item.get_closest_marker(name):
@@ -46,8 +50,10 @@ def pytest_runtest_setup(item):
     elif VISIBLE is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = VISIBLE
     VARIABLES.clear()
-    VARIABLES.update(NEEDS_GPU=str(needed), **{
-        key: os.environ[key] for key in ["CUDA_VISIBLE_DEVICES"] if key in os.environ})
+    VARIABLES.update(
+        NEEDS_GPU=str(needed),
+        **{key: os.environ[key] for key in ["CUDA_VISIBLE_DEVICES"] if key in os.environ},
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -75,8 +81,17 @@ def rng():
 def digits(tmp_path_factory):
     """Digits: 24 training and 7 validation pictures in each of ten classes."""
     folder = tmp_path_factory.mktemp("data") / "digits"
-    made = run(sys.executable, ROOT / "make_dataset.py", "digits", "--dst", folder, "--train", 24,
-               "--val", 7)
+    made = run(
+        sys.executable,
+        ROOT / "make_dataset.py",
+        "digits",
+        "--dst",
+        folder,
+        "--train",
+        24,
+        "--val",
+        7,
+    )
     assert made.returncode == 0, made.stderr
     return folder
 
@@ -105,8 +120,9 @@ def project(tmp_path):
     folder = tmp_path / "a project"
     folder.mkdir()
     for name in ("src", "tools", "whatif"):
-        shutil.copytree(ROOT / name, folder / name,
-                        ignore=shutil.ignore_patterns("__pycache__", "runs"))
+        shutil.copytree(
+            ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "runs")
+        )
     for path in [*ROOT.glob("*.sh"), *ROOT.glob("*.py")]:
         shutil.copy2(path, folder)
     return folder

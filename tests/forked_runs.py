@@ -17,14 +17,19 @@ from pathlib import Path
 from unittest import mock
 
 from helpers import ROOT, SERVER, STARTED
-
 from whatif import run, session
 
 SCRIPTS = ROOT / "tests" / "whatif_scripts"
 WATCH = 0.4  # seconds
 FORKS = forkserver.ForkServer()  # helpers.SERVER imports far more
-FORKS.set_forkserver_preload(["forked_runs", "torch.distributed", "numpy", *(
-    f"whatif.inside.{path.stem}" for path in (ROOT / "whatif" / "inside").glob("[a-z]*.py"))])
+FORKS.set_forkserver_preload(
+    [
+        "forked_runs",
+        "torch.distributed",
+        "numpy",
+        *(f"whatif.inside.{path.stem}" for path in (ROOT / "whatif" / "inside").glob("[a-z]*.py")),
+    ]
+)
 
 
 def as_script(words, cwd, log, variables):
@@ -54,10 +59,12 @@ def as_script(words, cwd, log, variables):
 
 def rounds_of(wanted):
     """Return Turns.wanted for at most spec["rounds"] rounds."""
+
     def wanted_now(turns):
         turns.taken = getattr(turns, "taken", 0) + 1
         most = turns.run.spec.get("rounds")
         return wanted(turns) if most is None or turns.taken <= most else []
+
     return wanted_now
 
 
@@ -70,6 +77,7 @@ def begin(words, variables):
 
     from whatif import enter
     from whatif.inside import plans
+
     torch.set_num_threads(1)
     multiprocessing.set_start_method(None, force=True)
     multiprocessing.process.ORIGINAL_DIR = os.getcwd()
@@ -100,8 +108,7 @@ class Started:
         paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
         with mock.patch.dict(os.environ, PYTHONPATH=paths):
             FORKS.ensure_running()
-        with mock.patch.object(forkserver, "connect_to_new_process",
-                               FORKS.connect_to_new_process):
+        with mock.patch.object(forkserver, "connect_to_new_process", FORKS.connect_to_new_process):
             self.process.start()
         self.pid, self.returncode = self.process.pid, None
         STARTED.append(self.process)
@@ -119,8 +126,15 @@ class Started:
 def start_forks(command, spec, stdin):
     """Take the place of whatif.run.start."""
     open(f"{spec['folder']}/log", "wb").close()
-    return [Started([str(word) for word in command[1:]], spec["cwd"], f"{spec['folder']}/log",
-                    run.environment(spec) | variables) for variables in run.rank_variables()]
+    return [
+        Started(
+            [str(word) for word in command[1:]],
+            spec["cwd"],
+            f"{spec['folder']}/log",
+            run.environment(spec) | variables,
+        )
+        for variables in run.rank_variables()
+    ]
 
 
 class Scripts:
@@ -143,9 +157,17 @@ class Scripts:
         """Return what options.parse would return."""
         path = self.folder / name
         return types.SimpleNamespace(
-            only=[*only] or ["plain"], script=path, kind="script", name=name, minutes=minutes,
-            write=None, seconds=seconds, json=None, copy=False,
-            command=[sys.executable, name, *map(str, words)])
+            only=[*only] or ["plain"],
+            script=path,
+            kind="script",
+            name=name,
+            minutes=minutes,
+            write=None,
+            seconds=seconds,
+            json=None,
+            copy=False,
+            command=[sys.executable, name, *map(str, words)],
+        )
 
     def session(self, name, *words, **options):
         """Return a Session of a script."""

@@ -23,8 +23,20 @@ SRC = ROOT / "src"
 TECHNIQUES = sorted(path.stem.removeprefix("train_") for path in SRC.glob("train_*.py"))
 
 # options of a run that takes a second: two epochs of three steps of a model with 8,000 weights
-TINY = ["--epochs", 2, "--batch_size", 40, "--steps", 3, "--width", 4, "--image_size", 16,
-        "--workers", 0]
+TINY = [
+    "--epochs",
+    2,
+    "--batch_size",
+    40,
+    "--steps",
+    3,
+    "--width",
+    4,
+    "--image_size",
+    16,
+    "--workers",
+    0,
+]
 # under DDP: before Python 3.11.8 a worker can hang as it starts (cpython#112275)
 DDP_WORKERS = 2 if sys.version_info >= (3, 11, 8) else 0
 HANG = 600  # seconds after which a process that should end, or an event that should come, hangs
@@ -42,18 +54,26 @@ def params(values):
     """Return a test's parameters, scripts or sets; those that compile have the mark `compiler`."""
     values = [*values]
     names = [each.stem if isinstance(each, Path) else "_".join(each) for each in values]
-    return [pytest.param(each, id=name, marks=[pytest.mark.compiler] * ("compile" in name))
-            for each, name in zip(values, names)]
+    return [
+        pytest.param(each, id=name, marks=[pytest.mark.compiler] * ("compile" in name))
+        for each, name in zip(values, names)
+    ]
 
 
 def start(command, **options):
     """Start a process as a user would: without a launcher's variables in its environment."""
-    environment = {key: value for key, value in os.environ.items()
-                   if key not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")}
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
+    }
     environment |= {"PYTHON": sys.executable, **options.pop("env", {})}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    STARTED.append(subprocess.Popen([str(word) for word in command], text=True, env=environment,
-                                    **{**pipes, **options}))
+    STARTED.append(
+        subprocess.Popen(
+            [str(word) for word in command], text=True, env=environment, **{**pipes, **options}
+        )
+    )
     return STARTED[-1]
 
 
@@ -70,8 +90,15 @@ def run(*command, timeout=HANG, **options):
 
 def torchrun(script, *options, processes=2):
     """Return the command that starts `script` as that many processes on this machine."""
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone",
-            f"--nproc_per_node={processes}", script, *options]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={processes}",
+        script,
+        *options,
+    ]
 
 
 def free_port():
@@ -82,8 +109,18 @@ def free_port():
 
 # One process imports torch and DALI, which takes seconds; each run is a fork of it.
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["torch", "torchvision.transforms.v2", "PIL.Image", "lmdb", "numpy",
-                               "tqdm", "nvidia.dali.plugin.pytorch", "torch.distributed"])
+SERVER.set_forkserver_preload(
+    [
+        "torch",
+        "torchvision.transforms.v2",
+        "PIL.Image",
+        "lmdb",
+        "numpy",
+        "tqdm",
+        "nvidia.dali.plugin.pytorch",
+        "torch.distributed",
+    ]
+)
 
 
 def as_main(words, out, err, cwd, variables):
@@ -95,9 +132,11 @@ def as_main(words, out, err, cwd, variables):
     os.environ.update(variables)
     if variables["NEEDS_GPU"] == "True":
         import torch
+
         assert torch.cuda.is_available(), "the GPU is hidden"
     if "RANK" in variables:
         import torch
+
         torch.set_num_threads(1)  # as torchrun does
     multiprocessing.set_start_method(None, force=True)  # workers start as `python` starts them
     sys.argv = words
@@ -113,16 +152,25 @@ class Forked:
         self.processes, common = [], dict(VARIABLES)
         if ranks:
             from torch.distributed import TCPStore
+
             self.store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-            common |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
-                       "MASTER_ADDR": "localhost", "MASTER_PORT": str(self.store.port),
-                       "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0",
-                       "TORCHELASTIC_USE_AGENT_STORE": "True"}
+            common |= {
+                "WORLD_SIZE": str(ranks),
+                "LOCAL_WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "localhost",
+                "MASTER_PORT": str(self.store.port),
+                "GROUP_WORLD_SIZE": "1",
+                "TORCHELASTIC_RESTART_COUNT": "0",
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+            }
         for rank in range(max(1, ranks)):
             variables = common | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks else {})
             files = [Path(self.made.name) / f"{name}{rank}" for name in ("out", "err")]
-            self.processes.append(SERVER.Process(target=as_main, args=(
-                [str(word) for word in words], *files, cwd, variables)))
+            self.processes.append(
+                SERVER.Process(
+                    target=as_main, args=([str(word) for word in words], *files, cwd, variables)
+                )
+            )
             self.processes[-1].start()
         STARTED.append(self)
 
@@ -145,8 +193,13 @@ class Forked:
             process.join(max(0, end - time.monotonic()))
         codes = [process.exitcode for process in self.processes]
         self.kill()
-        out, err = ("".join(path.read_text(errors="replace") for path in sorted(
-            Path(self.made.name).glob(f"{name}*"))) for name in ("out", "err"))
+        out, err = (
+            "".join(
+                path.read_text(errors="replace")
+                for path in sorted(Path(self.made.name).glob(f"{name}*"))
+            )
+            for name in ("out", "err")
+        )
         assert None not in codes, f"{self.words} does not end: {codes}\n{out}\n{err}"
         return subprocess.CompletedProcess(self.words, max(codes, key=abs), out, err)
 
@@ -209,7 +262,8 @@ class SmallDisk:
         folder.mkdir()
         self.mounted = not subprocess.run(
             ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", folder],
-            capture_output=True).returncode
+            capture_output=True,
+        ).returncode
         self.options = {} if self.mounted else {"preexec_fn": self.set_limit}
 
     def __enter__(self):
@@ -258,10 +312,13 @@ def train(script, *options, forked=True, **details):
     if forked:
         done = run_forked(script, *options, ranks=2 if is_ddp else 0, **details)
     else:
-        done = run(*(torchrun(script, *options) if is_ddp else [sys.executable, script, *options]),
-                   **details)
+        done = run(
+            *(torchrun(script, *options) if is_ddp else [sys.executable, script, *options]),
+            **details,
+        )
     assert done.returncode == 0, f"{script} {options}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
     from runs import read_record
+
     return read_record(folder / f"{Path(script).stem}.json"), done.stdout
 
 
@@ -271,12 +328,14 @@ def spy(folder, script, *options, ranks=0):
     Returns a function: seen(layer, trains, rank=0) is the list of tensors that spy.py has kept.
     """
     import torch
+
     folder.mkdir()
     done = run_forked(ROOT / "tests" / "spy.py", folder, script, *options, ranks=ranks)
     assert done.returncode == 0, done.stderr[-3000:]
     kept = [torch.load(folder / f"{rank}.seen") for rank in range(ranks or 1)]
     return lambda layer, trains, rank=0: [
-        each["tensor"] for each in kept[rank] if (each["layer"], each["trains"]) == (layer, trains)]
+        each["tensor"] for each in kept[rank] if (each["layer"], each["trains"]) == (layer, trains)
+    ]
 
 
 def with_little_memory(folder):
@@ -306,6 +365,7 @@ def edited(script, folder, *edits):
 
 def load_checkpoint(path):
     import torch
+
     return torch.load(path, map_location="cpu", weights_only=True)
 
 

@@ -45,7 +45,7 @@ def split(lines):
             after = lines[blank] if blank < len(lines) else ""
             most = max(1, gap) if after.strip() != MARKER else 2 if after == MARKER else 1
             owned = min(blank - end, most)
-            pieces.append(("block", at + 1, lines[at:end + owned]))
+            pieces.append(("block", at + 1, lines[at : end + owned]))
             at = end + owned
         else:
             gap = 0 if lines[at].strip() else gap + 1
@@ -78,12 +78,14 @@ def problems(baseline, variant):
             if at < len(old) and old[at] == content:
                 at += 1
             else:
-                found.append(f"line {number}: unmarked: {content.strip()!r} where the baseline "
-                             f"has {old[at].strip() if at < len(old) else 'ended'!r}")
+                found.append(
+                    f"line {number}: unmarked: {content.strip()!r} where the baseline "
+                    f"has {old[at].strip() if at < len(old) else 'ended'!r}"
+                )
                 return found
             continue
         body = [line for line in content if line.strip()]
-        indent = body[0][:len(body[0]) - len(MARKER)]
+        indent = body[0][: len(body[0]) - len(MARKER)]
         if len(body) < 3 or not re.match(rf"{indent}# \w.*", body[1]):
             found.append(f"line {number}: the marker needs a line that says why, and a block")
             continue
@@ -92,8 +94,12 @@ def problems(baseline, variant):
         if content[-1].strip() and number + len(content) <= len(new):
             found.append(f"line {number}: the block does not end in a blank line")
         # it replaces the baseline's lines up to those that the variant keeps next
-        kept = [line for _, _, line in itertools.takewhile(lambda piece: piece[0] == "kept",
-                                                           pieces[index + 1:])]
+        kept = [
+            line
+            for _, _, line in itertools.takewhile(
+                lambda piece: piece[0] == "kept", pieces[index + 1 :]
+            )
+        ]
         if index + 1 < len(pieces) and not kept:
             continue  # another block follows directly: that one is checked for both
         start = best_match(old, at, kept)
@@ -107,9 +113,11 @@ def problems(baseline, variant):
 
 def best_match(old, at, kept):
     """Return the index from `at` on where `old` and `kept` have the longest common run."""
+
     def length(start):
         pairs = zip(old[start:], kept)
         return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
     if not kept:
         return len(old)
     starts = [start for start in range(at, len(old)) if old[start] == kept[0]] or [at]
@@ -124,8 +132,11 @@ def misplaced(gone, body):
     if gone[-1].strip() or any(not line.strip() for line in gone[:-1]):
         return [f"it replaces something else than the end of one paragraph: {lines[0]!r}"]
     found = [f"it replaces a comment: {line.strip()!r}" for line in lines if line.strip()[0] == "#"]
-    found += [f"it contains the baseline's own line {line.strip()!r}"
-             for line in body if line in lines and re.search(r"\w", line)]
+    found += [
+        f"it contains the baseline's own line {line.strip()!r}"
+        for line in body
+        if line in lines and re.search(r"\w", line)
+    ]
     if [line.strip() for line in lines] == [line.strip() for line in body]:
         found.append("it changes white space only")
     # a name that a replaced statement assigned or called must be in the block
@@ -137,8 +148,12 @@ def misplaced(gone, body):
     for statement in statements:
         for target in getattr(statement, "targets", [getattr(statement, "value", statement)]):
             target = getattr(target, "func", target)  # of a call: what is called
-            names.update(node.id for node in itertools.islice(
-                (node for node in ast.walk(target) if isinstance(node, ast.Name)), 1))
+            names.update(
+                node.id
+                for node in itertools.islice(
+                    (node for node in ast.walk(target) if isinstance(node, ast.Name)), 1
+                )
+            )
     code = "\n".join(re.sub("#.*", "", line) for line in body)
     for name, count in names.items():
         if len(re.findall(rf"\b{name}\b", code)) < count:

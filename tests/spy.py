@@ -13,10 +13,12 @@ import sys
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-KEPT = {"Normalize": lambda inputs, output: inputs[0],  # the bytes of a batch
-        "Linear": lambda inputs, output: output,  # the scores, if it is the last layer
-        "Dropout": lambda inputs, output: output == 0,
-        "CrossEntropyLoss": lambda inputs, output: inputs[1]}  # the labels
+KEPT = {
+    "Normalize": lambda inputs, output: inputs[0],  # the bytes of a batch
+    "Linear": lambda inputs, output: output,  # the scores, if it is the last layer
+    "Dropout": lambda inputs, output: output == 0,
+    "CrossEntropyLoss": lambda inputs, output: inputs[1],
+}  # the labels
 seen = []
 
 
@@ -24,8 +26,13 @@ def keep(layer, inputs, output):
     name = type(layer).__name__
     is_probe = torch.is_grad_enabled() and not layer.training  # before training starts
     if name in KEPT and not is_probe:
-        seen.append(dict(layer=name, trains=torch.is_grad_enabled(),
-                         tensor=KEPT[name](inputs, output).detach().cpu().clone()))
+        seen.append(
+            dict(
+                layer=name,
+                trains=torch.is_grad_enabled(),
+                tensor=KEPT[name](inputs, output).detach().cpu().clone(),
+            )
+        )
 
 
 def keep_rate(optimizer, *_):

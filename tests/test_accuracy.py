@@ -5,27 +5,39 @@ import math
 import shutil
 
 import pytest
-from helpers import ROOT, TINY, assert_one_line, benchmark, processes_of, run_forked
 
 import accuracy
+from helpers import ROOT, TINY, assert_one_line, benchmark, processes_of, run_forked
 
 SCRIPT = ROOT / "benchmarks" / "accuracy.py"
 SHORT = ["--", *TINY, "--steps", 1]
-RUN = {"seed", "wall_seconds", "warmup_seconds", "training_seconds", "val_top1", "seconds_to_goal",
-       "images_per_second", "peak_memory_bytes", "epochs", "parts"}
+RUN = {
+    "seed",
+    "wall_seconds",
+    "warmup_seconds",
+    "training_seconds",
+    "val_top1",
+    "seconds_to_goal",
+    "images_per_second",
+    "peak_memory_bytes",
+    "epochs",
+    "parts",
+}
 
 
 def outcome(folder, *words, stop_at=None):
     """Run accuracy.py; return (process, record, page, what it said before each run)."""
-    done, record, page = benchmark(SCRIPT, folder, *words, "--result_dir", folder, *SHORT,
-                                   stop_at=stop_at)
+    done, record, page = benchmark(
+        SCRIPT, folder, *words, "--result_dir", folder, *SHORT, stop_at=stop_at
+    )
     begun = [line for line in done.stdout.splitlines() if line.startswith("seed ")]
     return done, record, page, begun
 
 
 def test_rows_take_turns_add_runs_only_what_is_new_and_ctrl_c_keeps_what_ran(digits, tmp_path):
-    done, record, text, begun = outcome(tmp_path, digits, "--set", "fused --lr 1e37", "--set",
-                                        "fused", "--seeds", 0, "--goal", 0.01)
+    done, record, text, begun = outcome(
+        tmp_path, digits, "--set", "fused --lr 1e37", "--set", "fused", "--seeds", 0, "--goal", 0.01
+    )
     # a failed run says why, others go on
     assert done.returncode == 1
     assert begun == ["seed 0: plain", "seed 0: fused --lr 1e37", "seed 0: fused"]
@@ -49,8 +61,18 @@ def test_rows_take_turns_add_runs_only_what_is_new_and_ctrl_c_keeps_what_ran(dig
     code = tmp_path / "accuracy" / "compiled" / "fused"
     (code / "kernel").write_text("compiled")
     done, added, text, begun = outcome(
-        tmp_path, digits, "--kept", "fused", "--seeds", 1, 0, "--goal", 0.01, "--add",
-        stop_at="seed 0: fused, kept")
+        tmp_path,
+        digits,
+        "--kept",
+        "fused",
+        "--seeds",
+        1,
+        0,
+        "--goal",
+        0.01,
+        "--add",
+        stop_at="seed 0: fused, kept",
+    )
     assert done.returncode == 130, done.stderr
     assert begun == ["seed 1: plain", "seed 1: fused, kept", "seed 0: fused, kept"]
     more, *others, kept = added
@@ -71,6 +93,7 @@ def test_a_kept_row_finds_the_images_that_a_run_before_it_has_decoded(tmp_path, 
         row.code.mkdir(parents=True, exist_ok=True)
         (tmp_path / "decoded").mkdir(exist_ok=True)
         return dict(images_per_second=1, val_top1=1, training_seconds=1, wall_seconds=1)
+
     monkeypatch.setattr(accuracy, "train", train)
     cache_dir = ["--cache_dir", tmp_path / "decoded"]
     for number in (1, 2):
@@ -86,9 +109,11 @@ def test_a_kept_row_finds_the_images_that_a_run_before_it_has_decoded(tmp_path, 
 
 
 def test_wrong_options_end_before_any_run(digits, tmp_path):
-    for words, part in [((*SHORT, "--bogus"), "arguments: --bogus"),
-                        (("--set", "fused --small 1", *SHORT), "arguments: --small 1"),
-                        (("--only", "none", *SHORT), "--only: the rows are: plain")]:
+    for words, part in [
+        ((*SHORT, "--bogus"), "arguments: --bogus"),
+        (("--set", "fused --small 1", *SHORT), "arguments: --small 1"),
+        (("--only", "none", *SHORT), "--only: the rows are: plain"),
+    ]:
         done = run_forked(SCRIPT, digits, "--result_dir", tmp_path, *words)
         assert_one_line(done, 2, part)
         assert "seed 0" not in done.stdout
@@ -97,29 +122,72 @@ def test_wrong_options_end_before_any_run(digits, tmp_path):
 @pytest.fixture
 def record():
     """A record of two rows with three runs each: the second row is twice as fast."""
+
     def run(seed, factor, goal):
         epochs = [dict(loss=1.0, val_top1=top1, seconds=10 / factor) for top1 in (0.5, 0.94)]
-        return dict(seed=seed, wall_seconds=(30 + seed) / factor, warmup_seconds=12 / factor,
-                    training_seconds=10 / factor, val_top1=0.94 + seed / 1000,
-                    seconds_to_goal=accuracy.seconds_to(goal, 12 / factor, epochs), epochs=epochs,
-                    images_per_second=5000 * factor, peak_memory_bytes=2_000_000_000)
-    machine = dict(gpus=1, gpu="H200", cores=16, cpu="CPU", driver="1", cuda="2", cudnn=3,
-                   python="3.12", packages={"torch": "2.14.1"})
-    options = dict(model="resnet18", image_size=64, dataset="/x/cifar10", batch_size=512, epochs=2,
-                   steps=None, augment="crop", lr=0.4)
-    return [dict(name=name, techniques=name.split()[name == "plain":], compiled="new", goal=0.93,
-                 options=options, machine=machine, date="2026-11-23", command="c", status="ok",
-                 runs=[run(seed, factor, 0.93) for seed in range(3)])
-            for name, factor in (("plain", 1), ("cache amp", 2))]
+        return dict(
+            seed=seed,
+            wall_seconds=(30 + seed) / factor,
+            warmup_seconds=12 / factor,
+            training_seconds=10 / factor,
+            val_top1=0.94 + seed / 1000,
+            seconds_to_goal=accuracy.seconds_to(goal, 12 / factor, epochs),
+            epochs=epochs,
+            images_per_second=5000 * factor,
+            peak_memory_bytes=2_000_000_000,
+        )
+
+    machine = dict(
+        gpus=1,
+        gpu="H200",
+        cores=16,
+        cpu="CPU",
+        driver="1",
+        cuda="2",
+        cudnn=3,
+        python="3.12",
+        packages={"torch": "2.14.1"},
+    )
+    options = dict(
+        model="resnet18",
+        image_size=64,
+        dataset="/x/cifar10",
+        batch_size=512,
+        epochs=2,
+        steps=None,
+        augment="crop",
+        lr=0.4,
+    )
+    return [
+        dict(
+            name=name,
+            techniques=name.split()[name == "plain" :],
+            compiled="new",
+            goal=0.93,
+            options=options,
+            machine=machine,
+            date="2026-11-23",
+            command="c",
+            status="ok",
+            runs=[run(seed, factor, 0.93) for seed in range(3)],
+        )
+        for name, factor in (("plain", 1), ("cache amp", 2))
+    ]
 
 
 def test_the_table_has_medians_their_spread_and_ratios(record):
     line = "| {} | 3 | 94.10% (94.00% to 94.20%) | {:.1f} | {:.1f} ({:.1f} to {:.1f}) | {} | "
     text = accuracy.markdown(record)
-    assert line.format("plain", 12, 10, 10, 10, "1.00x") + (
-        "22.0 (22.0 to 22.0) | 1.00x | 31.0 (30.0 to 32.0) | 1.00x | 5,000 | 2.0 |") in text
-    assert line.format("cache amp", 6, 5, 5, 5, "2.00x") + (
-        "11.0 (11.0 to 11.0) | 2.00x | 15.5 (15.0 to 16.0) | 2.00x | 10,000 | 2.0 |") in text
+    assert (
+        line.format("plain", 12, 10, 10, 10, "1.00x")
+        + ("22.0 (22.0 to 22.0) | 1.00x | 31.0 (30.0 to 32.0) | 1.00x | 5,000 | 2.0 |")
+        in text
+    )
+    assert (
+        line.format("cache amp", 6, 5, 5, 5, "2.00x")
+        + ("11.0 (11.0 to 11.0) | 2.00x | 15.5 (15.0 to 16.0) | 2.00x | 10,000 | 2.0 |")
+        in text
+    )
     assert "resnet18, 64 px, cifar10, batch 512, 2 epochs, --augment crop, --lr 0.4." in text
     assert "s until 93% " in text and "kept" not in text
 
@@ -133,8 +201,11 @@ def test_the_table_has_medians_their_spread_and_ratios(record):
 
 def test_shows_the_row_that_is_fastest_until_the_goal(record):
     places = "1x H200", "resnet18, 64 px, cifar10, batch 512, 2 epochs"
-    assert accuracy.shows(record) == (*places, (
-        "cache amp: 2.00x until 93%, 2.00x in training, top-1 94.10% against 94.10%"), "2026-11-23")
+    assert accuracy.shows(record) == (
+        *places,
+        ("cache amp: 2.00x until 93%, 2.00x in training, top-1 94.10% against 94.10%"),
+        "2026-11-23",
+    )
     for run in record[0]["runs"]:  # never there: the whole run counts, with the same accuracy
         run["seconds_to_goal"] = None
     assert accuracy.shows(record)[2].startswith("cache amp: 2.00x over the whole run, ")

@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 import torch
-from helpers import ROOT, assert_one_line, benchmark, run_forked
 from PIL import Image
 
 import airbench
+from helpers import ROOT, assert_one_line, benchmark, run_forked
 
 SCRIPT = ROOT / "benchmarks" / "airbench.py"
 # prints as airbench's scripts do: a training to warm up, and then one after the other
@@ -56,11 +56,13 @@ def test_the_pictures_are_written_as_airbench_reads_them(pictures, tmp_path):
 
 
 def test_trainings_are_counted_without_the_first_that_warms_up(pictures, tmp_path):
-    done, (row,), text = outcome(tmp_path, pictures, "import time; time.sleep(600)",
-                                 "--trainings", 2)
+    done, (row,), text = outcome(
+        tmp_path, pictures, "import time; time.sleep(600)", "--trainings", 2
+    )
     assert done.returncode == 0, done.stderr  # it was stopped: its sleep is long
     assert [(run["top1"], run["plain_top1"], run["seconds"]) for run in row["runs"]] == [
-        (0.9410, 0.4, 2.51)] * 2
+        (0.9410, 0.4, 2.51)
+    ] * 2
     assert row["name"] == "airbench_like.py" and row["runs"][0]["wall_seconds"] > 0
     assert "| airbench_like.py | 2 | 94.10% (94.10% to 94.10%) | 40.00% (" in text
     assert text in done.stdout and "torch" in row["machine"]["packages"]
@@ -69,8 +71,9 @@ def test_trainings_are_counted_without_the_first_that_warms_up(pictures, tmp_pat
 
 def test_a_script_that_fails_is_told(pictures, tmp_path):
     (tmp_path / "bad.py").write_text("raise ValueError('no GPU')")
-    done, (row,), text = benchmark(SCRIPT, tmp_path, tmp_path / "bad.py", pictures, "--result_dir",
-                                   tmp_path)
+    done, (row,), text = benchmark(
+        SCRIPT, tmp_path, tmp_path / "bad.py", pictures, "--result_dir", tmp_path
+    )
     assert done.returncode == 1 and row["status"] == "fail" and "ValueError: no GPU" in text
 
 

@@ -15,10 +15,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, SRC, TECHNIQUES, SmallDisk, run, train
 
 import compose
 import layout
+from helpers import ROOT, SRC, TECHNIQUES, SmallDisk, run, train
 
 # Techniques of which a script can have one: parallel training, and the source of data.
 EXCLUSIVE = [("DDP", "DP"), ("DALI", "LMDB", "cache")]
@@ -43,8 +43,9 @@ def joined(text, name):
     """Return `text` with one technique, merged by git itself."""
     path = Path(FOLDER.name) / "current.py"
     path.write_text(text)
-    done = subprocess.run(["git", "merge-file", "-q", path, SRC / "train.py",
-                           SRC / f"train_{name}.py"])
+    done = subprocess.run(
+        ["git", "merge-file", "-q", path, SRC / "train.py", SRC / f"train_{name}.py"]
+    )
     assert done.returncode == 0, name
     return path.read_text()
 
@@ -108,10 +109,19 @@ def test_groups_follow_from_the_scripts(project):
     code = "import running; print(running.groups())"
     found = run(sys.executable, "-c", code, cwd=project / "tools")
     assert found.stdout.strip() == str(
-        {"data": [["DALI", "LMDB", "cache"]],
-         "compute": [["amp"], ["channels_last"], ["compile"], ["cudnn"], ["fused"],
-                     ["progressive"]],
-         "parallel": [["DDP", "DP"]]}), found.stderr
+        {
+            "data": [["DALI", "LMDB", "cache"]],
+            "compute": [
+                ["amp"],
+                ["channels_last"],
+                ["compile"],
+                ["cudnn"],
+                ["fused"],
+                ["progressive"],
+            ],
+            "parallel": [["DDP", "DP"]],
+        }
+    ), found.stderr
     # a new technique is one new file
     text = re.sub("# new #\n *# .*", "# new #\n    # mine", (SRC / "train_cudnn.py").read_text())
     (project / "src/train_clip.py").write_text(text)
@@ -131,10 +141,22 @@ def test_groups_follow_from_the_scripts(project):
 
 
 @pytest.mark.fault("join that is refused")
-@pytest.mark.parametrize("words", [
-    [], ["nothing"], ["amp", "nothing"], ["a[$(touch x)]"], ["../src/train"], ["--into"],
-    [""], ["--into", "no/such/file.py", "amp"], ["am*"], ["amp", "--verify"],
-    ["amp", "--into", "my.py"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["nothing"],
+        ["amp", "nothing"],
+        ["a[$(touch x)]"],
+        ["../src/train"],
+        ["--into"],
+        [""],
+        ["--into", "no/such/file.py", "amp"],
+        ["am*"],
+        ["amp", "--verify"],
+        ["amp", "--into", "my.py"],
+    ],
+)
 def test_wrong_use(words, tmp_path):
     """One line says why, and nothing is printed, executed or written."""
     done = run_compose(*words, cwd=tmp_path)
@@ -167,14 +189,21 @@ LAMBDA = """\
 """
 # What people change: {subject: [(text of the baseline, what they write instead)]}.
 USUAL_EDITS = {
-    "model": [('    channels = 3\n', '    channels = 3  # mine\n'),
-              ('''    if args.model == "conv11":
+    "model": [
+        ("    channels = 3\n", "    channels = 3  # mine\n"),
+        (
+            """    if args.model == "conv11":
         model = conv11(args.width, len(classes))
-''', '''    if args.model == "mine":
+""",
+            """    if args.model == "mine":
         model = Mine(len(classes))
     elif args.model == "conv11":
         model = conv11(args.width, len(classes))
-'''), ('''def conv11(width, classes):''', '''class Mine(nn.Module):
+""",
+        ),
+        (
+            """def conv11(width, classes):""",
+            """class Mine(nn.Module):
     def __init__(self, classes):
         super().__init__()
         self.features = nn.Sequential(nn.Conv2d(3, 8, 5, 4), nn.ReLU(), nn.AdaptiveAvgPool2d(2))
@@ -184,51 +213,104 @@ USUAL_EDITS = {
         return self.head(self.features(images).flatten(1))
 
 
-def conv11(width, classes):'''), ('default="conv11"', 'default="mine"')],
-    "data": [('''    val_transform = transforms.Compose(
+def conv11(width, classes):""",
+        ),
+        ('default="conv11"', 'default="mine"'),
+    ],
+    "data": [
+        (
+            """    val_transform = transforms.Compose(
         [transforms.Resize(val_size), transforms.CenterCrop(val_size), transforms.PILToTensor()]
     )
-''', '''    val_transform = transforms.Compose(
+""",
+            """    val_transform = transforms.Compose(
         [transforms.Resize((val_size, val_size)), transforms.PILToTensor()]
     )
-'''), ('''    train_transform = transforms.Compose([*crop, transforms.PILToTensor()])
-''', '''    train_transform = transforms.Compose([*crop, transforms.RandomRotation(5),
+""",
+        ),
+        (
+            """    train_transform = transforms.Compose([*crop, transforms.PILToTensor()])
+""",
+            """    train_transform = transforms.Compose([*crop, transforms.RandomRotation(5),
                                           transforms.PILToTensor()])
-'''), ('''\
+""",
+        ),
+        (
+            """\
     train_set = open_folder(args.dataset, "train training", train_transform)
-''', '''    train_set = datasets.ImageFolder(args.dataset / "train", train_transform)
-'''), ('''\
+""",
+            """    train_set = datasets.ImageFolder(args.dataset / "train", train_transform)
+""",
+        ),
+        (
+            """\
     val_set = open_folder(args.dataset, "val valid validation test testing", val_transform)
-''', '''    val_set = datasets.ImageFolder(args.dataset / "val", val_transform)
-''')],
+""",
+            """    val_set = datasets.ImageFolder(args.dataset / "val", val_transform)
+""",
+        ),
+    ],
     "import": [("from tqdm import tqdm\n", "from tqdm import tqdm\n\nimport wave as my_code\n")],
-    "loss": [("    loss_function = nn.CrossEntropyLoss()\n",
-              "    loss_function = nn.CrossEntropyLoss(label_smoothing=0.1)\n")],
-    "optimizer": [('''\
+    "loss": [
+        (
+            "    loss_function = nn.CrossEntropyLoss()\n",
+            "    loss_function = nn.CrossEntropyLoss(label_smoothing=0.1)\n",
+        )
+    ],
+    "optimizer": [
+        (
+            """\
     optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True)
-''', '''    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr / 30)
-'''), (LAMBDA, '''\
+""",
+            """    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr / 30)
+""",
+        ),
+        (
+            LAMBDA,
+            """\
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.epochs * steps)
-''')],
-    "defaults": [('default=120, help="images', 'default=40, help="images'),
-                 ('default=5, help="passes', 'default=2, help="passes'),
-                 ('default=32, help="height', 'default=24, help="height'),
-                 ('default=0.1, help="highest', 'default=0.05, help="highest')],
-    "option": [('''\
+""",
+        ),
+    ],
+    "defaults": [
+        ('default=120, help="images', 'default=40, help="images'),
+        ('default=5, help="passes', 'default=2, help="passes'),
+        ('default=32, help="height', 'default=24, help="height'),
+        ('default=0.1, help="highest', 'default=0.05, help="highest'),
+    ],
+    "option": [
+        (
+            """\
     add("--resume", help="a checkpoint, or auto: the one in RESULT_DIR if there is one")
-''', '''    add("--resume", help="a checkpoint, or auto: the one in RESULT_DIR if there is one")
+""",
+            """    add("--resume", help="a checkpoint, or auto: the one in RESULT_DIR if there is one")
     add("--note", default="", help="what this run is about")
-''')],
-    "metric": [('''                correct += (output.topk(len(correct)).indices.T == labels).sum(1)
-''', '''                correct += (output.topk(len(correct)).indices.T == labels).sum(1)
+""",
+        )
+    ],
+    "metric": [
+        (
+            """                correct += (output.topk(len(correct)).indices.T == labels).sum(1)
+""",
+            """                correct += (output.topk(len(correct)).indices.T == labels).sum(1)
                 confident += output.softmax(1).amax(1).sum()
-'''), ('''        correct = losses.new_zeros(min(5, len(classes)))
-''', '''        correct = losses.new_zeros(min(5, len(classes)))
+""",
+        ),
+        (
+            """        correct = losses.new_zeros(min(5, len(classes)))
+""",
+            """        correct = losses.new_zeros(min(5, len(classes)))
         confident = torch.zeros((), device=device)
-'''), ('''        if rank == 0 and (tick > save_at or epoch + 1 == args.epochs):
-            states =''', '''        log(f"confidence {confident.item() / len(val_set):.2f}")
+""",
+        ),
+        (
+            """        if rank == 0 and (tick > save_at or epoch + 1 == args.epochs):
+            states =""",
+            """        log(f"confidence {confident.item() / len(val_set):.2f}")
         if rank == 0 and (tick > save_at or epoch + 1 == args.epochs):
-            states =''')],
+            states =""",
+        ),
+    ],
 }
 
 
@@ -241,8 +323,9 @@ def edited(names, text=None):
     return text
 
 
-@pytest.mark.parametrize("edits", [*[[name] for name in USUAL_EDITS], list(USUAL_EDITS)],
-                         ids="_".join)
+@pytest.mark.parametrize(
+    "edits", [*[[name] for name in USUAL_EDITS], list(USUAL_EDITS)], ids="_".join
+)
 def test_every_set_joins_a_users_copy(edits, tmp_path):
     users = edited(edits)
     for chosen in [*SETS[::10], *WHOLE] if len(edits) > 1 else [*PAIRS, *WHOLE]:
@@ -255,12 +338,22 @@ def test_every_set_joins_a_users_copy(edits, tmp_path):
 
 @pytest.mark.parametrize("name", TECHNIQUES)
 def test_each_technique_joins_a_copy_with_another_model(name):
-    text = re.sub(r"def conv11\(.*?\n\n\n", "class Mine(nn.Module):\n    pass\n\n\n",
-                  (SRC / "train.py").read_text(), flags=re.DOTALL)
+    text = re.sub(
+        r"def conv11\(.*?\n\n\n",
+        "class Mine(nn.Module):\n    pass\n\n\n",
+        (SRC / "train.py").read_text(),
+        flags=re.DOTALL,
+    )
     users = text.replace("model = conv11(args.width, len(classes))", "model = Mine()")
     assert users.count("Mine") == 2 and "conv11(" not in users
-    assert compose.warnings(*(compose.script(each) for each in ("train", f"train_{name}")), users,
-                            merged(users, [name])) == []
+    assert (
+        compose.warnings(
+            *(compose.script(each) for each in ("train", f"train_{name}")),
+            users,
+            merged(users, [name]),
+        )
+        == []
+    )
 
 
 def added(before, after):
@@ -273,10 +366,15 @@ def formatters():
     """Return {name: command} of what people format with: standard input to standard output."""
     ruff, black = ([sys.executable, "-m", name] for name in ("ruff", "black"))
     quiet = [*ruff, "format", "--isolated", "--config", "format.quote-style='single'"]
-    named = [(name, words, width) for width in (79, 88, 100, 120) for name, words in (
-        ("ruff", [*ruff, "format", "--isolated"]), ("black", [*black, "-q"]))]
-    return {f"{name}, {width}": [*words, f"--line-length={width}", "-"]
-            for name, words, width in (*named, ("ruff, single quotes", quiet, 88))}
+    named = [
+        (name, words, width)
+        for width in (79, 88, 100, 120)
+        for name, words in (("ruff", [*ruff, "format", "--isolated"]), ("black", [*black, "-q"]))
+    ]
+    return {
+        f"{name}, {width}": [*words, f"--line-length={width}", "-"]
+        for name, words, width in (*named, ("ruff, single quotes", quiet, 88))
+    }
 
 
 @pytest.fixture
@@ -295,8 +393,9 @@ def formats_once(monkeypatch):
 @pytest.mark.fault("formatted copy")
 @pytest.mark.parametrize("name", formatters())
 @pytest.mark.parametrize("there", [True, False], ids=["formatter", "no_formatter"])
-def test_each_technique_joins_a_formatted_copy(name, there, one_origin, formats_once, monkeypatch,
-                                               tmp_path):
+def test_each_technique_joins_a_formatted_copy(
+    name, there, one_origin, formats_once, monkeypatch, tmp_path
+):
     """Nothing is refused, and with the formatter there the result is formatted as the copy is."""
     command, mine = formatters()[name], tmp_path / "my_train.py"
     text = layout.formatted(command, (SRC / "train.py").read_text())
@@ -315,7 +414,9 @@ def test_each_technique_joins_a_formatted_copy(name, there, one_origin, formats_
 
 def test_imports_are_sorted_as_ruff_and_isort_sort_them():
     """So sorting them does not change a copy."""
-    done = run(sys.executable, "-m", "ruff", "check", "--isolated", "--select", "I", SRC / "train.py")
+    done = run(
+        sys.executable, "-m", "ruff", "check", "--isolated", "--select", "I", SRC / "train.py"
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -329,7 +430,8 @@ def test_all_of_src_is_formatted():
 def test_joined_scripts_are_formatted_and_import_only_what_they_use(tmp_path):
     for chosen in [*PAIRS, *WHOLE]:
         (tmp_path / f"{'_'.join(chosen)}.py").write_text(
-            merged((SRC / "train.py").read_text(), chosen))
+            merged((SRC / "train.py").read_text(), chosen)
+        )
     config = ["--config", ROOT / "pyproject.toml"]
     done = run(sys.executable, "-m", "ruff", "format", "--check", *config, tmp_path)
     assert done.returncode == 0, done.stdout
@@ -346,8 +448,9 @@ def test_a_users_copy_with_techniques_runs(chosen, tmp_path, digits):
     assert done.returncode == 0, done.stderr
     assert stat.S_IMODE(mine.stat().st_mode) == 0o750
     assert sorted(path.name for path in tmp_path.iterdir()) == ["my_train.py"]
-    record, output = train(mine, "--dataset", digits, "--result_dir", tmp_path / "runs",
-                           "--note", "mine")
+    record, output = train(
+        mine, "--dataset", digits, "--result_dir", tmp_path / "runs", "--note", "mine"
+    )
     assert record["options"]["note"] == "mine" and record["options"]["batch_size"] == 40
     assert len(record["epochs"]) == 2 and output.count("confidence") == 2
 
@@ -365,14 +468,24 @@ def test_one_after_the_other_is_as_all_at_once(tmp_path):
 
 
 @pytest.mark.fault("join that is refused")
-@pytest.mark.parametrize("technique, old, new", [
-    ("amp", "            loss = loss_function(output, labels)\n",
-     "            loss = loss_function(output, labels) + 1e-4 * output.square().mean()\n"),
-    ("DDP", "    sampler = torch.utils.data.RandomSampler("
-     "train_set, generator=torch.Generator())\n",
-     "    sampler = my_sampler(train_set)\n"),
-    ("amp", "            optimizer.step()\n", "            optimizer.step(lambda: loss)\n"),
-    ("DDP", "    rank = 0\n", "")])
+@pytest.mark.parametrize(
+    "technique, old, new",
+    [
+        (
+            "amp",
+            "            loss = loss_function(output, labels)\n",
+            "            loss = loss_function(output, labels) + 1e-4 * output.square().mean()\n",
+        ),
+        (
+            "DDP",
+            "    sampler = torch.utils.data.RandomSampler("
+            "train_set, generator=torch.Generator())\n",
+            "    sampler = my_sampler(train_set)\n",
+        ),
+        ("amp", "            optimizer.step()\n", "            optimizer.step(lambda: loss)\n"),
+        ("DDP", "    rank = 0\n", ""),
+    ],
+)
 def test_a_conflict_names_the_place_and_leaves_the_file(technique, old, new, tmp_path):
     text = (SRC / "train.py").read_text()
     assert text.count(old) == 1
@@ -383,17 +496,20 @@ def test_a_conflict_names_the_place_and_leaves_the_file(technique, old, new, tmp
     assert done.returncode == 1
     assert mine.read_bytes() == before and [path.name for path in tmp_path.iterdir()] == [mine.name]
     last = done.stderr.splitlines()[-1]
-    at = text[:text.index(old)].count("\n") + 1
+    at = text[: text.index(old)].count("\n") + 1
     named = int(re.search(r"line (\d+)", last)[1])
     assert technique in last and "my train.py" in last and abs(named - at) <= 3, last
     assert not new or new.strip() in done.stderr
 
 
 UNREAD = {
-    "net": ("            output = net(images)\n",
-            "            images = normalize(images)\n            output = model(images)\n"),
+    "net": (
+        "            output = net(images)\n",
+        "            images = normalize(images)\n            output = model(images)\n",
+    ),
     "val_sampler": ("(val_set, sampler=val_sampler, **loading)", "(val_set, batch_size=200)"),
-    "sampler": ("train_set, sampler=sampler, drop_last", "train_set, shuffle=True, drop_last")}
+    "sampler": ("train_set, sampler=sampler, drop_last", "train_set, shuffle=True, drop_last"),
+}
 UNSET = {"correct": "hits", "net": "network", "losses": "history"}
 
 
@@ -423,22 +539,36 @@ def test_into_a_copy_that_does_not_set_what_a_technique_reads_warns(name, tmp_pa
 def test_into_a_copy_that_sets_again_what_a_technique_sets_warns(tmp_path):
     mine = tmp_path / "-mine lr=1.py"
     again = "    torch.backends.cudnn.benchmark = False\n"
-    mine.write_text((SRC / "train.py").read_text().replace(
-        "    # ------------------------------------------------------------------------------- opt",
-        again + "    # --- opt"))
+    mine.write_text(
+        (SRC / "train.py")
+        .read_text()
+        .replace(
+            "    # ------------------------------------------------------------------------------- opt",
+            again + "    # --- opt",
+        )
+    )
     done = run_compose("--into", mine.name, "cudnn", "amp", cwd=tmp_path)
     (warning,) = [line for line in done.stderr.splitlines() if "warning" in line]
     assert done.returncode == 0 and "benchmark = True" in mine.read_text()
-    assert warning.endswith("it sets torch.backends.cudnn.benchmark, and your copy sets it again "
-                            f"later: {again.strip()}")
+    assert warning.endswith(
+        "it sets torch.backends.cudnn.benchmark, and your copy sets it again "
+        f"later: {again.strip()}"
+    )
 
 
 def test_no_usual_edit_is_warned_of():
     texts = {path.stem: path.read_text() for path in sorted(SRC.glob("train*.py"))}
-    schedules = [edited([], texts["train"].replace(old, new)) for old, new in (
-        (LAMBDA, "    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(\n"
-         "        optimizer, args.epochs * steps\n    )\n"),
-        (LAMBDA, "    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 30 * steps)\n"))]
+    schedules = [
+        edited([], texts["train"].replace(old, new))
+        for old, new in (
+            (
+                LAMBDA,
+                "    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(\n"
+                "        optimizer, args.epochs * steps\n    )\n",
+            ),
+            (LAMBDA, "    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 30 * steps)\n"),
+        )
+    ]
     pairs = [(variant, users) for variant in texts for users in (edited(USUAL_EDITS), *schedules)]
     for users in map(edited, ([name] for name in USUAL_EDITS)):
         pairs += ("train_DDP", users), ("train_cache", users)
@@ -447,8 +577,10 @@ def test_no_usual_edit_is_warned_of():
         assert compose.warnings(texts["train"], texts[variant], users, joined) == []
 
 
-FORMATTERS = [["ruff", "format", "--isolated", "--line-length=79"],
-              ["black", "-q", "--line-length=120"]]
+FORMATTERS = [
+    ["ruff", "format", "--isolated", "--line-length=79"],
+    ["black", "-q", "--line-length=120"],
+]
 
 
 @pytest.mark.fault("formatted copy")
@@ -477,8 +609,11 @@ def test_another_script_is_no_copy(tmp_path):
 
 def test_a_copy_of_which_there_is_no_history_says_so(project, tmp_path):
     mine = tmp_path / "mine.py"
-    mine.write_text((SRC / "train.py").read_text().replace(
-        "            loss.backward()\n            optimizer.step()\n", ""))
+    mine.write_text(
+        (SRC / "train.py")
+        .read_text()
+        .replace("            loss.backward()\n            optimizer.step()\n", "")
+    )
     done = run(project / "compose.sh", "--into", mine, "amp")
     assert done.returncode == 1 and "it may join in a full clone" in done.stderr
     assert "both change the lines shown above" in done.stderr
@@ -486,9 +621,11 @@ def test_a_copy_of_which_there_is_no_history_says_so(project, tmp_path):
 
 def test_into_an_older_copy_takes_the_techniques_of_its_time(project, tmp_path):
     """The baseline moves on; a copy made before is merged against the version it came from."""
+
     def git(*words):
         done = run("git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", project, *words)
         assert done.returncode == 0, done.stderr
+
     git("init", "-q")
     git("add", "-A")
     git("commit", "-qm", "old")
@@ -526,8 +663,11 @@ def test_bytes_that_are_not_utf8_stay_as_they_are(tmp_path):
 def test_the_users_git_settings_do_not_matter(tmp_path):
     """With merge.conflictStyle=diff3 git would show three versions of the conflict."""
     mine = tmp_path / "mine.py"
-    mine.write_text((SRC / "train.py").read_text().replace(
-        "            optimizer.step()\n", "            optimizer.step(lambda: loss)\n"))
+    mine.write_text(
+        (SRC / "train.py")
+        .read_text()
+        .replace("            optimizer.step()\n", "            optimizer.step(lambda: loss)\n")
+    )
     (tmp_path / ".gitconfig").write_text("[merge]\n\tconflictStyle = diff3\n")
     done = run_compose("--into", mine, "amp", env={"HOME": str(tmp_path)})
     assert done.returncode == 1 and "|||||||" not in done.stderr
@@ -552,7 +692,9 @@ def test_into_refuses_a_template_and_options_without_dashes(project, tmp_path):
     assert (project / "src/train.py").read_bytes() == before
     mine = shutil.copy(SRC / "train.py", tmp_path / "mine.py")
     done = run_compose("--into", mine, "amp", "--verify", "--dataset", "D")
-    assert done.returncode == 2 and "options for your script stand behind --verify --" in done.stderr
+    assert (
+        done.returncode == 2 and "options for your script stand behind --verify --" in done.stderr
+    )
 
 
 def test_into_follows_a_link_and_refuses_a_folder(tmp_path):
@@ -575,15 +717,34 @@ def runs_alone(chosen, folder, digits):
     # each size of progressive would compile
     one_size = ["--small", 1] if {"compile", "progressive"} <= {*chosen} else []
     batch_size = 40 if "DDP" in chosen else 20  # so that all processes compile the same
-    record, _ = train(script, "--dataset", digits, "--epochs", 1, "--batch_size", batch_size,
-                      "--steps", 2, "--result_dir", folder / "runs", "--workers", 0, "--width", 4,
-                      "--image_size", 16, *one_size, cwd=folder)
+    record, _ = train(
+        script,
+        "--dataset",
+        digits,
+        "--epochs",
+        1,
+        "--batch_size",
+        batch_size,
+        "--steps",
+        2,
+        "--result_dir",
+        folder / "runs",
+        "--workers",
+        0,
+        "--width",
+        4,
+        "--image_size",
+        16,
+        *one_size,
+        cwd=folder,
+    )
     assert record["script"] == "my_train" and len(record["epochs"]) == 1
     assert 0 < record["epochs"][-1]["loss"] < 10
 
 
-@pytest.mark.parametrize("chosen", [each for each in PAIRS if "compile" not in each][::5],
-                         ids="_".join)
+@pytest.mark.parametrize(
+    "chosen", [each for each in PAIRS if "compile" not in each][::5], ids="_".join
+)
 def test_some_pairs_run_alone_in_a_folder(chosen, tmp_path, digits):
     """All pairs run on a GPU, by test_gpu.py."""
     runs_alone(chosen, tmp_path / "alone", digits)
@@ -611,6 +772,11 @@ def test_shell_scripts_pass_shellcheck():
     shellcheck = shutil.which("shellcheck") or Path(sys.executable).with_name("shellcheck")
     if not Path(shellcheck).exists():
         pytest.skip("shellcheck is not installed")
-    done = run(shellcheck, "--external-sources", *ROOT.glob("*.sh"),
-               *ROOT.glob("[!.]*/*.sh"), ROOT / ".ci" / "run")
+    done = run(
+        shellcheck,
+        "--external-sources",
+        *ROOT.glob("*.sh"),
+        *ROOT.glob("[!.]*/*.sh"),
+        ROOT / ".ci" / "run",
+    )
     assert done.returncode == 0, done.stdout

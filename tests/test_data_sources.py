@@ -8,15 +8,40 @@ import sys
 import numpy as np
 import pytest
 import torch
-from helpers import (ROOT, SRC, TINY, assert_one_line, edited, error_of, module_of, on_gpu, run,
-                     run_forked, train, with_little_memory)
 from PIL import Image
-from test_loader import FAULTY, ODD_NAMES, classes, photo, save, spoil, unusual
-from test_resize import claims
 from torchvision.transforms import v2 as transforms
 
-SMALL = ["--epochs", 2, "--batch_size", 4, "--image_size", 32, "--val_size", 36, "--width", 2,
-         "--workers", 2]
+from helpers import (
+    ROOT,
+    SRC,
+    TINY,
+    assert_one_line,
+    edited,
+    error_of,
+    module_of,
+    on_gpu,
+    run,
+    run_forked,
+    train,
+    with_little_memory,
+)
+from test_loader import FAULTY, ODD_NAMES, classes, photo, save, spoil, unusual
+from test_resize import claims
+
+SMALL = [
+    "--epochs",
+    2,
+    "--batch_size",
+    4,
+    "--image_size",
+    32,
+    "--val_size",
+    36,
+    "--width",
+    2,
+    "--workers",
+    2,
+]
 each_source = pytest.mark.parametrize("name", ["train_DALI", "train_cache"])
 cpu_and_gpu = pytest.mark.parametrize("device", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
 
@@ -25,9 +50,11 @@ def keeping_batches(script, folder):
     """Return a copy of `script` that keeps its batches in <folder>/<rank>.batches."""
     text = script.read_text()
     for old, new in (
-            (", train_loader)", ", keep_batches('train', train_loader))"),
-            ("in val_loader:", "in keep_batches('val', val_loader):"),
-            ("def main():\n", f"""def keep_batches(split, loader):
+        (", train_loader)", ", keep_batches('train', train_loader))"),
+        ("in val_loader:", "in keep_batches('val', val_loader):"),
+        (
+            "def main():\n",
+            f"""def keep_batches(split, loader):
     path = f"{folder}/{{os.environ.get('RANK', 0)}}.batches"
     kept = torch.load(path) if os.path.exists(path) else []
     kept.append((split, []))
@@ -38,7 +65,9 @@ def keeping_batches(script, folder):
 
 
 def main():
-""")):
+""",
+        ),
+    ):
         assert text.count(old) == 1, old
         text = text.replace(old, new)
     folder.mkdir(exist_ok=True)
@@ -57,17 +86,32 @@ def loader_of(photos, on_gpu=False, augment="none", order=range(26)):
     """Return a DALILoader of the photos for training, four a batch, and their ImageFolder."""
     module = module_of(SRC / "train_DALI.py")
     folder = module.open_folder(photos, "train", None)
-    loader = module.DALILoader(folder, 32, augment, on_gpu, torch.initial_seed() % 2 ** 31, sampler=order,
-                               batch_size=4, num_workers=2, pin_memory=on_gpu, prefetch_factor=4)
+    loader = module.DALILoader(
+        folder,
+        32,
+        augment,
+        on_gpu,
+        torch.initial_seed() % 2**31,
+        sampler=order,
+        batch_size=4,
+        num_workers=2,
+        pin_memory=on_gpu,
+        prefetch_factor=4,
+    )
     return loader, folder
 
 
 # ------------------------------------------------------------------------------------- DALI
 @pytest.mark.fault("grey JPEG", "EXIF orientation")
 @pytest.mark.parametrize("steps", [6, 2])
-@pytest.mark.parametrize("device", [
-    "cpu", pytest.param("cpu", marks=pytest.mark.gpu, id="cpu_to_gpu"),
-    pytest.param("gpu", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param("cpu", marks=pytest.mark.gpu, id="cpu_to_gpu"),
+        pytest.param("gpu", marks=pytest.mark.gpu),
+    ],
+)
 def test_dali_gives_the_baselines_pictures(device, steps, photos, tmp_path):
     """In the baseline's order, of all validation pictures, and after epochs that end early."""
     options = ["--dataset", photos, *SMALL, "--steps", steps]
@@ -105,8 +149,9 @@ def test_dali_gives_the_labels_of_the_dataset(photos):
     module = module_of(SRC / "train_DALI.py")
     folder = module.open_folder(photos, "train", None)
     folder.target_transform = lambda label: 7 + label
-    loader = module.DALILoader(folder, 32, "none", False, 0, sampler=[25, 0], batch_size=2,
-                               num_workers=1)
+    loader = module.DALILoader(
+        folder, 32, "none", False, 0, sampler=[25, 0], batch_size=2, num_workers=1
+    )
     ((_, labels),) = loader
     assert labels.tolist() == [7 + folder.targets[25], 7 + folder.targets[0]]
 
@@ -127,15 +172,22 @@ def test_dali_draws_by_the_seed_of_the_epoch(device, photos):
 @cpu_and_gpu
 def test_dali_draws_crops_as_torchvision_does_and_flips_half(device, tmp_path):
     """A picture whose colours are its coordinates tells where each crop was cut."""
-    edges = torch.tensor([256., 160])  # width, height
+    edges = torch.tensor([256.0, 160])  # width, height
     down, across = torch.meshgrid(torch.arange(160), torch.arange(256), indexing="ij")
     picture = torch.stack([across, down, 0 * down], 2).to(torch.uint8).numpy()
     Image.fromarray(picture).save(tmp_path / "a.png")
     name = np.frombuffer(os.fsencode(tmp_path / "a.png"), np.uint8)
     count, size = 1000, 32
     pipeline = module_of(SRC / "train_DALI.py").image_pipeline(
-        lambda: [name] * count, size=size, augment="resized", on_gpu=device == "gpu", seed=1,
-        batch_size=count, num_threads=2, device_id=0 if device == "gpu" else None)
+        lambda: [name] * count,
+        size=size,
+        augment="resized",
+        on_gpu=device == "gpu",
+        seed=1,
+        batch_size=count,
+        num_threads=2,
+        device_id=0 if device == "gpu" else None,
+    )
     crops = torch.from_dlpack(pipeline.run()[0].as_tensor()).float().cpu()
     assert crops.shape == (count, size, size, 3)
     # from the middle of the first pixel to that of the last, and half a pixel more at both ends
@@ -149,8 +201,11 @@ def test_dali_draws_crops_as_torchvision_does_and_flips_half(device, tmp_path):
     drawn = [draw([torch.empty(1, 160, 256)]) for _ in range(count)]
     theirs = torch.tensor([[each["width"], each["height"]] for each in drawn])
     place = torch.tensor([[each["left"], each["top"]] for each in drawn])
-    for mine, other in ((extent / edges, theirs / edges), (corner / edges, place / edges),
-                        *[[(each[:, :1] / each[:, 1:]).log() for each in (extent, theirs)]]):
+    for mine, other in (
+        (extent / edges, theirs / edges),
+        (corner / edges, place / edges),
+        *[[(each[:, :1] / each[:, 1:]).log() for each in (extent, theirs)]],
+    ):
         assert (mine.sort(0).values - other.sort(0).values).abs().max() < 0.07
 
 
@@ -171,12 +226,25 @@ def test_cache_equals_the_baseline_bit_for_bit(digits, tmp_path):
     records, weights = [], []
     for name in ("train", "train_cache"):
         script = edited(name, tmp_path, ("len(val_set)).to", "len(val_loader.dataset)).to"))
-        records.append(train(script, "--dataset", digits, *TINY, "--workers", 1,
-                             "--val_size", 20, "--result_dir", tmp_path)[0])
+        records.append(
+            train(
+                script,
+                "--dataset",
+                digits,
+                *TINY,
+                "--workers",
+                1,
+                "--val_size",
+                20,
+                "--result_dir",
+                tmp_path,
+            )[0]
+        )
         weights.append(torch.load(tmp_path / f"{name}.pt")["parts"]["model"])
     for key in ("loss", "val_top1", "val_top5"):
         assert [epoch[key] for epoch in records[0]["epochs"]] == [
-            epoch[key] for epoch in records[1]["epochs"]]
+            epoch[key] for epoch in records[1]["epochs"]
+        ]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(one, weights[1][name]) for name, one in weights[0].items())
 
@@ -195,13 +263,22 @@ def test_cached_crops_of_an_epoch_are_the_same_after_a_resume(digits, tmp_path):
 @pytest.mark.parametrize("augment", ["resized", "crop"])
 def test_the_cache_keeps_a_transform_of_your_own_before_the_crop(augment, digits, tmp_path):
     copy, text = tmp_path / "copy.py", (SRC / "train_cache.py").read_text()
-    copy.write_text(text.replace(
-        "Compose([*crop, ", "Compose([transforms.RandomInvert(1), *crop, "))
+    copy.write_text(
+        text.replace("Compose([*crop, ", "Compose([transforms.RandomInvert(1), *crop, ")
+    )
     inverted, images = (
-        torch.cat([each for split, batches in batches_of(script, tmp_path / script.stem, *TINY,
-                                                         "--dataset", digits, "--augment", augment)
-                   if split == "train" for each, _ in batches]).int()
-        for script in (copy, SRC / "train_cache.py"))
+        torch.cat(
+            [
+                each
+                for split, batches in batches_of(
+                    script, tmp_path / script.stem, *TINY, "--dataset", digits, "--augment", augment
+                )
+                if split == "train"
+                for each, _ in batches
+            ]
+        ).int()
+        for script in (copy, SRC / "train_cache.py")
+    )
     inside = images.amin((1, 2, 3)) > 0 if augment == "crop" else slice(None)  # no black border
     assert len(images[inside]) and (255 - inverted - images)[inside].abs().max() <= 2
 
@@ -222,29 +299,54 @@ def test_cached_crops_are_those_of_torchvision():
     def measured(crops):
         """Return widths, heights, centers and flips; a pixel's colour is where it comes from."""
         crops = crops.float() / 4
-        across, down = (crops[:, 0, size // 2, -3] - crops[:, 0, size // 2, 2],
-                        crops[:, 1, -3, size // 2] - crops[:, 1, 2, size // 2])
-        middle = crops[:, :2, size // 2 - 1:size // 2 + 1, size // 2 - 1:size // 2 + 1].mean((2, 3))
-        return torch.stack([across.abs() * size / (size - 5), down * size / (size - 5),
-                            middle[:, 0], middle[:, 1], (across < 0).float()])
+        across, down = (
+            crops[:, 0, size // 2, -3] - crops[:, 0, size // 2, 2],
+            crops[:, 1, -3, size // 2] - crops[:, 1, 2, size // 2],
+        )
+        middle = crops[:, :2, size // 2 - 1 : size // 2 + 1, size // 2 - 1 : size // 2 + 1].mean(
+            (2, 3)
+        )
+        return torch.stack(
+            [
+                across.abs() * size / (size - 5),
+                down * size / (size - 5),
+                middle[:, 0],
+                middle[:, 1],
+                (across < 0).float(),
+            ]
+        )
+
     torch.manual_seed(0)
-    crop = transforms.Compose([transforms.RandomResizedCrop(size),
-                               transforms.RandomHorizontalFlip()])
+    crop = transforms.Compose(
+        [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
+    )
     wanted = measured(torch.stack([crop(picture) for _ in range(n)]))
     found = measured(crops[0])
     for quantile in (0.05, 0.25, 0.5, 0.75, 0.95):
         q = torch.tensor(quantile)
-        torch.testing.assert_close(found[:4].quantile(q, 1), wanted[:4].quantile(q, 1), rtol=0,
-                                   atol=2.5)
+        torch.testing.assert_close(
+            found[:4].quantile(q, 1), wanted[:4].quantile(q, 1), rtol=0, atol=2.5
+        )
     assert found[4].mean().item() == pytest.approx(0.5, abs=0.04)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("augment", ["none", "resized", "crop"])
 def test_a_cache_in_ram_gives_what_one_on_the_gpu_gives(augment, photos, tmp_path):
-    one, other = (batches_of(SRC / "train_cache.py", tmp_path / place, "--dataset", photos, *SMALL,
-                             "--augment", augment, "--cache_device", place)
-                  for place in ("gpu", "ram"))
+    one, other = (
+        batches_of(
+            SRC / "train_cache.py",
+            tmp_path / place,
+            "--dataset",
+            photos,
+            *SMALL,
+            "--augment",
+            augment,
+            "--cache_device",
+            place,
+        )
+        for place in ("gpu", "ram")
+    )
     for (_, batches), (_, others) in zip(one, other, strict=True):
         for (images, labels), (pictures, numbers) in zip(batches, others, strict=True):
             assert torch.equal(images, pictures) and torch.equal(labels, numbers)
@@ -252,9 +354,19 @@ def test_a_cache_in_ram_gives_what_one_on_the_gpu_gives(augment, photos, tmp_pat
 
 def test_cache_says_how_much_memory_it_takes(digits, tmp_path):
     for augment, side in (("none", 28), ("resized", 32), ("crop", 28)):
-        _, output = train(SRC / "train_cache.py", "--dataset", digits, *TINY, "--image_size", 28,
-                          "--augment", augment, "--result_dir", tmp_path)
-        taken = 3 * (240 * side ** 2 + 70 * 28 ** 2) / 1e6
+        _, output = train(
+            SRC / "train_cache.py",
+            "--dataset",
+            digits,
+            *TINY,
+            "--image_size",
+            28,
+            "--augment",
+            augment,
+            "--result_dir",
+            tmp_path,
+        )
+        taken = 3 * (240 * side**2 + 70 * 28**2) / 1e6
         assert f"the decoded images take {taken:.1f} MB of cpu memory" in output
 
 
@@ -264,9 +376,19 @@ def test_a_kept_cache_is_read_again_and_only_if_nothing_has_changed(digits, tmp_
     shutil.copy(SRC / "train_cache.py", script)
 
     def losses(*more):
-        record, _ = train(script, "--dataset", data, *TINY, "--result_dir", tmp_path / "r",
-                          "--cache_dir", kept, *more)
+        record, _ = train(
+            script,
+            "--dataset",
+            data,
+            *TINY,
+            "--result_dir",
+            tmp_path / "r",
+            "--cache_dir",
+            kept,
+            *more,
+        )
         return [epoch["loss"] for epoch in record["epochs"]]
+
     first = losses()
     assert len([*kept.iterdir()]) == 2  # train and val, and no part of one
     image = data / "train/0/0_00000.png"
@@ -294,8 +416,24 @@ def test_a_kept_cache_is_read_again_and_only_if_nothing_has_changed(digits, tmp_
 
 @pytest.mark.gpu
 def test_cache_takes_the_memory_of_the_gpu_that_it_says(digits, tmp_path):
-    options = ["--dataset", digits, "--epochs", 1, "--steps", 1, "--batch_size", 2, "--width", 1,
-               "--image_size", 512, "--val_size", 32, "--result_dir", tmp_path]
+    options = [
+        "--dataset",
+        digits,
+        "--epochs",
+        1,
+        "--steps",
+        1,
+        "--batch_size",
+        2,
+        "--width",
+        1,
+        "--image_size",
+        512,
+        "--val_size",
+        32,
+        "--result_dir",
+        tmp_path,
+    ]
     baseline, _ = train(SRC / "train.py", *options)
     cached, output = train(SRC / "train_cache.py", *options)
     assert "take 189.0 MB of cuda memory" in output
@@ -310,8 +448,9 @@ def test_a_set_that_does_not_fit_is_an_error_before_it_is_decoded(digits, tmp_pa
     data = tmp_path / "data"
     shutil.copytree(digits, data)
     (data / "train/0/0_00000.png").write_bytes(b"not decoded")
-    done = run_forked(SRC / "train_cache.py", "--dataset", data, "--image_size", 50_000,
-                      cwd=tmp_path)
+    done = run_forked(
+        SRC / "train_cache.py", "--dataset", data, "--image_size", 50_000, cwd=tmp_path
+    )
     line = error_of(done, "train_cache", 2)
     assert "the decoded images take 2,325,000.0 MB" in line and "more than is free" in line
 
@@ -322,9 +461,10 @@ def padded_crops(picture):
     side = picture.shape[-1]
     pad, places = transforms.Pad(side // 8)(picture), range(2 * (side // 8) + 1)
     places = [(y, x, flipped) for y in places for x in places for flipped in (0, 1)]
-    crops = [pad[:, y:y + side, x:x + side] for y, x, _ in places]
-    return torch.stack([crop.flip(2) if flipped else crop
-                        for crop, (*_, flipped) in zip(crops, places)]), places
+    crops = [pad[:, y : y + side, x : x + side] for y, x, _ in places]
+    return torch.stack(
+        [crop.flip(2) if flipped else crop for crop, (*_, flipped) in zip(crops, places)]
+    ), places
 
 
 @cpu_and_gpu
@@ -341,8 +481,15 @@ def test_padded_crops_have_torchvisions_pixels_and_distribution(technique, devic
         transforms.functional.to_pil_image(picture).save(tmp_path / "a.png")
         name = np.frombuffer(os.fsencode(tmp_path / "a.png"), np.uint8)
         pipeline = module.image_pipeline(
-            lambda: [name] * count, size=size, augment="crop", on_gpu=device == "gpu", seed=1,
-            batch_size=count, num_threads=2, device_id=0 if device == "gpu" else None)
+            lambda: [name] * count,
+            size=size,
+            augment="crop",
+            on_gpu=device == "gpu",
+            seed=1,
+            batch_size=count,
+            num_threads=2,
+            device_id=0 if device == "gpu" else None,
+        )
         crops = torch.from_dlpack(pipeline.run()[0].as_tensor()).permute(0, 3, 1, 2).cpu()
     assert crops.shape == (count, 3, size, size)
     places = torch.tensor([place_of[image.numpy().tobytes()] for image in crops])
@@ -357,8 +504,10 @@ def test_padded_crops_in_training(photos, tmp_path):
     options = ["--dataset", photos, *SMALL]
     plain = batches_of(SRC / "train.py", tmp_path / "plain", *options)
     for name in ("train", "train_DALI", "train_cache"):
-        moved, seen = batches_of(SRC / f"{name}.py", tmp_path / name, *options, "--augment",
-                                 "crop"), set()
+        moved, seen = (
+            batches_of(SRC / f"{name}.py", tmp_path / name, *options, "--augment", "crop"),
+            set(),
+        )
         for (split, batches), (_, others) in zip(plain, moved, strict=True):
             for (images, labels), (crops, numbers) in zip(batches, others, strict=True):
                 assert torch.equal(labels, numbers)
@@ -379,14 +528,17 @@ def test_two_processes_share_the_pictures(technique, photos, tmp_path):
     joined.write_text(run(ROOT / "compose.sh", "DDP", technique).stdout)
     options = ["--dataset", photos, *SMALL, "--steps", 5]
     whole = batches_of(SRC / "train.py", tmp_path / "one", *options)
-    ranks = [batches_of(joined, tmp_path / "two", *options),
-             torch.load(tmp_path / "two" / "1.batches")]
+    ranks = [
+        batches_of(joined, tmp_path / "two", *options),
+        torch.load(tmp_path / "two" / "1.batches"),
+    ]
 
     def are_same(pictures, others):
         """Return whether they are the same pictures in any order; DALI's differ by rounding."""
         far = [[(a.int() - b.int()).abs().float().mean().item() for b in others] for a in pictures]
         nearest = [min(range(len(others)), key=row.__getitem__) for row in far]
         return sorted(nearest) == list(range(len(pictures))) and all(min(row) < 2 for row in far)
+
     assert [len(rank) for rank in ranks] == [len(whole)] * 2
     for (split, batches), (_, first), (_, second) in zip(whole, *ranks):
         if split == "train":
@@ -411,21 +563,42 @@ def odd_pictures(tmp_path_factory):
 
 
 @each_source
-@pytest.mark.fault("PNG named as a JPEG", "CMYK JPEG", "grey JPEG", "16-bit PNG",
-                   "EXIF orientation", "corrupt EXIF", "endings in any case")
+@pytest.mark.fault(
+    "PNG named as a JPEG",
+    "CMYK JPEG",
+    "grey JPEG",
+    "16-bit PNG",
+    "EXIF orientation",
+    "corrupt EXIF",
+    "endings in any case",
+)
 def test_odd_pictures(name, odd_pictures, tmp_path):
     """DALI gives the pixels of loader.py, nearly; the cache those of train.py, exactly."""
     script = keeping_batches(SRC / f"{name}.py", tmp_path)
-    done = run_forked(script, "--dataset", odd_pictures, *TINY, "--image_size", 40, "--epochs", 1,
-                      "--batch_size", 4, "--result_dir", tmp_path)
+    done = run_forked(
+        script,
+        "--dataset",
+        odd_pictures,
+        *TINY,
+        "--image_size",
+        40,
+        "--epochs",
+        1,
+        "--batch_size",
+        4,
+        "--result_dir",
+        tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     assert "warn" not in done.stderr.replace("warnings.warn(str(msg))", "").replace(
-        "UserWarning: Truncated File Read", ""), done.stderr  # of the corrupt EXIF block
+        "UserWarning: Truncated File Read", ""
+    ), done.stderr  # of the corrupt EXIF block
     ((_, batches),) = [each for each in torch.load(tmp_path / "0.batches") if each[0] == "val"]
     seen = torch.cat([images for images, _ in batches]).int()
     loader, baseline = (module_of(SRC / f"{each}.py") for each in ("loader", "train"))
-    cut = transforms.Compose([transforms.Resize(40), transforms.CenterCrop(40),
-                              transforms.PILToTensor()])
+    cut = transforms.Compose(
+        [transforms.Resize(40), transforms.CenterCrop(40), transforms.PILToTensor()]
+    )
     paths = sorted((odd_pictures / "val").glob("*/*"))
     assert len(seen) == len(paths) == 21
     for path, pixels in zip(paths, seen):
@@ -437,8 +610,9 @@ def test_odd_pictures(name, odd_pictures, tmp_path):
 
 
 @each_source
-@pytest.mark.fault("odd file names", "brackets in the path", "other files among the images",
-                   "endings in any case")
+@pytest.mark.fault(
+    "odd file names", "brackets in the path", "other files among the images", "endings in any case"
+)
 def test_odd_names(name, tmp_path):
     data = tmp_path / "a [b] *c d"
     for split in ("train", "val"):
@@ -447,13 +621,26 @@ def test_odd_names(name, tmp_path):
             save(photo(k), data / split / "[x] Zoë" / odd)
         for other in ("a.txt", "Thumbs.db", ".DS_Store"):
             (data / split / "it's -1" / other).write_bytes(b"none")
-    record, output = train(SRC / f"{name}.py", "--dataset", data, *TINY, "--batch_size", 4,
-                           "--result_dir", tmp_path / "r")
+    record, output = train(
+        SRC / f"{name}.py",
+        "--dataset",
+        data,
+        *TINY,
+        "--batch_size",
+        4,
+        "--result_dir",
+        tmp_path / "r",
+    )
     assert f" {2 * (len(ODD_NAMES) + 2)} images, " in output and len(record["epochs"]) == 2
 
 
-@pytest.mark.fault("empty image", "image cut in half", "text named as an image",
-                   "header of a huge image", "corrupt image in a DALI epoch")
+@pytest.mark.fault(
+    "empty image",
+    "image cut in half",
+    "text named as an image",
+    "header of a huge image",
+    "corrupt image in a DALI epoch",
+)
 @pytest.mark.parametrize("kind", ["zero bytes", "half", "text", "900 megapixels"])
 @pytest.mark.parametrize("name", ["train_DALI", "train_cache", on_gpu("train_DALI")])
 def test_damaged_picture(name, kind, photos, tmp_path, request):
@@ -464,8 +651,18 @@ def test_damaged_picture(name, kind, photos, tmp_path, request):
         bad.write_bytes(claims(30_000, 30_000))
     else:
         spoil(bad, kind)
-    done = run_forked(SRC / f"{name}.py", "--dataset", tmp_path / "set", *TINY, "--steps", 6,
-                      "--batch_size", 4, "--result_dir", tmp_path / "r")
+    done = run_forked(
+        SRC / f"{name}.py",
+        "--dataset",
+        tmp_path / "set",
+        *TINY,
+        "--steps",
+        6,
+        "--batch_size",
+        4,
+        "--result_dir",
+        tmp_path / "r",
+    )
     if kind == "half" and request.node.get_closest_marker("gpu") and done.returncode == 0:
         assert "epoch 2/2" in done.stdout
     else:
@@ -473,8 +670,9 @@ def test_damaged_picture(name, kind, photos, tmp_path, request):
 
 
 @pytest.mark.skipif(not FAULTY.exists(), reason="needs the pictures of ../shared/data/faulty")
-@pytest.mark.fault("image cut in half", "CMYK JPEG", "transparent image", "EXIF orientation",
-                   "corrupt EXIF")
+@pytest.mark.fault(
+    "image cut in half", "CMYK JPEG", "transparent image", "EXIF orientation", "corrupt EXIF"
+)
 def test_real_faulty_files_with_dali(photos):
     """Each is read, or the error names it."""
     module = module_of(SRC / "train_DALI.py")
@@ -484,8 +682,9 @@ def test_real_faulty_files_with_dali(photos):
         if file.suffix not in (".png", ".jpg", ".JPEG"):
             continue
         folder.samples[0] = str(file), 0
-        loader = module.DALILoader(folder, 32, "none", False, 0, sampler=[0], batch_size=1,
-                                   num_workers=1)
+        loader = module.DALILoader(
+            folder, 32, "none", False, 0, sampler=[0], batch_size=1, num_workers=1
+        )
         try:
             ((images, _),) = loader
             assert images.shape == (1, 3, 32, 32)
@@ -494,8 +693,13 @@ def test_real_faulty_files_with_dali(photos):
             assert str(file) in str(error)
             named.add(file.name)
     assert {"truncated_jpeg.jpg", "truncated_image.png", "broken.png"} <= named
-    assert {"n02951585_can_opener.JPEG", "pil_sample_cmyk.jpg", "hopper_bad_exif.jpg",
-            "hopper_orientation_6.jpg", "pil123rgba.png"} <= read
+    assert {
+        "n02951585_can_opener.JPEG",
+        "pil_sample_cmyk.jpg",
+        "hopper_bad_exif.jpg",
+        "hopper_orientation_6.jpg",
+        "pil123rgba.png",
+    } <= read
 
 
 @each_source
@@ -520,16 +724,18 @@ def test_fewer_pictures_than_a_batch(name, tmp_path):
 
 
 @pytest.mark.fault("wrong options")
-@pytest.mark.parametrize("name, option", [("train_DALI", "--dali_device"),
-                                          ("train_cache", "--cache_device")])
+@pytest.mark.parametrize(
+    "name, option", [("train_DALI", "--dali_device"), ("train_cache", "--cache_device")]
+)
 def test_unknown_device(name, option, digits, tmp_path):
     done = run_forked(SRC / f"{name}.py", "--dataset", digits, option, "tpu", cwd=tmp_path)
     assert re.search(f"{option}.*tpu", error_of(done, name, 2))
 
 
 @pytest.mark.fault("no GPU or no DALI")
-@pytest.mark.parametrize("name, option", [("train_DALI", "--dali_device"),
-                                          ("train_cache", "--cache_device")])
+@pytest.mark.parametrize(
+    "name, option", [("train_DALI", "--dali_device"), ("train_cache", "--cache_device")]
+)
 def test_gpu_option_without_a_gpu(name, option, digits, tmp_path):
     """The CPU decodes; the cache is in memory, and says so."""
     done = run_forked(SRC / f"{name}.py", "--dataset", digits, *TINY, option, "gpu", cwd=tmp_path)
@@ -547,30 +753,55 @@ def test_without_dali_the_last_line_says_what_is_missing(tmp_path):
 
 
 @pytest.mark.fault("memory limit of a container")
-@pytest.mark.parametrize("line, limits, is_refused", [
-    ("0::/job/step", {"job/memory.max": 10 ** 6, "job/step/memory.max": "max"}, True),  # Slurm, v2
-    ("4:memory:/job", {"memory/job/memory.limit_in_bytes": 10 ** 6}, True),  # v1
-    ("4:memory:/docker/1", {"memory/memory.limit_in_bytes": 10 ** 6}, True),  # v1, in a container
-    ("0::/", {"memory.max": 10 ** 6}, True),  # v2, in a container
-    ("0::/job", {"job/memory.max": 10 ** 12}, False), ("0::/", {"memory.max": "max"}, False)])
+@pytest.mark.parametrize(
+    "line, limits, is_refused",
+    [
+        (
+            "0::/job/step",
+            {"job/memory.max": 10**6, "job/step/memory.max": "max"},
+            True,
+        ),  # Slurm, v2
+        ("4:memory:/job", {"memory/job/memory.limit_in_bytes": 10**6}, True),  # v1
+        ("4:memory:/docker/1", {"memory/memory.limit_in_bytes": 10**6}, True),  # v1, in a container
+        ("0::/", {"memory.max": 10**6}, True),  # v2, in a container
+        ("0::/job", {"job/memory.max": 10**12}, False),
+        ("0::/", {"memory.max": "max"}, False),
+    ],
+)
 def test_the_limit_of_a_container_or_job_counts(line, limits, is_refused, digits, tmp_path):
     (tmp_path / "cgroup").write_text(f"9:name=systemd:/\n{line}\n")
     for name, limit in limits.items():
         (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "fs" / name).write_text(f"{limit}\n")
-    script = edited("train_cache", tmp_path, ("/proc/self/cgroup", str(tmp_path / "cgroup")),
-                    ("/sys/fs/cgroup/", f"{tmp_path}/fs/"))
-    done = run_forked(script, "--dataset", digits, *TINY, "--image_size", 64, "--result_dir",
-                      tmp_path / "r")  # 240 and 70 images: 3.8 MB
+    script = edited(
+        "train_cache",
+        tmp_path,
+        ("/proc/self/cgroup", str(tmp_path / "cgroup")),
+        ("/sys/fs/cgroup/", f"{tmp_path}/fs/"),
+    )
+    done = run_forked(
+        script, "--dataset", digits, *TINY, "--image_size", 64, "--result_dir", tmp_path / "r"
+    )  # 240 and 70 images: 3.8 MB
     assert done.returncode == (2 if is_refused else 0), done.stderr
     if is_refused:
         assert "the decoded images take 3.8 MB of cpu memory, more than is free" in error_of(
-            done, "train_cache", 2)
+            done, "train_cache", 2
+        )
 
 
 @pytest.mark.fault("memory limit of a container")
 def test_an_allocation_that_fails_is_one_line(digits, tmp_path):
     """As under `ulimit -v`: 1.3 GB of images are less than is free, and more than is allowed."""
-    done = run(sys.executable, with_little_memory(tmp_path), SRC / "train_cache.py", "--dataset", digits,
-               *TINY, "--image_size", 1200, "--result_dir", tmp_path)
+    done = run(
+        sys.executable,
+        with_little_memory(tmp_path),
+        SRC / "train_cache.py",
+        "--dataset",
+        digits,
+        *TINY,
+        "--image_size",
+        1200,
+        "--result_dir",
+        tmp_path,
+    )
     assert_one_line(done, 2, "train_cache.py: error: the images do not fit in memory")

@@ -9,12 +9,28 @@ import sys
 import psutil
 import pytest
 import torch
-from helpers import (DDP_WORKERS, SRC, TINY, Hostile, assert_one_line, edited, free_port,
-                     processes_of, run, run_forked, spy, start, torchrun, train, wait_until,
-                     weights)
+from torch.utils.data import DistributedSampler, RandomSampler
+
+from helpers import (
+    DDP_WORKERS,
+    SRC,
+    TINY,
+    Hostile,
+    assert_one_line,
+    edited,
+    free_port,
+    processes_of,
+    run,
+    run_forked,
+    spy,
+    start,
+    torchrun,
+    train,
+    wait_until,
+    weights,
+)
 from test_loader import classes
 from test_resume import Pipe, assert_same_in_the_end, stamp
-from torch.utils.data import DistributedSampler, RandomSampler
 
 SCRIPT = SRC / "train_DDP.py"
 # a torchrun that restarts its processes must not give them the killed ones' store: pytorch#135712
@@ -43,8 +59,21 @@ def test_equal_to_the_baseline_on_the_same_global_batches(digits, tmp_path):
 @pytest.mark.fault("not divisible by batch or processes")
 def test_validation_counts_each_picture_once(digits, tmp_path):
     """70 pictures over 1, 2 and 3 processes, with weights that stand still."""
-    options = ["--dataset", digits, *TINY, "--epochs", 1, "--batch_size", 42, "--steps", 1, "--lr",
-               1e-30, "--result_dir", tmp_path]
+    options = [
+        "--dataset",
+        digits,
+        *TINY,
+        "--epochs",
+        1,
+        "--batch_size",
+        42,
+        "--steps",
+        1,
+        "--lr",
+        1e-30,
+        "--result_dir",
+        tmp_path,
+    ]
     baseline, _ = train(without_batch_norm("train", tmp_path), *options)
     counts = {(baseline["epochs"][0]["val_top1"], baseline["epochs"][0]["val_top5"])}
     script = without_batch_norm("train_DDP", tmp_path)
@@ -64,8 +93,19 @@ def test_a_process_without_validation_images(digits, tmp_path):
             copied.mkdir(parents=True)
             for image in sorted(folder.iterdir())[:count]:
                 shutil.copy(image, copied)
-    done = run_forked(SRC / "train_DDP.py", "--dataset", tmp_path / "two", *TINY, "--epochs", 1,
-                      "--batch_size", 30, "--result_dir", tmp_path, ranks=3)
+    done = run_forked(
+        SRC / "train_DDP.py",
+        "--dataset",
+        tmp_path / "two",
+        *TINY,
+        "--epochs",
+        1,
+        "--batch_size",
+        30,
+        "--result_dir",
+        tmp_path,
+        ranks=3,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     (epoch,) = json.loads((tmp_path / "train_DDP.json").read_text())["epochs"]
     assert epoch["val_top1"] in (0, 0.5, 1)
@@ -83,8 +123,8 @@ def test_order_is_that_of_distributed_sampler():
             shards.set_epoch(epoch)
             ranks.append(list(shards))
         for k in range(100 // 10):
-            together = ranks[0][5 * k:5 * k + 5] + ranks[1][5 * k:5 * k + 5]
-            assert sorted(together) == sorted(order[10 * k:10 * k + 10])
+            together = ranks[0][5 * k : 5 * k + 5] + ranks[1][5 * k : 5 * k + 5]
+            assert sorted(together) == sorted(order[10 * k : 10 * k + 10])
 
 
 @pytest.mark.fault("augmentation without workers")
@@ -96,8 +136,23 @@ def test_ranks_draw_different_crops_and_dropout(workers, digits, tmp_path):
     pictures = sorted((data / "train").rglob("*.png"))
     for path in pictures:
         path.write_bytes(pictures[33].read_bytes())
-    options = ["--dataset", data, *TINY, "--model", "squeezenet1_1", "--image_size", 32, "--lr",
-               0.01, "--augment", "resized", "--workers", workers, "--result_dir", tmp_path / "r"]
+    options = [
+        "--dataset",
+        data,
+        *TINY,
+        "--model",
+        "squeezenet1_1",
+        "--image_size",
+        32,
+        "--lr",
+        0.01,
+        "--augment",
+        "resized",
+        "--workers",
+        workers,
+        "--result_dir",
+        tmp_path / "r",
+    ]
     seen = spy(tmp_path / "seen", SCRIPT, *options, ranks=2)
     for layer in ("Normalize", "Dropout"):
         drawn = [tensor for rank in (0, 1) for tensor in seen(layer, True, rank)]
@@ -114,15 +169,29 @@ def test_ranks_draw_different_crops_and_dropout(workers, digits, tmp_path):
 @pytest.mark.fault("errors of PyTorch")
 def test_local_rank_alone_is_no_launcher(digits, tmp_path):
     """Some schedulers and editors set LOCAL_RANK."""
-    done = run(sys.executable, SRC / "train_DDP.py", "--dataset", digits, cwd=tmp_path,
-               env={"LOCAL_RANK": "0"})
+    done = run(
+        sys.executable,
+        SRC / "train_DDP.py",
+        "--dataset",
+        digits,
+        cwd=tmp_path,
+        env={"LOCAL_RANK": "0"},
+    )
     assert_one_line(done, 2, "torchrun --standalone --nproc_per_node=gpu train_DDP.py")
 
 
 @pytest.mark.fault("errors of PyTorch")
 def test_sync_bn_without_a_gpu_is_refused(digits, tmp_path):
-    done = run_forked(SRC / "train_DDP.py", "--dataset", digits, *TINY, "--sync_bn", "--result_dir",
-                      tmp_path, ranks=2)
+    done = run_forked(
+        SRC / "train_DDP.py",
+        "--dataset",
+        digits,
+        *TINY,
+        "--sync_bn",
+        "--result_dir",
+        tmp_path,
+        ranks=2,
+    )
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert "train_DDP.py: error: --sync_bn needs GPUs" in done.stderr
 
@@ -152,8 +221,9 @@ def test_fewer_pictures_than_a_batch(tmp_path):
 
 @pytest.mark.fault("loss not finite")
 def test_loss_that_is_not_finite(digits, tmp_path):
-    done = run_forked(SCRIPT, "--dataset", digits, *TINY, "--lr", "1e30", "--result_dir", tmp_path,
-                      ranks=2)
+    done = run_forked(
+        SCRIPT, "--dataset", digits, *TINY, "--lr", "1e30", "--result_dir", tmp_path, ranks=2
+    )
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert re.search("train_DDP: error: .* in epoch 1, step 2: ", done.stderr), done.stderr
     assert not (tmp_path / "train_DDP.json").exists()
@@ -164,8 +234,17 @@ def test_checkpoints_that_are_refused(digits, tmp_path):
     (tmp_path / "text.pt").write_text("<html></html>")
     torch.save({"parts": {"model": Hostile(str(tmp_path / "trap"))}}, tmp_path / "pickle.pt")
     for name in ("text.pt", "pickle.pt"):
-        done = run_forked(SCRIPT, "--dataset", digits, *TINY, "--result_dir", tmp_path / "r",
-                          "--resume", tmp_path / name, ranks=2)
+        done = run_forked(
+            SCRIPT,
+            "--dataset",
+            digits,
+            *TINY,
+            "--result_dir",
+            tmp_path / "r",
+            "--resume",
+            tmp_path / name,
+            ranks=2,
+        )
         assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
         assert f"train_DDP.py: error: --resume {tmp_path / name}: " in done.stderr
     assert not (tmp_path / "trap").exists()
@@ -174,12 +253,30 @@ def test_checkpoints_that_are_refused(digits, tmp_path):
 # --------------------------------------------------------------------------------- launching
 def test_two_machines_resume_from_a_folder_that_both_see(digits, tmp_path):
     """Two torchruns stand for two machines."""
-    endpoint, options = f"localhost:{free_port()}", ["--dataset", digits, *TINY, "--result_dir",
-                                                     tmp_path]
+    endpoint, options = (
+        f"localhost:{free_port()}",
+        ["--dataset", digits, *TINY, "--result_dir", tmp_path],
+    )
     train(SCRIPT, *options, "--epochs", 1)
-    agents = [start([sys.executable, "-m", "torch.distributed.run", "--nnodes=2",
-                     "--nproc_per_node=1", "--rdzv_backend=c10d", f"--rdzv_endpoint={endpoint}",
-                     "--rdzv_id=7", SCRIPT, *options, "--resume", "auto"]) for _ in range(2)]
+    agents = [
+        start(
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--nnodes=2",
+                "--nproc_per_node=1",
+                "--rdzv_backend=c10d",
+                f"--rdzv_endpoint={endpoint}",
+                "--rdzv_id=7",
+                SCRIPT,
+                *options,
+                "--resume",
+                "auto",
+            ]
+        )
+        for _ in range(2)
+    ]
     ends = [agent.communicate() for agent in agents]
     out = "".join(out for out, _ in ends)
     assert [agent.returncode for agent in agents] == [0, 0], ends
@@ -208,8 +305,11 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def ranks_of(agent):
     """Return the processes that a torchrun has started as ranks, without their workers."""
     try:
-        return [child for child in psutil.Process(agent.pid).children()
-                if "train_DDP.py" in " ".join(child.cmdline())]
+        return [
+            child
+            for child in psutil.Process(agent.pid).children()
+            if "train_DDP.py" in " ".join(child.cmdline())
+        ]
     except psutil.Error:  # gone while it was looked at
         return []
 
@@ -217,22 +317,37 @@ def ranks_of(agent):
 def new_ranks(agent, old=()):
     """Wait for both ranks of a torchrun, others than the old ones."""
     old = {rank.pid for rank in old}
-    return wait_until(lambda: len(found := ranks_of(agent)) == 2 and not (
-        {rank.pid for rank in found} & old) and found)
+    return wait_until(
+        lambda: (
+            len(found := ranks_of(agent)) == 2
+            and not ({rank.pid for rank in found} & old)
+            and found
+        )
+    )
 
 
 def begin(script, *options, log, restarts):
     """Start a torchrun of two ranks whose output goes to `log`."""
     command = torchrun(script, *options)
     with open(log, "w") as file:
-        return start([*command[:3], f"--max-restarts={restarts}", *command[3:]], env=RESTARTS,
-                     stdout=file, stderr=file)
+        return start(
+            [*command[:3], f"--max-restarts={restarts}", *command[3:]],
+            env=RESTARTS,
+            stdout=file,
+            stderr=file,
+        )
 
 
 @pytest.mark.fault("DDP process killed")
-@pytest.mark.parametrize("faults", [
-    ["raising", "hanging", "killed"],  # and goes on after a kill: in the next test
-    pytest.param(["killed", "hanging", "raising", "killed"], marks=pytest.mark.gpus, id="by_nccl")])
+@pytest.mark.parametrize(
+    "faults",
+    [
+        ["raising", "hanging", "killed"],  # and goes on after a kill: in the next test
+        pytest.param(
+            ["killed", "hanging", "raising", "killed"], marks=pytest.mark.gpus, id="by_nccl"
+        ),
+    ],
+)
 def test_a_rank_fails(faults, digits, tmp_path):
     """torchrun restarts both from the last checkpoint, and after the last fault it ends all."""
     data, log, saved = tmp_path / "data", tmp_path / "log", tmp_path / "r" / "train_DDP.pt"
@@ -251,9 +366,25 @@ def test_a_rank_fails(faults, digits, tmp_path):
 
     def epochs():
         return [int(number) for number in re.findall(r"^epoch (\d+)/", log.read_text(), re.M)]
-    agent = begin(script, "--dataset", data, *TINY, "--epochs", 9999, "--steps", 6, "--workers",
-                  DDP_WORKERS, "--resume", "auto", "--result_dir", saved.parent, log=log,
-                  restarts=len(faults) - 1)
+
+    agent = begin(
+        script,
+        "--dataset",
+        data,
+        *TINY,
+        "--epochs",
+        9999,
+        "--steps",
+        6,
+        "--workers",
+        DDP_WORKERS,
+        "--resume",
+        "auto",
+        "--result_dir",
+        saved.parent,
+        log=log,
+        restarts=len(faults) - 1,
+    )
     wait_until(lambda: saved.exists() or agent.poll() is not None)
     ranks = new_ranks(agent)
     for fault in faults[:-1]:
@@ -280,17 +411,45 @@ def test_ranks_killed_twice(digits, rng, tmp_path):
 
     Beside this torchrun, which waits in its save, torch.distributed.launch runs from start to end.
     """
-    options = ["--dataset", digits, *TINY, "--epochs", 30, "--steps", 2, "--image_size", 8,
-               "--augment", "resized", "--resume", "auto", "--result_dir"]
+    options = [
+        "--dataset",
+        digits,
+        *TINY,
+        "--epochs",
+        30,
+        "--steps",
+        2,
+        "--image_size",
+        8,
+        "--augment",
+        "resized",
+        "--resume",
+        "auto",
+        "--result_dir",
+    ]
     train(SCRIPT, *options, tmp_path / "a")
     size = (tmp_path / "a" / "train_DDP.pt").stat().st_size
     log, saved, ranks = tmp_path / "log", tmp_path / "b" / "train_DDP.pt", []
     saved.parent.mkdir()
     pipe = Pipe(saved)
     agent = begin(SCRIPT, *options, saved.parent, log=log, restarts=20)
-    beside = start([sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node=2",
-                    f"--master_port={free_port()}", SCRIPT, "--dataset", digits, *TINY,
-                    "--workers", DDP_WORKERS, "--result_dir", tmp_path / "c"])
+    beside = start(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.launch",
+            "--nproc_per_node=2",
+            f"--master_port={free_port()}",
+            SCRIPT,
+            "--dataset",
+            digits,
+            *TINY,
+            "--workers",
+            DDP_WORKERS,
+            "--result_dir",
+            tmp_path / "c",
+        ]
+    )
     _, err = beside.communicate()
     assert beside.returncode == 0 and (tmp_path / "c" / "train_DDP.json").exists(), err[-3000:]
     for kill in range(2):

@@ -3,15 +3,24 @@
 import functools
 
 import pytest
+
+import compose
 from edits import ALL, EDITS, edited, join, mistakes
 from helpers import ROOT, run_forked
 
-import compose
-
 # each outcome, and a copy that has a technique already
-TEN = ["own module", "scores in a dict", "own Dataset from a table", "train_one_epoch()",
-       "validation loss", "validation loss, mended", "a log file", "clipping the norm",
-       "amp first, a hook of the optimizer later", "optimizer renamed"]
+TEN = [
+    "own module",
+    "scores in a dict",
+    "own Dataset from a table",
+    "train_one_epoch()",
+    "validation loss",
+    "validation loss, mended",
+    "a log file",
+    "clipping the norm",
+    "amp first, a hook of the optimizer later",
+    "optimizer renamed",
+]
 
 
 def test_every_edit_applies_and_compiles():
@@ -42,9 +51,18 @@ def test_joins_are_refused_or_warned_of(tmp_path, monkeypatch):
 def test_an_edit_verified():
     """DDP counts only its share of the guesses, amp is right. `python benchmarks/edits.py` verifies
     all."""
-    done = run_forked(ROOT / "benchmarks" / "edits.py", "--edit", "F1 from a confusion matrix",
-                      "--technique", "DDP", "amp", "--jobs", 1)
+    done = run_forked(
+        ROOT / "benchmarks" / "edits.py",
+        "--edit",
+        "F1 from a confusion matrix",
+        "--technique",
+        "DDP",
+        "amp",
+        "--jobs",
+        1,
+    )
     assert done.returncode == 0 and "WRONG WITHOUT A WORD | 0 |" in done.stdout, (
-        done.stdout + done.stderr)
+        done.stdout + done.stderr
+    )
     assert "joined, --verify names what differs | 1 |" in done.stdout
     assert "joined and the same | 1 |" in done.stdout

@@ -9,6 +9,7 @@ shows a part of, or in the table below.
 import re
 
 import pytest
+
 from helpers import ROOT
 
 PAGES = {path.name: path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
@@ -16,39 +17,63 @@ NUMBER = r"\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?"
 UNIT = r"x\b|\s?(?:%|(?:times|images/s|samples/s|steps/s|MB/s|ms|s|seconds)\b)"
 WRITTEN = {"x": "x", "times": "x", "%": "%", "ms": " ms", "s": " s", "seconds": " s"}
 CODE = re.compile(r"^```.*?^```|`[^`]*`", re.MULTILINE | re.DOTALL)
-LEFT_OUT = re.compile(r"<!-- (\w+)\b[^>]*-->.*?<!-- /\1\b[^>]*-->"  # made by tools/report.py
-                      r"|\]\([^)]*\)|\b(?:Python|torch) [\d.]+", re.DOTALL)
+LEFT_OUT = re.compile(
+    r"<!-- (\w+)\b[^>]*-->.*?<!-- /\1\b[^>]*-->"  # made by tools/report.py
+    r"|\]\([^)]*\)|\b(?:Python|torch) [\d.]+",
+    re.DOTALL,
+)
 
 # figures that nobody measured: {page: {figure: why}}
 SETTINGS = {
     "README.md": {"95%": "of Student's t"},
     "loading.md": {"20%": "a threshold", "10,000": "a setting of loading.sh"},
-    "measuring.md": {"32%": "what 1.32x means",
-                     "5 s": "a setting of running.sh", "30 s": "a setting of running.sh",
-                     "95%": "of Student's t",
-                     **dict.fromkeys(("7,160", "7,950", "75.9%", "2,791", "94.01%", "2.59 s",
-                                      "4.0"), "its source states it"),
-                     "2%": "ADVISED in stats.py"},
+    "measuring.md": {
+        "32%": "what 1.32x means",
+        "5 s": "a setting of running.sh",
+        "30 s": "a setting of running.sh",
+        "95%": "of Student's t",
+        **dict.fromkeys(
+            ("7,160", "7,950", "75.9%", "2,791", "94.01%", "2.59 s", "4.0"), "its source states it"
+        ),
+        "2%": "ADVISED in stats.py",
+    },
     "reliability.md": {"2,000": "an example of FUZZ", "3.11": "a version of Python"},
     "techniques.md": {"20%": "a threshold"},
-    "verdicts.md": {"95%": "COVERAGE in stats.py", "3%": "MARGIN_GPU there", "2%": "ADVISED there",
-                    "0.5%": "LOSS_STEADY there", "10%": "MARGIN_CPU, CLEAR and MOVED there",
-                    "20%": "ONE_RUN there, and WAITS", "1%": "twice STEADY there",
-                    "300 s": "a setting of running.sh"},
-    "whatif.md": {"95%": "COVERAGE in stats.py", "10%": "APART in forecast.py",
-                  "0.4 s": "WINDOW in plans.py", "0.7 s": "WINDOW there",
-                  "20 s": "WATCH_SECONDS there", "90%": "BUSY there", "20%": "WAITS in report.py",
-                  "80%": "a threshold there", **dict.fromkeys(
-                      ("0", "1", "2", "3", "4", "5", "130"),
-                      "a status, or the version of torch or the record")}}
+    "verdicts.md": {
+        "95%": "COVERAGE in stats.py",
+        "3%": "MARGIN_GPU there",
+        "2%": "ADVISED there",
+        "0.5%": "LOSS_STEADY there",
+        "10%": "MARGIN_CPU, CLEAR and MOVED there",
+        "20%": "ONE_RUN there, and WAITS",
+        "1%": "twice STEADY there",
+        "300 s": "a setting of running.sh",
+    },
+    "whatif.md": {
+        "95%": "COVERAGE in stats.py",
+        "10%": "APART in forecast.py",
+        "0.4 s": "WINDOW in plans.py",
+        "0.7 s": "WINDOW there",
+        "20 s": "WATCH_SECONDS there",
+        "90%": "BUSY there",
+        "20%": "WAITS in report.py",
+        "80%": "a threshold there",
+        **dict.fromkeys(
+            ("0", "1", "2", "3", "4", "5", "130"), "a status, or the version of torch or the record"
+        ),
+    },
+}
 
 
 def figures(text):
     """Return the figures of a text without code, such as "2,291", "1.83x", "18%" and "9.7 s"."""
     text = LEFT_OUT.sub("", text)
     found = re.findall(rf"(?<![\w.,/#-])({NUMBER})(?![.,]?\d)({UNIT})?", text)
-    return {number + WRITTEN.get(unit.strip(), "") for number, unit in found
-            if unit or not number.isdigit()} | {*re.findall(r"(?<=\| )\d+(?= \|)", text)}
+    return {
+        number + WRITTEN.get(unit.strip(), "")
+        for number, unit in found
+        if unit or not number.isdigit()
+    } | {*re.findall(r"(?<=\| )\d+(?= \|)", text)}
 
 
 def unmeasured(text):
@@ -56,10 +81,17 @@ def unmeasured(text):
     found = set()
     for section in re.split(r"^#+ ", CODE.sub("", text), flags=re.MULTILINE):
         parts = re.findall(r"<!-- (?:chart|table|pays) (.*?) -->|results/([\w-]+)/", section)
-        results = "\n".join((ROOT / "results" / name / "README.md").read_text()
-                            for name in {*" ".join(map(" ".join, parts)).split()})
-        found |= {figure for figure in figures(section) if not re.search(
-            rf"(?<![\d.,]){re.escape(figure.split(' ')[0])}(?![.,]?\d|\s?%|x)", results)}
+        results = "\n".join(
+            (ROOT / "results" / name / "README.md").read_text()
+            for name in {*" ".join(map(" ".join, parts)).split()}
+        )
+        found |= {
+            figure
+            for figure in figures(section)
+            if not re.search(
+                rf"(?<![\d.,]){re.escape(figure.split(' ')[0])}(?![.,]?\d|\s?%|x)", results
+            )
+        }
     return found
 
 

@@ -12,8 +12,9 @@ import zlib
 from pathlib import Path
 
 import pytest
-from helpers import SRC, error_of, run_forked
 from PIL import Image
+
+from helpers import SRC, error_of, run_forked
 from test_loader import FAULTY, SHARED, photo
 from test_resize import encoded, is_clean, resize
 
@@ -71,8 +72,10 @@ def sources():
     if not FAULTY.exists():
         pictures = [photo(i, (150, 100 + 10 * i)) for i in range(12)]
         jpegs = [encoded(each, "JPEG", progressive=i % 3 == 0) for i, each in enumerate(pictures)]
-        return jpegs, [encoded(each.convert(mode), "PNG")
-                       for each, mode in zip(pictures, itertools.cycle(MODES))]
+        return jpegs, [
+            encoded(each.convert(mode), "PNG")
+            for each, mode in zip(pictures, itertools.cycle(MODES))
+        ]
     paths = sorted(SHARED.glob("imagenet_sample/*/*/*"), key=lambda path: path.stat().st_size)[:16]
     faulty = [path for path in sorted(FAULTY.iterdir()) if path.stat().st_size < 40_000]
     jpegs = [path.read_bytes() for path in [*paths, *faulty] if path.suffix in (".jpg", ".JPEG")]
@@ -99,10 +102,10 @@ def damaged(rng, one, other):
     elif kind == 3:
         del data[start:]
     elif kind == 4:
-        data[start:] = other[rng.randrange(len(other)):]
+        data[start:] = other[rng.randrange(len(other)) :]
     elif kind == 5:
         at = rng.randrange(len(other))
-        data[start:start] = other[at:at + end - start]
+        data[start:start] = other[at : at + end - start]
     elif kind == 6:
         data[start:end] = bytes([rng.choice([0, 255])]) * (end - start)
     elif kind == 7:
@@ -116,9 +119,9 @@ def checked(png):
     """Set the checksums of a PNG right, so that decoders read on."""
     at = 8
     while at + 12 <= len(png):
-        end = at + 8 + int.from_bytes(png[at:at + 4], "big")
+        end = at + 8 + int.from_bytes(png[at : at + 4], "big")
         if end + 4 <= len(png):
-            png[end:end + 4] = zlib.crc32(png[at + 4:end]).to_bytes(4, "big")
+            png[end : end + 4] = zlib.crc32(png[at + 4 : end]).to_bytes(4, "big")
         at = end + 4
     return png
 
@@ -145,8 +148,9 @@ def files_of(fuzz):
 
 def count(script, decoded, refused):
     """Show the counts; they have to add up."""
-    print(f"\n{script}: {COUNT:,} files, {len(decoded):,} decoded, {len(refused):,} refused",
-          end=" ")
+    print(
+        f"\n{script}: {COUNT:,} files, {len(decoded):,} decoded, {len(refused):,} refused", end=" "
+    )
     assert len(decoded) + len(refused) == COUNT and not {*decoded} & {*refused}
 
 
@@ -154,16 +158,18 @@ def read_each(fuzz, loader, *options):
     """Return the files that a loader decodes and those it refuses, each read alone."""
     driver, log = fuzz.parent / "driver.py", fuzz.parent / f"{loader}.log"
     driver.write_text(DRIVER)
-    done = run_forked(driver, log, SRC / f"{loader}.py", "--dataset", fuzz, *CUT,
-                      "--batch_size", 1, *options)
+    done = run_forked(
+        driver, log, SRC / f"{loader}.py", "--dataset", fuzz, *CUT, "--batch_size", 1, *options
+    )
     assert log.exists(), done.stderr[-2000:]
     lines = log.read_text().splitlines()
     assert done.returncode == 0, f"{done.returncode} at {lines[-1]}\n{done.stderr[-2000:]}"
     outcomes = dict(line.split(" ", 1) for line in lines)
     assert sorted(outcomes) == files_of(fuzz)
     assert {*outcomes.values()} == {"decoded", "refused"}, {*outcomes.values()}
-    return [[name for name in outcomes if outcomes[name] == found]
-            for found in ("decoded", "refused")]
+    return [
+        [name for name in outcomes if outcomes[name] == found] for found in ("decoded", "refused")
+    ]
 
 
 def place(folder, name):
@@ -182,8 +188,18 @@ def linked(folder, names):
 
 def read_together(tmp_path, loader, decoded, refused, *options):
     """Run the loader on all good files, then a few times on some of them with a bad one."""
-    words = [SRC / f"{loader}.py", *CUT, "--epochs", 1, "--workers", 2, "--result_dir",
-             tmp_path, *options, "--dataset"]
+    words = [
+        SRC / f"{loader}.py",
+        *CUT,
+        "--epochs",
+        1,
+        "--workers",
+        2,
+        "--result_dir",
+        tmp_path,
+        *options,
+        "--dataset",
+    ]
     done = run_forked(*words, linked(tmp_path / "good", decoded))
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / f"{loader}.json").read_text())["samples"] == len(decoded)
@@ -194,14 +210,22 @@ def read_together(tmp_path, loader, decoded, refused, *options):
         assert loader == "loader_DALI" or str(place(folder, bad)) in line
 
 
-@pytest.mark.fault("empty image", "image cut in half", "JPEG without its end",
-                   "text named as an image", "corrupt EXIF", "header of a huge image")
+@pytest.mark.fault(
+    "empty image",
+    "image cut in half",
+    "JPEG without its end",
+    "text named as an image",
+    "corrupt EXIF",
+    "header of a huge image",
+)
 def test_fuzz_resize(fuzz, tmp_path):
     """Each picture is in --dst and can be decoded, or is named."""
     done = resize(fuzz, tmp_path / "out", 64)
     assert is_clean(done, 1), done.stderr
-    refused = [line.removeprefix("resize_imagenet.py: error: ").split(": ")[0]
-               for line in done.stderr.splitlines()]
+    refused = [
+        line.removeprefix("resize_imagenet.py: error: ").split(": ")[0]
+        for line in done.stderr.splitlines()
+    ]
     decoded = []
     for name in files_of(fuzz):
         made = tmp_path / "out" / os.path.relpath(name, fuzz)
@@ -229,8 +253,20 @@ def test_fuzz_loader_dali_on_a_gpu(fuzz, tmp_path):
     rng, ends = random.Random(0), []
     for i in range(12):
         folder = linked(tmp_path / str(i), rng.sample(files_of(fuzz), 3))
-        done = run_forked(SRC / "loader_DALI.py", *CUT, "--epochs", 1, "--batch_size", 2,
-                          "--workers", 4, "--result_dir", tmp_path, "--dataset", folder)
+        done = run_forked(
+            SRC / "loader_DALI.py",
+            *CUT,
+            "--epochs",
+            1,
+            "--batch_size",
+            2,
+            "--workers",
+            4,
+            "--result_dir",
+            tmp_path,
+            "--dataset",
+            folder,
+        )
         if done.returncode:
             error_of(done, "loader_DALI")
         ends.append(done.returncode)

@@ -7,18 +7,30 @@ import json
 import re
 import sys
 
-import helpers
 import pytest
 import torch
-from helpers import (ROOT, SRC, TINY, edited, load_checkpoint, params, run, same_bits, torchrun,
-                     weights)
+
+import helpers
+from helpers import (
+    ROOT,
+    SRC,
+    TINY,
+    edited,
+    load_checkpoint,
+    params,
+    run,
+    same_bits,
+    torchrun,
+    weights,
+)
 from test_compose import SETS, WHOLE
 from test_ddp import without_batch_norm
 from test_variants import composed
 
 GPUS = torch.cuda.device_count()
-ONE_PROCESS = sorted(path.stem for path in SRC.glob("train*.py")
-                     if path.stem not in ("train_DDP", "train_profile"))
+ONE_PROCESS = sorted(
+    path.stem for path in SRC.glob("train*.py") if path.stem not in ("train_DDP", "train_profile")
+)
 train = functools.partial(helpers.train, forked=False)  # as a user starts it
 
 
@@ -33,8 +45,10 @@ def fours():
     while left:
         chosen = min(left)
         while len(chosen) < 4:
+
             def new(name):
                 return sum(tuple(sorted((name, each))) in left for each in chosen)
+
             names = [name for (name,) in SINGLE if tuple(sorted({*chosen, name})) in possible]
             best = max(sorted({*names} - {*chosen}), key=new, default=None)
             if not best or not new(best):
@@ -53,8 +67,17 @@ def test_each_set_runs(chosen, digits, tmp_path):
     if GPUS > 1 and "DP" in chosen and {"compile", "channels_last"} & set(chosen):
         pytest.skip("DataParallel on several GPUs takes neither: docs/techniques.md")
     script = composed(tmp_path, *chosen)
-    options = ["--dataset", digits, *TINY, "--workers", 1, "--augment", "crop", "--result_dir",
-               tmp_path]
+    options = [
+        "--dataset",
+        digits,
+        *TINY,
+        "--workers",
+        1,
+        "--augment",
+        "crop",
+        "--result_dir",
+        tmp_path,
+    ]
     if "DDP" in chosen:
         start_all(script, *options, processes=GPUS if 40 % GPUS == 0 else 1)
         record = json.loads(script.with_suffix(".json").read_text())
@@ -71,9 +94,25 @@ def test_each_set_runs(chosen, digits, tmp_path):
 def test_no_step_waits_for_the_gpu(name, digits, tmp_path):
     """As their comments say; whatif finds lines that wait."""
     found = tmp_path / "found.json"
-    done = run(sys.executable, ROOT / "whatif", "--only", "plain", "--minutes", 2, "--json",
-               found, SRC / f"{name}.py", "--dataset", digits, "--batch_size", 20, "--epochs",
-               9999, "--result_dir", tmp_path)  # the cache's steps go on epoch by epoch
+    done = run(
+        sys.executable,
+        ROOT / "whatif",
+        "--only",
+        "plain",
+        "--minutes",
+        2,
+        "--json",
+        found,
+        SRC / f"{name}.py",
+        "--dataset",
+        digits,
+        "--batch_size",
+        20,
+        "--epochs",
+        9999,
+        "--result_dir",
+        tmp_path,
+    )  # the cache's steps go on epoch by epoch
     assert done.returncode == 0, done.stderr
     record = json.loads(found.read_text())
     assert record["machine"]["device"] == "cuda" and record["windows"]
@@ -83,17 +122,40 @@ def test_no_step_waits_for_the_gpu(name, digits, tmp_path):
 @pytest.mark.gpu
 def test_whatif_names_what_waits_inside_a_line(digits, tmp_path):
     """torchvision's Normalize copies mean and std to the GPU each time that it is called."""
-    script = edited("train", tmp_path, (
-        "return (images / 255 - mean) / std",
-        "return transforms.Normalize([.485, .456, .406], [.229, .224, .225])(images / 255)"))
+    script = edited(
+        "train",
+        tmp_path,
+        (
+            "return (images / 255 - mean) / std",
+            "return transforms.Normalize([.485, .456, .406], [.229, .224, .225])(images / 255)",
+        ),
+    )
     found = tmp_path / "found.json"
-    done = run(sys.executable, ROOT / "whatif", "--only", "plain", "--minutes", 2, "--json",
-               found, script, "--dataset", digits, "--batch_size", 20, "--epochs", 99,
-               "--result_dir", tmp_path)
+    done = run(
+        sys.executable,
+        ROOT / "whatif",
+        "--only",
+        "plain",
+        "--minutes",
+        2,
+        "--json",
+        found,
+        script,
+        "--dataset",
+        digits,
+        "--batch_size",
+        20,
+        "--epochs",
+        99,
+        "--result_dir",
+        tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     waits = json.loads(found.read_text())["host_waits"]
-    assert any(re.search(r"return transforms.Normalize.*\(\S*torchvision\S+_misc.py:\d+\)",
-                         each["text"]) for each in waits), done.stdout
+    assert any(
+        re.search(r"return transforms.Normalize.*\(\S*torchvision\S+_misc.py:\d+\)", each["text"])
+        for each in waits
+    ), done.stdout
 
 
 @pytest.mark.gpu
@@ -101,8 +163,15 @@ def test_bfloat16_has_no_scaler(digits, tmp_path):
     options = ["--dataset", digits, *TINY, "--result_dir"]
     train(SRC / "train_amp.py", *options, tmp_path, "--amp_dtype", "bfloat16")
     assert load_checkpoint(tmp_path / "train_amp.pt")["parts"]["scaler"] == {}
-    record, _ = train(SRC / "train_amp.py", *options, tmp_path / "float16", "--epochs", 3,
-                      "--resume", tmp_path / "train_amp.pt")
+    record, _ = train(
+        SRC / "train_amp.py",
+        *options,
+        tmp_path / "float16",
+        "--epochs",
+        3,
+        "--resume",
+        tmp_path / "train_amp.pt",
+    )
     assert len(record["epochs"]) == 3
 
 
@@ -110,8 +179,10 @@ def test_bfloat16_has_no_scaler(digits, tmp_path):
 def test_float16_reaches_the_baselines_accuracy(tmp_path):
     data = tmp_path / "digits"
     assert run(sys.executable, ROOT / "make_dataset.py", "digits", "--dst", data).returncode == 0
-    records = [train(SRC / name, "--dataset", data, "--result_dir", tmp_path)[0]
-               for name in ("train.py", "train_amp.py")]
+    records = [
+        train(SRC / name, "--dataset", data, "--result_dir", tmp_path)[0]
+        for name in ("train.py", "train_amp.py")
+    ]
     assert records[0]["val_top1"] > 0.97
     assert abs(records[0]["val_top1"] - records[1]["val_top1"]) <= 0.01
 
@@ -121,9 +192,14 @@ def test_fused_leaves_out_a_first_step_that_overflows(digits, tmp_path):
     """The weights are then those of a run without fused, up to float16's rounding."""
     records = []
     for techniques in (["amp"], ["amp", "fused"]):
-        script = edited(composed(tmp_path, *techniques), tmp_path, (
-            "torch.amp.GradScaler(", "torch.amp.GradScaler(init_scale=2.0 ** 127, "
-                                     "backoff_factor=2.0 ** -117, "))
+        script = edited(
+            composed(tmp_path, *techniques),
+            tmp_path,
+            (
+                "torch.amp.GradScaler(",
+                "torch.amp.GradScaler(init_scale=2.0 ** 127, backoff_factor=2.0 ** -117, ",
+            ),
+        )
         records.append(train(script, "--dataset", digits, *TINY, "--result_dir", tmp_path)[0])
     for one, other in zip(*(record["epochs"] for record in records)):
         assert one["loss"] == pytest.approx(other["loss"], abs=0.02)
@@ -135,15 +211,24 @@ def test_fused_leaves_out_a_first_step_that_overflows(digits, tmp_path):
 def test_checkpoints_resume_across_variants(names, digits, tmp_path):
     source, to = (SRC / f"{name}.py" for name in names)
     train(source, "--dataset", digits, *TINY, "--epochs", 1, "--result_dir", tmp_path / "a")
-    record, _ = train(to, "--dataset", digits, *TINY, "--result_dir", tmp_path / "b",
-                      "--resume", tmp_path / "a" / f"{source.stem}.pt")
+    record, _ = train(
+        to,
+        "--dataset",
+        digits,
+        *TINY,
+        "--result_dir",
+        tmp_path / "b",
+        "--resume",
+        tmp_path / "a" / f"{source.stem}.pt",
+    )
     assert len(record["epochs"]) == 2
 
 
 @pytest.mark.gpu
 def test_profile_of_a_gpu(digits, tmp_path):
-    _, output = train(SRC / "train_profile.py", "--dataset", digits, *TINY, "--result_dir",
-                      tmp_path)
+    _, output = train(
+        SRC / "train_profile.py", "--dataset", digits, *TINY, "--result_dir", tmp_path
+    )
     found = re.search(r"wait for data (\d+)% of the time, the device works (\d+)% of it", output)
     assert found and 0 < int(found[2]) and int(found[1]) + int(found[2]) <= 110
     assert re.search(r"Self CUDA %.*\n(.*\n)*.*(wgrad|dgrad|fprop|gemm)", output)
@@ -156,23 +241,39 @@ def test_profile_of_a_compiled_model_shows_kernels(digits, tmp_path):
     _, output = train(script, "--dataset", digits, *TINY, "--result_dir", tmp_path)
     assert re.search(r"Self CUDA %.*\n(.*\n)*.*(wgrad|dgrad|fprop|triton_)", output), output
     with gzip.open(tmp_path / f"{script.stem}_trace0.json.gz") as file:
-        assert any(event.get("cat") == "kernel" and event["name"].startswith("triton_")
-                   for event in json.load(file)["traceEvents"])
+        assert any(
+            event.get("cat") == "kernel" and event["name"].startswith("triton_")
+            for event in json.load(file)["traceEvents"]
+        )
 
 
 def without_tf32(script, folder):
     """Write a copy without TF32, whose rounding differs between batch sizes."""
     seed = "    torch.manual_seed(seed)\n"
-    return edited(script, folder, (
-        seed, f"{seed}    torch.backends.cudnn.allow_tf32 = False\n"))
+    return edited(script, folder, (seed, f"{seed}    torch.backends.cudnn.allow_tf32 = False\n"))
 
 
 @pytest.mark.gpus
 def test_ddp_equals_the_baseline_on_the_same_global_batches(digits, tmp_path):
-    options = ["--dataset", digits, *TINY, "--steps", 6, "--width", 8, "--image_size", 32,
-               "--workers", 2, "--result_dir", tmp_path]
-    scripts = [without_tf32(without_batch_norm(name, tmp_path), tmp_path)
-               for name in ("train", "train_DDP")]
+    options = [
+        "--dataset",
+        digits,
+        *TINY,
+        "--steps",
+        6,
+        "--width",
+        8,
+        "--image_size",
+        32,
+        "--workers",
+        2,
+        "--result_dir",
+        tmp_path,
+    ]
+    scripts = [
+        without_tf32(without_batch_norm(name, tmp_path), tmp_path)
+        for name in ("train", "train_DDP")
+    ]
     train(scripts[0], *options)
     start_all(scripts[1], *options, processes=2)
     one, many = weights(tmp_path, "train"), weights(tmp_path, "train_DDP")
@@ -182,8 +283,23 @@ def test_ddp_equals_the_baseline_on_the_same_global_batches(digits, tmp_path):
 
 @pytest.mark.gpus
 def test_sync_bn_equals_one_gpu(digits, tmp_path):
-    options = ["--dataset", digits, *TINY, "--epochs", 1, "--lr", 0.01, "--width", 8,
-               "--image_size", 32, "--workers", 2, "--result_dir", tmp_path]
+    options = [
+        "--dataset",
+        digits,
+        *TINY,
+        "--epochs",
+        1,
+        "--lr",
+        0.01,
+        "--width",
+        8,
+        "--image_size",
+        32,
+        "--workers",
+        2,
+        "--result_dir",
+        tmp_path,
+    ]
     train(without_tf32("train", tmp_path), *options)
     start_all(without_tf32("train_DDP", tmp_path), *options, "--sync_bn", processes=2)
     one, many = weights(tmp_path, "train"), weights(tmp_path, "train_DDP")

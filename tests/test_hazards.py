@@ -3,10 +3,10 @@
 import re
 
 import pytest
-from helpers import ROOT, TECHNIQUES
 
 import compose
 import hazards
+from helpers import ROOT, TECHNIQUES
 
 
 def said(*lines, techniques=("amp",)):
@@ -16,24 +16,35 @@ def said(*lines, techniques=("amp",)):
     return [re.search(r"\((C\d+)\)$", each)[1] for each in told]
 
 
-@pytest.mark.parametrize("lines, codes", [
-    (["nn.utils.clip_grad_norm_(model.parameters(), 1)"], ["C101"]),
-    (["nn.utils.clip_grad_norm_(", "    model.parameters(),", "    1)"], ["C101"]),
-    (["nn.utils . clip_grad_norm_(model.parameters(), 1)"], ["C101"]),
-    (["log('no clip_grad here')  # nor loss.backward()"], []),
-    (["'''", "loss.backward()", "'''"], []),
-    (["if loss.backward():", "    pass"], ["C103"]),
-    (["scaler.scale(loss).backward()"], []),
-    (["loss = {'sum': loss}", "loss['sum'].backward()"], ["C103"]),
-    (["loss.backward(", "it cannot be parsed"], ["C103"])])
+@pytest.mark.parametrize(
+    "lines, codes",
+    [
+        (["nn.utils.clip_grad_norm_(model.parameters(), 1)"], ["C101"]),
+        (["nn.utils.clip_grad_norm_(", "    model.parameters(),", "    1)"], ["C101"]),
+        (["nn.utils . clip_grad_norm_(model.parameters(), 1)"], ["C101"]),
+        (["log('no clip_grad here')  # nor loss.backward()"], []),
+        (["'''", "loss.backward()", "'''"], []),
+        (["if loss.backward():", "    pass"], ["C103"]),
+        (["scaler.scale(loss).backward()"], []),
+        (["loss = {'sum': loss}", "loss['sum'].backward()"], ["C103"]),
+        (["loss.backward(", "it cannot be parsed"], ["C103"]),
+    ],
+)
 def test_a_rule_looks_at_statements(lines, codes):
     assert said(*lines) == codes
 
 
-@pytest.mark.parametrize("line, codes", [
-    ("torch.save(x, 'a.pt')", ["C307"]), ("torch.save(x, 'a.pt')  # noqa: C307", []),
-    ("torch.save(x, 'a.pt')  # noqa: E501, C307", []), ("torch.save(x, 'a.pt')  # noqa: C30", ["C307"]),
-    ("if rank == 0: torch.save(x, 'a.pt')", []), ("file = open('a.txt', mode=\"w\")", ["C307"])])
+@pytest.mark.parametrize(
+    "line, codes",
+    [
+        ("torch.save(x, 'a.pt')", ["C307"]),
+        ("torch.save(x, 'a.pt')  # noqa: C307", []),
+        ("torch.save(x, 'a.pt')  # noqa: E501, C307", []),
+        ("torch.save(x, 'a.pt')  # noqa: C30", ["C307"]),
+        ("if rank == 0: torch.save(x, 'a.pt')", []),
+        ("file = open('a.txt', mode=\"w\")", ["C307"]),
+    ],
+)
 def test_a_code_behind_the_line_silences_its_rule(line, codes):
     assert said(line, techniques=["DDP"]) == codes
 
@@ -55,5 +66,7 @@ def test_each_rule_has_a_code_of_its_own_and_a_line_in_the_docs():
     assert codes == sorted({*codes})
     page = (ROOT / "docs" / "composing.md").read_text()
     for rule in hazards.RULES:
-        assert f"| {rule.code} |" in page and {*re.findall(r"\w+", rule.techniques)} <= {*TECHNIQUES}
+        assert f"| {rule.code} |" in page and {*re.findall(r"\w+", rule.techniques)} <= {
+            *TECHNIQUES
+        }
         re.compile(rule.pattern)

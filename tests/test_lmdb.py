@@ -11,9 +11,22 @@ import time
 
 import lmdb
 import pytest
-from helpers import (ROOT, SRC, Forked, Hostile, SmallDisk, error_of, run, run_forked, train,
-                     wait_awhile, wait_until, with_little_memory)
 from PIL import Image
+
+from helpers import (
+    ROOT,
+    SRC,
+    Forked,
+    Hostile,
+    SmallDisk,
+    error_of,
+    run,
+    run_forked,
+    train,
+    wait_awhile,
+    wait_until,
+    with_little_memory,
+)
 from test_loader import ODD_NAMES, classes, pairs, photo, save, spoil, unusual
 
 LOADER = ["--resize", 48, "--image_size", 40, "--batch_size", 4, "--workers", 0, "--epochs", 1]
@@ -24,8 +37,15 @@ each_script = pytest.mark.parametrize("name", ["loader_LMDB", "train_LMDB"])
 def command(name, data, home, *options):
     """Return the words that start a script whose LMDB file is <home>/<data's name>_train.lmdb."""
     words = [SRC / f"{name}.py", "--result_dir", data.parent / "runs"]
-    return [*words, "--dataset", data, "--lmdb", home, *(
-        TRAIN if name == "train_LMDB" else LOADER), *options]
+    return [
+        *words,
+        "--dataset",
+        data,
+        "--lmdb",
+        home,
+        *(TRAIN if name == "train_LMDB" else LOADER),
+        *options,
+    ]
 
 
 def splits(folder, count=6):
@@ -36,12 +56,14 @@ def splits(folder, count=6):
 @pytest.fixture(scope="module")
 def once(tmp_path_factory):
     """A function: the folder in which a script has built its file of 12 training images."""
+
     @functools.cache
     def once(name):
         folder = tmp_path_factory.mktemp(name)
         done = run_forked(*command(name, splits(folder / "data"), folder))
         assert done.returncode == 0, done.stderr
         return folder
+
     return once
 
 
@@ -54,7 +76,7 @@ def built(once, name, tmp_path):
 
 def edit(path, change):
     """Open an LMDB file for writing and call `change` with a transaction."""
-    with lmdb.open(str(path), subdir=False, lock=False, map_size=2 ** 26) as store:
+    with lmdb.open(str(path), subdir=False, lock=False, map_size=2**26) as store:
         with store.begin(write=True) as transaction:
             change(transaction)
 
@@ -64,6 +86,7 @@ def edit_index(path, change):
         index = json.loads(transaction.get(b"index 2"))
         change(index)
         transaction.put(b"index 2", json.dumps(index).encode())
+
     edit(path, put)
 
 
@@ -78,13 +101,21 @@ def test_both_scripts_read_what_either_has_built(tmp_path):
             if name == first:
                 made = (home / "data_train.lmdb").stat().st_mtime_ns
         assert (home / "data_train.lmdb").stat().st_mtime_ns == made
-        assert sorted(path.name for path in home.iterdir()) == [
-            "data_test.lmdb", "data_train.lmdb"]
+        assert sorted(path.name for path in home.iterdir()) == ["data_test.lmdb", "data_train.lmdb"]
 
 
-@pytest.mark.fault("PNG named as a JPEG", "CMYK JPEG", "grey JPEG", "EXIF orientation",
-                   "corrupt EXIF", "odd file names", "name that is not UTF-8",
-                   "brackets in the path", "other files among the images", "endings in any case")
+@pytest.mark.fault(
+    "PNG named as a JPEG",
+    "CMYK JPEG",
+    "grey JPEG",
+    "EXIF orientation",
+    "corrupt EXIF",
+    "odd file names",
+    "name that is not UTF-8",
+    "brackets in the path",
+    "other files among the images",
+    "endings in any case",
+)
 def test_training_is_the_baselines_bit_for_bit(tmp_path):
     """Pictures of all kinds and names, in a folder whose name has special characters."""
     data = tmp_path / "a [b] *c d"
@@ -94,13 +125,23 @@ def test_training_is_the_baselines_bit_for_bit(tmp_path):
             save(photo(len(odd)), data / split / "it's -1" / odd)
         for other in ("a.txt", "Thumbs.db", ".DS_Store"):
             (data / split / "a" / other).write_bytes(b"no picture")
-    options = [*TRAIN, "--epochs", 2, "--augment", "resized", "--result_dir", tmp_path,
-               "--dataset", data]
+    options = [
+        *TRAIN,
+        "--epochs",
+        2,
+        "--augment",
+        "resized",
+        "--result_dir",
+        tmp_path,
+        "--dataset",
+        data,
+    ]
     plain, _ = train(SRC / "train.py", *options)
     for _ in ("built", "read"):
         record, _ = train(SRC / "train_LMDB.py", *options)
         assert [epoch["loss"] for epoch in record["epochs"]] == [
-            epoch["loss"] for epoch in plain["epochs"]]
+            epoch["loss"] for epoch in plain["epochs"]
+        ]
         assert record["val_top1"] == plain["val_top1"]
 
 
@@ -179,8 +220,9 @@ def change_size(data):
 
 @each_script
 @pytest.mark.fault("images replaced under an LMDB file")
-@pytest.mark.parametrize("change", [grow, rename, change_time, change_size],
-                         ids=lambda change: change.__name__)
+@pytest.mark.parametrize(
+    "change", [grow, rename, change_time, change_size], ids=lambda change: change.__name__
+)
 def test_pictures_have_changed(built, name, change, tmp_path):
     words, path = built
     change(tmp_path / "data")
@@ -202,9 +244,14 @@ def test_another_dataset_of_the_same_names(built, name, tmp_path):
 # ---------------------------------------------------------------------------- while it is built
 def test_both_scripts_build_and_open_a_file_with_the_same_code():
     """So one of them shows what kills and runs at once do."""
-    one, other = ([block for block in (SRC / f"{name}.py").read_text().split("# new #\n")
-                   if "def build_lmdb(" in block or "def open_lmdb(" in block]
-                  for name in ("loader_LMDB", "train_LMDB"))
+    one, other = (
+        [
+            block
+            for block in (SRC / f"{name}.py").read_text().split("# new #\n")
+            if "def build_lmdb(" in block or "def open_lmdb(" in block
+        ]
+        for name in ("loader_LMDB", "train_LMDB")
+    )
     assert one == other and len(one) == 2
 
 
@@ -240,8 +287,12 @@ def test_large_and_many_files(name, tmp_path):
             save(Image.new("RGB", (8, 8), (i % 256, 0, 0)), data / split / "small" / f"{i:03}.png")
     done = run_forked(*command(name, data, tmp_path, "--batch_size", 100))
     assert done.returncode == 0, done.stderr
-    with lmdb.open(str(tmp_path / "data_train.lmdb"), subdir=False, readonly=True,
-                   lock=False) as store, store.begin() as transaction:
+    with (
+        lmdb.open(
+            str(tmp_path / "data_train.lmdb"), subdir=False, readonly=True, lock=False
+        ) as store,
+        store.begin() as transaction,
+    ):
         index = json.loads(transaction.get(b"index 2"))
         assert len(index["files"]) == 304
         for i, (path, size, _) in enumerate(index["files"]):
@@ -253,8 +304,11 @@ def test_large_and_many_files(name, tmp_path):
 @pytest.mark.fault("LMDB file that has to grow")
 def test_built_with_little_address_space(name, tmp_path):
     """As under `ulimit -v`, which batch systems set: lmdb maps the largest size that a file may get."""
-    done = run(sys.executable, with_little_memory(tmp_path),
-               *command(name, splits(tmp_path / "data"), tmp_path))
+    done = run(
+        sys.executable,
+        with_little_memory(tmp_path),
+        *command(name, splits(tmp_path / "data"), tmp_path),
+    )
     assert done.returncode == 0 and (tmp_path / "data_train.lmdb").exists(), done.stderr
 
 
@@ -272,8 +326,12 @@ def test_killed_10_times_while_building(rng, tmp_path):
         part = home / f"{built}.part"
         before = part.stat().st_mtime_ns if part.exists() else 0
         process = Forked(*command("loader_LMDB", data, home))
-        wait_until(lambda: (home / built).exists() or (
-            part.exists() and part.stat().st_mtime_ns != before), pause=0)
+        wait_until(
+            lambda: (
+                (home / built).exists() or (part.exists() and part.stat().st_mtime_ns != before)
+            ),
+            pause=0,
+        )
         return process, time.monotonic()
 
     process, since = begin(tmp_path / "clean")
@@ -302,8 +360,10 @@ def test_three_runs_build_one_file(tmp_path):
     for split in ("train", "val"):
         for i in range(60):
             save(photo(i, (300, 300)), data / split / "cat" / f"{i}.png")
-    started = [Forked(*command("loader_LMDB", data, tmp_path, "--result_dir",
-                               tmp_path / f"runs {k}")) for k in range(3)]
+    started = [
+        Forked(*command("loader_LMDB", data, tmp_path, "--result_dir", tmp_path / f"runs {k}"))
+        for k in range(3)
+    ]
     for process in started:
         done = process.wait()
         assert done.returncode == 0 and "60 " in done.stdout, done.stderr
@@ -336,8 +396,9 @@ def test_cut_short(built, name):
 
 @each_script
 @pytest.mark.fault("garbage as an LMDB file")
-@pytest.mark.parametrize("content", [b"", b"\0" * 20000, os.urandom(20000)],
-                         ids=["empty", "zeros", "noise"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\0" * 20000, os.urandom(20000)], ids=["empty", "zeros", "noise"]
+)
 def test_garbage(built, name, content):
     words, path = built
     path.write_bytes(content)
@@ -374,7 +435,7 @@ import shutil, sys; sys.path.insert(0, {str(SRC)!r})
 from pathlib import Path
 from torch.utils.data import DataLoader
 import loader_LMDB, train_LMDB
-data, path = Path({str(splits(tmp_path / 'data'))!r}), {str(tmp_path / 'file.lmdb')!r}
+data, path = Path({str(splits(tmp_path / "data"))!r}), {str(tmp_path / "file.lmdb")!r}
 
 def size(picture, *label):
     return picture.size, *label
@@ -415,8 +476,9 @@ def test_read_only_folder(built, name, tmp_path):
 
 @pytest.mark.fault("pickle in an LMDB record")
 @pytest.mark.parametrize("key", [b"3", b"index 2"])
-@pytest.mark.parametrize("name, has_folder", [("loader_LMDB", True), ("loader_LMDB", False),
-                                              ("train_LMDB", True)])
+@pytest.mark.parametrize(
+    "name, has_folder", [("loader_LMDB", True), ("loader_LMDB", False), ("train_LMDB", True)]
+)
 def test_a_pickle_is_never_executed(built, name, key, has_folder, tmp_path):
     words, path = built
     trap = tmp_path / "trap"
@@ -448,13 +510,17 @@ def test_a_file_without_an_index_or_of_another_version(built, name):
 
 @pytest.mark.parametrize("name", ["loader_LMDB"])
 @pytest.mark.fault("LMDB record of another version")
-@pytest.mark.parametrize("change, named", [
-    (lambda index: index.pop("files"), "'files'"),
-    (lambda index: index.pop("classes"), "'classes'"),
-    (lambda index: index.update(files=5), "int"),
-    (lambda index: index.update(classes=["cat"]), "'dog'"),
-    (lambda index: index["files"][3].pop(), "unpack")],
-    ids=["no files", "no classes", "files are a number", "a class is missing", "a short entry"])
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        (lambda index: index.pop("files"), "'files'"),
+        (lambda index: index.pop("classes"), "'classes'"),
+        (lambda index: index.update(files=5), "int"),
+        (lambda index: index.update(classes=["cat"]), "'dog'"),
+        (lambda index: index["files"][3].pop(), "unpack"),
+    ],
+    ids=["no files", "no classes", "files are a number", "a class is missing", "a short entry"],
+)
 def test_a_damaged_index_without_the_folder(built, name, change, named, tmp_path):
     words, path = built
     shutil.rmtree(tmp_path / "data")

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, SRC, SmallDisk, error_of, module_of, on_gpu, run, run_forked
 from PIL import Image
+
+from helpers import ROOT, SRC, SmallDisk, error_of, module_of, on_gpu, run, run_forked
 from test_resize import claims
 
 LOADERS = sorted(path.stem for path in SRC.glob("loader*.py"))
@@ -32,6 +33,7 @@ def load(tmp_path):
     Returns its returncode, stdout, stderr, record, and with capture=True the batches: for each
     epoch a list of (first, second).
     """
+
     def run_loader(loader, data, *options, capture=False):
         folder = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
         folder.mkdir()
@@ -48,9 +50,13 @@ def load(tmp_path):
         done = run_forked(*words, cwd=folder)
         record = folder / f"{loader}.json"
         return SimpleNamespace(
-            returncode=done.returncode, stdout=done.stdout, stderr=done.stderr,
+            returncode=done.returncode,
+            stdout=done.stdout,
+            stderr=done.stderr,
             record=json.loads(record.read_text()) if record.exists() else None,
-            batches=torch.load(batches, map_location="cpu") if batches.exists() else None)
+            batches=torch.load(batches, map_location="cpu") if batches.exists() else None,
+        )
+
     return run_loader
 
 
@@ -59,15 +65,18 @@ def photo(seed, size=(96, 72), mode="RGB"):
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize(size)
     pixels = np.asarray(coarse).astype(int) + rng.integers(-12, 12, (size[1], size[0], 1))
-    pixels[size[1] // 3:size[1] // 2, size[0] // 4:size[0] // 2] = rng.integers(0, 256, 3)
+    pixels[size[1] // 3 : size[1] // 2, size[0] // 4 : size[0] // 2] = rng.integers(0, 256, 3)
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).convert(mode)
 
 
 def save(picture, path, **options):
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "wb") as file:
-        picture.save(file, options.pop("format", None) or Image.registered_extensions()[
-            path.suffix.lower()], **options)
+        picture.save(
+            file,
+            options.pop("format", None) or Image.registered_extensions()[path.suffix.lower()],
+            **options,
+        )
     return path
 
 
@@ -94,13 +103,20 @@ def unusual(folder):
     """Save one picture of each kind that data sets hold; return the names, sorted."""
     wide, high = photo(1, (150, 100)), photo(2, (90, 160))
     for name, picture, options in [
-            ("wide.jpg", wide, {}), ("high.jpg", high, {}), ("odd.jpg", photo(3, (101, 77)), {}),
-            ("grey.jpg", wide.convert("L"), {}), ("cmyk.jpg", high.convert("CMYK"), {}),
-            ("progressive.JPG", wide, {"progressive": True}),
-            ("full.jpeg", high, {"subsampling": 0}),
-            ("png.JPEG", wide, {"format": "PNG"}), ("colour.png", high, {}),
-            ("grey.png", wide.convert("L"), {}), ("palette.png", high.convert("P"), {}),
-            ("web.webp", wide, {"quality": 90}), ("bit.bmp", high, {})]:
+        ("wide.jpg", wide, {}),
+        ("high.jpg", high, {}),
+        ("odd.jpg", photo(3, (101, 77)), {}),
+        ("grey.jpg", wide.convert("L"), {}),
+        ("cmyk.jpg", high.convert("CMYK"), {}),
+        ("progressive.JPG", wide, {"progressive": True}),
+        ("full.jpeg", high, {"subsampling": 0}),
+        ("png.JPEG", wide, {"format": "PNG"}),
+        ("colour.png", high, {}),
+        ("grey.png", wide.convert("L"), {}),
+        ("palette.png", high.convert("P"), {}),
+        ("web.webp", wide, {"quality": 90}),
+        ("bit.bmp", high, {}),
+    ]:
         quality = {"quality": 92} if name.lower().endswith(("jpg", "jpeg")) else {}
         save(picture, folder / name, **{**quality, **options})
     for orientation in range(2, 9):
@@ -139,8 +155,14 @@ def assert_agree(load, data, names, *options):
         assert close >= 0.99, f"{name}: {close:.2%} of the pixels within 2"
 
 
-@pytest.mark.fault("PNG named as a JPEG", "CMYK JPEG", "grey JPEG", "16-bit PNG",
-                   "EXIF orientation", "endings in any case")
+@pytest.mark.fault(
+    "PNG named as a JPEG",
+    "CMYK JPEG",
+    "grey JPEG",
+    "16-bit PNG",
+    "EXIF orientation",
+    "endings in any case",
+)
 @pytest.mark.parametrize("resize, crop", [(64, 56), (0, 75)])
 def test_loaders_agree_on_every_kind_of_picture(load, tmp_path, resize, crop):
     unusual(tmp_path / "kinds")
@@ -151,9 +173,15 @@ def test_loaders_agree_on_every_kind_of_picture(load, tmp_path, resize, crop):
 @pytest.mark.fault("CMYK JPEG", "EXIF orientation")
 @pytest.mark.skipif(not FAULTY.exists(), reason="needs the real pictures of ../shared/data")
 def test_loaders_agree_on_real_pictures(load, tmp_path):
-    names = one_a_class(tmp_path / "data", [
-        *sorted(SHARED.glob("imagenet_sample/val/*/*"))[:24], *FAULTY.glob("hopper_or*"),
-        *FAULTY.glob("pil_sample_cmyk.jpg"), *FAULTY.glob("n02951585*")])
+    names = one_a_class(
+        tmp_path / "data",
+        [
+            *sorted(SHARED.glob("imagenet_sample/val/*/*"))[:24],
+            *FAULTY.glob("hopper_or*"),
+            *FAULTY.glob("pil_sample_cmyk.jpg"),
+            *FAULTY.glob("n02951585*"),
+        ],
+    )
     assert_agree(load, tmp_path / "data", names)
 
 
@@ -172,21 +200,32 @@ def test_pixels_are_the_colours_meant(load, tmp_path):
     save(Image.new("RGBA", (64, 64), (200, 30, 40, 255)), data / "6/x.png")
     pixels = pixels_of(load("loader", tmp_path / "data", "--split", "test", capture=True))
     middle = pixels[:, :, 112, 112].tolist()
-    for found, expected in zip(middle, [(200, 30, 40), (0, 0, 0), (0, 0, 0), (10, 20, 30),
-                                        (200, 30, 40)]):
+    for found, expected in zip(
+        middle, [(200, 30, 40), (0, 0, 0), (0, 0, 0), (10, 20, 30), (200, 30, 40)]
+    ):
         assert max(abs(a - b) for a, b in zip(found, expected)) <= 4, middle
 
 
 @pytest.mark.gpu
-@pytest.mark.fault("PNG named as a JPEG", "CMYK JPEG", "grey JPEG", "16-bit PNG",
-                   "EXIF orientation", "endings in any case")
+@pytest.mark.fault(
+    "PNG named as a JPEG",
+    "CMYK JPEG",
+    "grey JPEG",
+    "16-bit PNG",
+    "EXIF orientation",
+    "endings in any case",
+)
 @pytest.mark.parametrize("batch_size", [8, 100])  # with two of DALI's pipelines and with one
 def test_gpu_decoder_agrees(load, tmp_path, batch_size):
     """The GPU spreads the colours of a JPEG a little otherwise: means differ by less than 1."""
     unusual(tmp_path / "kinds")
-    names = one_a_class(tmp_path / "data", [
-        *sorted((tmp_path / "kinds").iterdir()),
-        *sorted(SHARED.glob("imagenet_sample/val/*/*"))[:24]])
+    names = one_a_class(
+        tmp_path / "data",
+        [
+            *sorted((tmp_path / "kinds").iterdir()),
+            *sorted(SHARED.glob("imagenet_sample/val/*/*"))[:24],
+        ],
+    )
     options = (tmp_path / "data", "--split", "test", "--workers", 4, "--batch_size", batch_size)
     reference = pixels_of(load("loader", *options, capture=True))
     dali = pixels_of(load("loader_DALI", *options, capture=True))
@@ -209,8 +248,18 @@ def numbered(tmp_path_factory):
 
 def dali_loader(module, dataset, sampler, batch_size, device="cpu"):
     """Return loader_DALI.py's DALILoader, in this process."""
-    words = ["--dali_device", device, "--batch_size", batch_size, "--workers", 2, "--resize",
-             48, "--image_size", 40]
+    words = [
+        "--dali_device",
+        device,
+        "--batch_size",
+        batch_size,
+        "--workers",
+        2,
+        "--resize",
+        48,
+        "--image_size",
+        40,
+    ]
     args = module.build_parser().parse_args([str(word) for word in words])
     return module.DALILoader(dataset, args, sampler)
 
@@ -224,12 +273,22 @@ def numbers_of(epoch, layout):
 
 @each_loader
 @pytest.mark.fault("not divisible by batch or processes")
-@pytest.mark.parametrize("layout, batch_size, workers", [
-    ("classes", 4, 2), ("pairs", 20, 1)])
+@pytest.mark.parametrize("layout, batch_size, workers", [("classes", 4, 2), ("pairs", 20, 1)])
 def test_every_sample_once_an_epoch(load, numbered, loader, layout, batch_size, workers):
     """In an order, and with crops, that the seed repeats."""
-    options = (numbered / layout, "--resize", 48, "--image_size", 40, "--epochs", 3,
-               "--batch_size", batch_size, "--workers", workers)
+    options = (
+        numbered / layout,
+        "--resize",
+        48,
+        "--image_size",
+        40,
+        "--epochs",
+        3,
+        "--batch_size",
+        batch_size,
+        "--workers",
+        workers,
+    )
     orders, runs = [], []
     for split, seed in (("train", 0), ("train", 0), ("train", 1), ("test", 0)):
         done = load(loader, *options, "--split", split, "--seed", seed, capture=True)
@@ -269,9 +328,23 @@ def test_every_sample_once_from_two_pipelines(numbered, layout, batch_size, samp
 @pytest.mark.fault("not divisible by batch or processes")
 def test_every_sample_once_on_a_gpu(load, numbered, layout):
     for batch_size, samples in ((5, 13), (4, 9), (3, 11)):
-        done = load("loader_DALI", numbered / layout, "--resize", 48, "--image_size", 40, "--workers",
-                    4, "--samples", samples, "--batch_size", batch_size, "--epochs", 3,
-                    capture=True)
+        done = load(
+            "loader_DALI",
+            numbered / layout,
+            "--resize",
+            48,
+            "--image_size",
+            40,
+            "--workers",
+            4,
+            "--samples",
+            samples,
+            "--batch_size",
+            batch_size,
+            "--epochs",
+            3,
+            capture=True,
+        )
         assert done.returncode == 0 and "to cuda" in done.stdout, done.stderr
         orders = [numbers_of(epoch, layout) for epoch in done.batches]
         assert len(set(map(tuple, orders))) == 3
@@ -285,15 +358,17 @@ def test_external_input_iterator(numbered, shards):
     """All shards have equally many full batches, which hold each pair; a new order is used."""
     module = module_of(SRC / "loader_DALI.py")
     samples, order = module.Images(numbered / "pairs/train").samples, list(range(13))
-    sources = [module.ExternalInputIterator(samples, order, 2, shard, shards)
-               for shard in range(shards)]
+    sources = [
+        module.ExternalInputIterator(samples, order, 2, shard, shards) for shard in range(shards)
+    ]
     for _ in range(2):
         seen = []
         for first, second, numbers in itertools.chain.from_iterable(zip(*sources, strict=True)):
             assert numbers.shape == (2, 1)
             for one, other, (number,) in zip(first, second, numbers, strict=True):
                 assert [one.tobytes(), other.tobytes()] == [
-                    Path(name).read_bytes() for name in samples[number]]
+                    Path(name).read_bytes() for name in samples[number]
+                ]
                 seen.append(int(number))
         assert seen[:13] == order
         order.reverse()
@@ -301,8 +376,19 @@ def test_external_input_iterator(numbered, shards):
 
 @pytest.mark.parametrize("loader", [*LOADERS, on_gpu("loader_DALI")])
 def test_both_pictures_of_a_pair_get_the_same_crop_and_flip(load, numbered, loader):
-    done = load(loader, numbered / "pairs", "--resize", 0, "--image_size", 40, "--batch_size", 5,
-                "--epochs", 3, capture=True)
+    done = load(
+        loader,
+        numbered / "pairs",
+        "--resize",
+        0,
+        "--image_size",
+        40,
+        "--batch_size",
+        5,
+        "--epochs",
+        3,
+        capture=True,
+    )
     assert done.returncode == 0, done.stderr
     corners, flips = set(), set()
     for first, second in [batch for epoch in done.batches for batch in epoch]:
@@ -337,10 +423,17 @@ def test_samples_record_and_cold(load, tmp_path, loader, layout):
         assert first.shape[1:] == (3, 40, 40) and first.dtype == torch.uint8
 
 
-@pytest.mark.parametrize("option, value, named", [
-    ("--batch_size", 0, "--batch_size"), ("--image_size", "abc", "--image_size"),
-    ("--image_size", 300, "--resize 256"), ("--split", "other", "--split"),
-    ("--samples", -1, "--samples"), ("--seed", "1" * 20, "--seed")])
+@pytest.mark.parametrize(
+    "option, value, named",
+    [
+        ("--batch_size", 0, "--batch_size"),
+        ("--image_size", "abc", "--image_size"),
+        ("--image_size", 300, "--resize 256"),
+        ("--split", "other", "--split"),
+        ("--samples", -1, "--samples"),
+        ("--seed", "1" * 20, "--seed"),
+    ],
+)
 def test_wrong_options(load, tmp_path, option, value, named):
     assert named in error_of(load("loader", classes(tmp_path / "data"), option, value), "loader", 2)
 
@@ -348,20 +441,27 @@ def test_wrong_options(load, tmp_path, option, value, named):
 # ------------------------------------------------------------------------------------- faults
 def spoil(path, kind):
     good = path.read_bytes()
-    path.write_bytes({"zero bytes": b"", "half": good[:len(good) // 2],
-                      "text": b"<html>404</html>\n" * 90}[kind])
+    path.write_bytes(
+        {"zero bytes": b"", "half": good[: len(good) // 2], "text": b"<html>404</html>\n" * 90}[
+            kind
+        ]
+    )
 
 
 @each_layout
-@pytest.mark.fault("empty image", "image cut in half", "text named as an image",
-                   "corrupt image in a DALI epoch")
+@pytest.mark.fault(
+    "empty image", "image cut in half", "text named as an image", "corrupt image in a DALI epoch"
+)
 @each_decoder
 @pytest.mark.parametrize("kind", ["zero bytes", "half", "text"])
 def test_damaged_picture(load, tmp_path, loader, kind, layout, request):
     """Each loader names it."""
     data = tmp_path / "data"
-    bad = (classes(data) / "train/dog/3.jpg" if layout == "classes"
-           else pairs(data) / "train/sharp/scene one/02.png")
+    bad = (
+        classes(data) / "train/dog/3.jpg"
+        if layout == "classes"
+        else pairs(data) / "train/sharp/scene one/02.png"
+    )
     spoil(bad, kind)
     done = load(loader, data, *SMALL)
     if (kind, layout) == ("half", "classes") and "on_gpu" in request.node.name:
@@ -382,7 +482,7 @@ def test_a_file_that_is_tried_alone_gets_one_pipeline(numbered, monkeypatch):
 
 @pytest.mark.fault("header of a huge image")
 @each_decoder
-@pytest.mark.parametrize("width, height", [(30_000, 30_000), (2 ** 31 + 28, 28)])
+@pytest.mark.parametrize("width, height", [(30_000, 30_000), (2**31 + 28, 28)])
 def test_a_header_that_claims_too_much(load, tmp_path, loader, width, height):
     data = classes(tmp_path / "data")
     bad = data / "train/dog/bad.png"
@@ -392,8 +492,14 @@ def test_a_header_that_claims_too_much(load, tmp_path, loader, width, height):
 
 
 @pytest.mark.skipif(not FAULTY.exists(), reason="needs the pictures of ../shared/data/faulty")
-@pytest.mark.fault("image cut in half", "CMYK JPEG", "transparent image", "EXIF orientation",
-                   "corrupt EXIF", "PNG text bomb")
+@pytest.mark.fault(
+    "image cut in half",
+    "CMYK JPEG",
+    "transparent image",
+    "EXIF orientation",
+    "corrupt EXIF",
+    "PNG text bomb",
+)
 @each_decoder
 def test_real_faulty_files_are_read_or_refused(loader, photos, recwarn, capfd, request):
     """DALI passes over a PNG's texts, so it reads a text bomb."""
@@ -416,14 +522,21 @@ def test_real_faulty_files_are_read_or_refused(loader, photos, recwarn, capfd, r
             line = str(error).splitlines()[-1]
             assert str(file) in line or loader == "loader_DALI" and "DALI" in line
             refused.add(file.name)
-    assert all("/PIL/" in each.filename or each.category is ResourceWarning  # Pillow's own
-               for each in recwarn)
+    assert all(
+        "/PIL/" in each.filename or each.category is ResourceWarning  # Pillow's own
+        for each in recwarn
+    )
     assert "Warning" not in capfd.readouterr().err
     assert {"truncated_image.png", "broken.png"} <= refused
     assert "truncated_jpeg.jpg" in refused or device == "gpu"  # a GPU's decoder reads it
     assert ("png_decompression_dos.png" in refused) == (loader == "loader")
-    assert {"n02951585_can_opener.JPEG", "pil_sample_cmyk.jpg", "hopper_bad_exif.jpg",
-            "hopper_orientation_6.jpg", "pil123rgba.png"} <= read
+    assert {
+        "n02951585_can_opener.JPEG",
+        "pil_sample_cmyk.jpg",
+        "hopper_bad_exif.jpg",
+        "hopper_orientation_6.jpg",
+        "pil123rgba.png",
+    } <= read
 
 
 @each_loader
@@ -448,8 +561,17 @@ def test_source_missing_empty_or_without_classes(load, tmp_path):
         assert name in error_of(load("loader", tmp_path / name), "loader", 2)
 
 
-ODD_NAMES = ["with space.jpg", "it's.jpg", 'say "x".jpg', "-dash.jpg", "new\nline.jpg",
-             "Zoë☃.jpg", "x" * 251 + ".jpg", "[a]*?.jpg", "%s%d.jpg"]
+ODD_NAMES = [
+    "with space.jpg",
+    "it's.jpg",
+    'say "x".jpg',
+    "-dash.jpg",
+    "new\nline.jpg",
+    "Zoë☃.jpg",
+    "x" * 251 + ".jpg",
+    "[a]*?.jpg",
+    "%s%d.jpg",
+]
 
 
 @each_loader
@@ -493,8 +615,9 @@ def test_other_files_and_endings(load, tmp_path, loader):
 @each_loader
 @each_layout
 @pytest.mark.fault("other folder layouts")
-def test_a_hidden_folder_is_passed_over_or_named_and_a_link_to_a_parent(load, tmp_path, loader,
-                                                                        layout):
+def test_a_hidden_folder_is_passed_over_or_named_and_a_link_to_a_parent(
+    load, tmp_path, loader, layout
+):
     data = (classes if layout == "classes" else pairs)(tmp_path / ".hidden above/data", count=2)
     plain = load(loader, data, *SMALL)
     assert plain.returncode == 0, plain.stderr
@@ -562,8 +685,16 @@ def test_disk_full_for_the_record(tmp_path):
     with SmallDisk(tmp_path / "small", 4, 512) as disk:
         if disk.mounted:
             (disk.folder / "other").write_bytes(bytes(4096))
-        done = disk.run(SRC / "loader.py", "--dataset", data, "--result_dir", disk.folder,
-                        "--workers", 0, *SMALL)
+        done = disk.run(
+            SRC / "loader.py",
+            "--dataset",
+            data,
+            "--result_dir",
+            disk.folder,
+            "--workers",
+            0,
+            *SMALL,
+        )
         assert error_of(done, "loader")
         assert not list(disk.folder.glob("*.json"))
 
@@ -590,10 +721,24 @@ def test_each_start_method(method, tmp_path):
     """forkserver is the default of Python 3.14; workers are started anew in each cold epoch."""
     data, script = classes(tmp_path / "data"), tmp_path / "loader.py"
     text, end = (SRC / "loader.py").read_text(), 'if __name__ == "__main__":\n'
-    script.write_text(text.replace(
-        end, f'{end}    torch.multiprocessing.set_start_method("{method}")\n'))
-    done = run(sys.executable, script, "--dataset", data, "--epochs", 2, "--workers", 1, "--cold",
-               "--batch_size", 2, "--result_dir", tmp_path)
+    script.write_text(
+        text.replace(end, f'{end}    torch.multiprocessing.set_start_method("{method}")\n')
+    )
+    done = run(
+        sys.executable,
+        script,
+        "--dataset",
+        data,
+        "--epochs",
+        2,
+        "--workers",
+        1,
+        "--cold",
+        "--batch_size",
+        2,
+        "--result_dir",
+        tmp_path,
+    )
     assert done.returncode == 0 and "epoch 2/2" in done.stdout, done.stderr
     record = json.loads((tmp_path / "loader.json").read_text())
     assert record["samples"] == 12 and all(each["seconds"] > 0 for each in record["epochs"])

@@ -12,15 +12,25 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers import ROOT, SRC, processes_of, run, run_forked, start, wait_until
-from test_loader import photo, save
 
 import loading
 import report
+from helpers import ROOT, SRC, processes_of, run, run_forked, start, wait_until
 from records import Loading
+from test_loader import photo, save
 
-SMALL = ["--resize", "48", "--image_size", "40", "--batch_size", "8", "--epochs", "3",
-         "--workers", "1"]
+SMALL = [
+    "--resize",
+    "48",
+    "--image_size",
+    "40",
+    "--batch_size",
+    "8",
+    "--epochs",
+    "3",
+    "--workers",
+    "1",
+]
 DRIVER = ROOT / "tools" / "loading.py"
 
 
@@ -72,10 +82,18 @@ def test_table_records_and_bottleneck(project, data, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(results)
     assert [(row["loader"], row["cache"]) for row in rows] == [
-        ("loader", "cold"), ("loader", "warm"), ("loader_LMDB", "cold"), ("loader_LMDB", "warm")]
+        ("loader", "cold"),
+        ("loader", "warm"),
+        ("loader_LMDB", "cold"),
+        ("loader_LMDB", "warm"),
+    ]
     for row in rows:
         assert row["status"] == "ok" and row["samples"] == 40 and len(row["epochs"]) == 3
-        assert row["options"]["image_size"] == 40 and row["storage"]["kind"] in ("SSD", "HDD", "network")
+        assert row["options"]["image_size"] == 40 and row["storage"]["kind"] in (
+            "SSD",
+            "HDD",
+            "network",
+        )
         assert row["command"].startswith("./loading.sh loader_LMDB.py")
         assert row["machine"]["cores"] == loading.runs.cores()
     assert max(row["cores_busy"] for row in rows) > 0  # 40 samples can take less than a clock tick
@@ -93,10 +111,22 @@ def test_a_path_and_options_of_its_own(in_memory, tmp_path):
     """
     mine = tmp_path / "my loader.py"
     text = (SRC / "loader_DALI.py").read_text()
-    assert text.count("default=0, help=\"sets order") == 1
-    mine.write_text(text.replace("default=0, help=\"sets order", "default=7, help=\"sets order"))
-    done = run_forked(DRIVER, mine, in_memory, "--result_dir", tmp_path, *SMALL,
-                      "--samples", "16", "--dali_device", "cpu", "--split", "train")
+    assert text.count('default=0, help="sets order') == 1
+    mine.write_text(text.replace('default=0, help="sets order', 'default=7, help="sets order'))
+    done = run_forked(
+        DRIVER,
+        mine,
+        in_memory,
+        "--result_dir",
+        tmp_path,
+        *SMALL,
+        "--samples",
+        "16",
+        "--dali_device",
+        "cpu",
+        "--split",
+        "train",
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(tmp_path)
     assert list(dict.fromkeys(row["loader"] for row in rows)) == ["loader", "my loader"]
@@ -110,17 +140,27 @@ def test_a_path_and_options_of_its_own(in_memory, tmp_path):
 
 
 @pytest.mark.fault("wrong use of loading.sh")
-@pytest.mark.parametrize("words, said", [
-    ([], "usage"), (["loader.py"], "usage"), (["nothing.py", "DATA"], "nothing.py"),
-    (["DATA", "loader.py"], "no script"), (["loader.py", "/no/such/set"], "/no/such/set"),
-    (["train.py", "DATA"], "not a loader"), (["loader.py", "EMPTY"], "EMPTY"),
-    (["loader.py", "DATA", "--image_size", "abc"], "--image_size"), (["loader.py", "DATA", "--cold"], "cold"),
-    (["loader_DALI.py", "DATA", "--dali_device", "tpu"], "tpu"),
-    (["COPY/loader.py", "DATA"], "rename it"),
-    (["loader.py", "DATA", "--dali_device", "cpu"], "--dali_device"),
-    (["loader_LMDB.py", "DATA", "--dali_device", "cpu"], "--dali_device"),
-    (["x; touch hit", "DATA"], "usage"), (["loader.py", "$(touch hit)"], "usage")],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ([], "usage"),
+        (["loader.py"], "usage"),
+        (["nothing.py", "DATA"], "nothing.py"),
+        (["DATA", "loader.py"], "no script"),
+        (["loader.py", "/no/such/set"], "/no/such/set"),
+        (["train.py", "DATA"], "not a loader"),
+        (["loader.py", "EMPTY"], "EMPTY"),
+        (["loader.py", "DATA", "--image_size", "abc"], "--image_size"),
+        (["loader.py", "DATA", "--cold"], "cold"),
+        (["loader_DALI.py", "DATA", "--dali_device", "tpu"], "tpu"),
+        (["COPY/loader.py", "DATA"], "rename it"),
+        (["loader.py", "DATA", "--dali_device", "cpu"], "--dali_device"),
+        (["loader_LMDB.py", "DATA", "--dali_device", "cpu"], "--dali_device"),
+        (["x; touch hit", "DATA"], "usage"),
+        (["loader.py", "$(touch hit)"], "usage"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
 def test_wrong_use(data, tmp_path, words, said):
     """Exit 2 with the reason, no traceback, nothing executed."""
     (tmp_path / "EMPTY").mkdir()
@@ -139,10 +179,16 @@ def test_wrong_use(data, tmp_path, words, said):
 def test_ctrl_c(in_memory, tmp_path):
     """The table of the runs before, nothing left; test_running.py has the driver killed alone."""
     slow = loader_with(tmp_path / "slow.py", "time.sleep(999)")
-    process = start([ROOT / "loading.sh", slow, in_memory, "--result_dir", tmp_path / "r", *SMALL],
-                    start_new_session=True)
-    wait_until(lambda: any("40 samples" in log.read_text()
-                           for log in tmp_path.glob("r/loading/slow_*.log")), 300)
+    process = start(
+        [ROOT / "loading.sh", slow, in_memory, "--result_dir", tmp_path / "r", *SMALL],
+        start_new_session=True,
+    )
+    wait_until(
+        lambda: any(
+            "40 samples" in log.read_text() for log in tmp_path.glob("r/loading/slow_*.log")
+        ),
+        300,
+    )
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 130 and "Traceback" not in err
@@ -193,11 +239,22 @@ def test_it_names_io_on_a_slow_disk(data, tmp_path):
     smi.parent.mkdir()
     smi.write_text(NVIDIA_SMI)
     smi.chmod(0o755)
-    broken = loader_with(tmp_path / "broken.py", "os.write(2, b'libpng error: '); "
-                         "raise OSError('out of order')")
-    done = run(ROOT / "loading.sh", broken, data, "--result_dir", tmp_path, *SMALL, env={
-        "PYTHONPATH": str(tmp_path), "MARKS": str(tmp_path / "marks"),
-        "PATH": f"{smi.parent}:{os.environ['PATH']}"})
+    broken = loader_with(
+        tmp_path / "broken.py", "os.write(2, b'libpng error: '); raise OSError('out of order')"
+    )
+    done = run(
+        ROOT / "loading.sh",
+        broken,
+        data,
+        "--result_dir",
+        tmp_path,
+        *SMALL,
+        env={
+            "PYTHONPATH": str(tmp_path),
+            "MARKS": str(tmp_path / "marks"),
+            "PATH": f"{smi.parent}:{os.environ['PATH']}",
+        },
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     (cold, warm, last), table = rows_of(tmp_path), (tmp_path / "loading.md").read_text()
     assert (cold["status"], warm["status"], last["status"]) == ("ok", "ok", "fail")
@@ -211,9 +268,13 @@ def test_it_names_io_on_a_slow_disk(data, tmp_path):
     assert last["log"] in table and Path(last["log"]).exists()
 
 
-@pytest.mark.parametrize("line, share, said", [
-    ("96, 60", 0.60, "the GPU 96% (its JPEG engine 60%, its kernels 96%); "),
-    ("96, [N/A]", 0, "the GPU 96%; ")])
+@pytest.mark.parametrize(
+    "line, share, said",
+    [
+        ("96, 60", 0.60, "the GPU 96% (its JPEG engine 60%, its kernels 96%); "),
+        ("96, [N/A]", 0, "the GPU 96%; "),
+    ],
+)
 def test_a_jpeg_engine_that_is_less_busy_or_not_there(line, share, said):
     watch = loading.GPUWatch()
     watch.process = SimpleNamespace(stdout=[line])
@@ -226,10 +287,20 @@ def test_a_jpeg_engine_that_is_less_busy_or_not_there(line, share, said):
 
 def row(speed, needs=50.0, busy=0.1, gpu=None, disk=0.0, found=(), **options):
     epochs = [dict(images_per_second=speed * factor) for factor in (0.5, 0.99, 1, 1.01)]
-    return Loading.read(dict(
-        images_per_second=speed, megabytes_per_second=needs, cores_busy=busy, gpu_busy=gpu,
-        gpu_kernels_busy=gpu, jpeg_engine_busy=0, disk_megabytes_per_second=disk, epochs=epochs,
-        options=options) | dict(found))
+    return Loading.read(
+        dict(
+            images_per_second=speed,
+            megabytes_per_second=needs,
+            cores_busy=busy,
+            gpu_busy=gpu,
+            gpu_kernels_busy=gpu,
+            jpeg_engine_busy=0,
+            disk_megabytes_per_second=disk,
+            epochs=epochs,
+            options=options,
+        )
+        | dict(found)
+    )
 
 
 def test_the_verdict_on_each_kind_of_evidence(monkeypatch):

@@ -7,18 +7,21 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import ROOT, processes_of, run, start, wait_until
 from PIL import Image
 
 import make_dataset
+from helpers import ROOT, processes_of, run, start, wait_until
 
 SCRIPT = ROOT / "make_dataset.py"
 
 
 def tree(folder):
     """Return {relative path: hash of the bytes} of all files."""
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def make(*words):
@@ -55,8 +58,12 @@ def test_interrupted_and_run_again(number, tmp_path, rng):
     words = [sys.executable, SCRIPT, "digits", "--dst", tmp_path / "cut", "--train", 40, "--val", 9]
 
     def drawn():
-        return sum(name.endswith(".png") for _, _, names in os.walk(tmp_path / ".cut.part")
-                   for name in names)
+        return sum(
+            name.endswith(".png")
+            for _, _, names in os.walk(tmp_path / ".cut.part")
+            for name in names
+        )
+
     cut = 0
     for _ in range(3):
         process, enough = start(words), rng.randrange(1, 120)
@@ -117,9 +124,10 @@ def test_pairs_match_and_blurry_is_blurred(tmp_path):
     make("pairs", "--dst", tmp_path / "pairs", "--train", 2, "--val", 1)
     for split, count in (("train", 20), ("test", 10)):
         root = tmp_path / "pairs" / split
-        sharp, blurry = (sorted(path.relative_to(root / kind)
-                                for path in (root / kind).rglob("*.png"))
-                         for kind in ("sharp", "blurry"))
+        sharp, blurry = (
+            sorted(path.relative_to(root / kind) for path in (root / kind).rglob("*.png"))
+            for kind in ("sharp", "blurry")
+        )
         assert sharp == blurry and len(sharp) == count
         for path in sharp[:3]:
             detail = []
@@ -157,11 +165,16 @@ class Downloaded:
 
 def test_downloaded_pictures_become_class_folders(tmp_path, monkeypatch):
     from torchvision import datasets
+
     monkeypatch.setattr(datasets, "MNIST", Downloaded)
     make_dataset.download(tmp_path, "mnist")
     names = sorted(tree(tmp_path))
-    assert names[:4] == ["train/0/00000.png", "train/0/00002.png", "train/0/00004.png",
-                         "train/0/00006.png"]
+    assert names[:4] == [
+        "train/0/00000.png",
+        "train/0/00002.png",
+        "train/0/00004.png",
+        "train/0/00006.png",
+    ]
     assert len(names) == 14
     with Image.open(tmp_path / "val" / "1" / "00003.png") as picture:
         assert picture.getpixel((5, 5)) == 27
@@ -177,14 +190,24 @@ def test_imagenette_keeps_the_files_bytes(tmp_path, monkeypatch):
                 folder.mkdir(parents=True)
                 (folder / "a.JPEG").write_bytes(b"a picture")
             self.wnids, self.classes = ["n02102040"], [("English springer", "a spaniel")]
+
     monkeypatch.setattr(datasets, "Imagenette", Imagenette)
     make_dataset.download(tmp_path, "imagenette")
-    assert sorted(tree(tmp_path)) == [f"{split}/English_springer/a.JPEG"
-                                      for split in ("train", "val")]
+    assert sorted(tree(tmp_path)) == [
+        f"{split}/English_springer/a.JPEG" for split in ("train", "val")
+    ]
 
 
-@pytest.mark.parametrize("words", [[], ["nothing"], ["digits", "--train", "0"],
-                                   ["mnist", "--train", "3"], ["digits", "--seed", "-1"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["nothing"],
+        ["digits", "--train", "0"],
+        ["mnist", "--train", "3"],
+        ["digits", "--seed", "-1"],
+    ],
+)
 def test_wrong_use(words, tmp_path):
     done = run(sys.executable, SCRIPT, *words, cwd=tmp_path)
     assert done.returncode == 2 and "Traceback" not in done.stderr

@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, SRC, TECHNIQUES, module_of, run
-from test_whatif_report import FACTS
 
 import compose
+from helpers import ROOT, SRC, TECHNIQUES, module_of, run
 from records import Loading
+from test_whatif_report import FACTS
 from whatif.search import kind
 from whatif.techniques import NAMES, reasons
 
@@ -51,8 +51,10 @@ def site(tmp_path_factory):
 def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="needs pip install playwright")
     with playwright.sync_playwright() as started:
-        paths = [*map(shutil.which, ("chromium", "chromium-browser", "google-chrome")),
-                 started.chromium.executable_path]
+        paths = [
+            *map(shutil.which, ("chromium", "chromium-browser", "google-chrome")),
+            started.chromium.executable_path,
+        ]
         path = next((path for path in paths if path and Path(path).exists()), None)
         if not path:
             pytest.skip("needs a browser: apt-get install chromium")
@@ -74,10 +76,17 @@ def visit(browser, site):
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("requestfailed", lambda request: problems.append(request.url))
         url = at if isinstance(at, str) else at.as_uri()
-        page.on("request", lambda request: problems.append(request.url) if not
-                request.url.startswith((url, "data:", "blob:")) else None)
+        page.on(
+            "request",
+            lambda request: (
+                problems.append(request.url)
+                if not request.url.startswith((url, "data:", "blob:"))
+                else None
+            ),
+        )
         page.goto(f"{url}/{address}" if ".html" in address else f"{url}/index.html{address}")
         return page
+
     yield visit
     for context in contexts:
         context.close()
@@ -144,12 +153,14 @@ def test_each_markdown_file_is_a_page(site):
         assert text.count("<pre ") == source.count("\n```") / 2, name
         assert f"<title>{source.splitlines()[0][2:].split(' [')[0]}</title>" in text
     assert {path.stem for path in site.glob("docs/*.html")} == {
-        path.stem for path in ROOT.glob("docs/*.md")}
+        path.stem for path in ROOT.glob("docs/*.md")
+    }
 
 
 def test_the_site_is_built_with_the_command_of_the_workflow(site, tmp_path):
-    words = re.search(r"python (tools/site.py .*)", (
-        ROOT / ".github" / "workflows" / "page.yml").read_text())[1].split()
+    words = re.search(
+        r"python (tools/site.py .*)", (ROOT / ".github" / "workflows" / "page.yml").read_text()
+    )[1].split()
     done = run(sys.executable, *words[:-1], FILES, "--into", tmp_path, cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'index.html'}\n"), done.stderr
     for path in site.rglob("*.*"):
@@ -171,8 +182,13 @@ def answers():
     """Return {answer: (techniques to take, techniques to leave)} of the page's questions."""
     text = (SITE.SOURCES / "index.html").read_text()
     found = re.findall(r"<option([^>]*)>([^<]*)</option>", text)
-    return {" ".join(answer.split()): tuple((re.findall(rf'data-{key}="(.*?)"', words) or [""])[
-        0].split() for key in ("take", "leave")) for words, answer in found}
+    return {
+        " ".join(answer.split()): tuple(
+            (re.findall(rf'data-{key}="(.*?)"', words) or [""])[0].split()
+            for key in ("take", "leave")
+        )
+        for words, answer in found
+    }
 
 
 def test_each_technique_that_an_answer_names_has_its_reason_in_the_guide():
@@ -191,10 +207,15 @@ def test_the_answers_take_all_that_the_table_of_the_guide_names():
     assert len(named) > 5 and named <= taken
 
 
-@pytest.mark.parametrize("answer, facts", [
-    ("mostly convolutions (ResNet)", dict(seen=["image", "convolution"])),
-    ("mostly matrix products", dict(seen=[])),
-    ("none", dict(device="cpu"))], ids=["convolutions", "products", "no GPU"])
+@pytest.mark.parametrize(
+    "answer, facts",
+    [
+        ("mostly convolutions (ResNet)", dict(seen=["image", "convolution"])),
+        ("mostly matrix products", dict(seen=[])),
+        ("none", dict(device="cpu")),
+    ],
+    ids=["convolutions", "products", "no GPU"],
+)
 def test_the_answers_agree_with_whatif(answer, facts):
     """What an answer takes is what whatif would try; what it leaves has a form that whatif refuses.
 
@@ -212,8 +233,12 @@ def merged(techniques):
     """Return the text that compose.sh makes: join() without merging what it has merged before."""
     if not techniques:
         return compose.script("train")
-    text, conflicts = compose.merge(merged(techniques[:-1]), compose.script("train"),
-                                    compose.script(f"train_{techniques[-1]}"), techniques[-1])
+    text, conflicts = compose.merge(
+        merged(techniques[:-1]),
+        compose.script("train"),
+        compose.script(f"train_{techniques[-1]}"),
+        techniques[-1],
+    )
     assert not conflicts
     return text
 
@@ -231,7 +256,8 @@ def test_the_loaders_are_those_of_src(visit):
     names = [[], *([path.stem.split("_")[1]] for path in SRC.glob("loader_*.py"))]
     texts = [(SRC / f"{'_'.join(['loader', *name])}.py").read_bytes() for name in names]
     assert visit().evaluate(HASHES, ["loader", names]) == [
-        hashlib.sha256(text).hexdigest() for text in texts]
+        hashlib.sha256(text).hexdigest() for text in texts
+    ]
 
 
 def test_the_shown_script_has_all_lines_and_the_diff_leads_from_one_to_the_other(visit):
@@ -241,8 +267,9 @@ def test_the_shown_script_has_all_lines_and_the_diff_leads_from_one_to_the_other
     shown = page.eval_on_selector("#code", lines)
     assert [line.rstrip() for line in shown] == merged(("DDP", "amp", "cache")).splitlines()
     for old, new in ([(), ("DDP", "amp")], [("DALI", "DP"), ("DDP", "LMDB", "amp")]):
-        rows = page.evaluate("([old, now]) => diff(join('train', old), join('train', now))",
-                             [old, new])
+        rows = page.evaluate(
+            "([old, now]) => diff(join('train', old), join('train', now))", [old, new]
+        )
         for sign, techniques in (("+", old), ("-", new)):
             text = "\n".join(row["text"] for row in rows if row["sign"] != sign)
             assert text == merged(techniques)
@@ -270,8 +297,11 @@ def test_switches_exclude_each_other_and_change_script_command_and_address(visit
 def test_the_questions_set_the_switches_and_say_why(visit):
     page = visit()
     page.click("#advice summary")
-    for question, answer in (("GPUs", "several"), ("images", "a slow disk"),
-                             ("model", "mostly convolutions (ResNet)")):
+    for question, answer in (
+        ("GPUs", "several"),
+        ("images", "a slow disk"),
+        ("model", "mostly convolutions (ResNet)"),
+    ):
         page.locator("#questions label", has_text=question).locator("select").select_option(answer)
     assert chosen(page) == ["amp", "channels_last", "compile", "fused", "LMDB", "DDP"]
     told = page.locator("#reasons li").all_inner_texts()
@@ -290,7 +320,8 @@ def test_blocks_are_coloured_listed_and_reached_and_the_rest_folds(visit):
     told = re.findall(r"# new #\n *# (.*)", merged(("DDP", "amp")))
     assert [text.split("\n")[-1] for text in blocks.all_inner_texts()] == told
     assert page.locator(".row.new .tag").all_inner_texts() == [
-        text.split(" ")[0] for text in blocks.all_inner_texts()]
+        text.split(" ")[0] for text in blocks.all_inner_texts()
+    ]
     colours = page.eval_on_selector_all(".row.new", "rows => rows.map(row => row.style.cssText)")
     assert len(set(colours)) == 2
     blocks.last.click()
@@ -329,18 +360,22 @@ def shown_bars(page):
 @pytest.fixture
 def site_of(tmp_path, monkeypatch):
     """Return a function that builds a site that shows these results."""
+
     def site_of(results):
         monkeypatch.setattr(SITE.report, "results", lambda: results)
         SITE.build(tmp_path, FILES)
         return tmp_path
+
     return site_of
 
 
 def measured():
     """Return (folder, rows that the page shows) of a record of training with a steady baseline."""
-    return next((folder, [row for row in rows if {*row.techniques} <= {*TECHNIQUES}])
-                for folder, (kind, rows) in SITE.report.results().items()
-                if kind == "running" and not SITE.report.warning(rows))
+    return next(
+        (folder, [row for row in rows if {*row.techniques} <= {*TECHNIQUES}])
+        for folder, (kind, rows) in SITE.report.results().items()
+        if kind == "running" and not SITE.report.warning(rows)
+    )
 
 
 def test_the_figures_are_those_of_the_record(visit):
@@ -350,10 +385,13 @@ def test_the_figures_are_those_of_the_record(visit):
     assert page.inner_text("#found") == "Your choice was measured with this workload."
     (mine,) = [bar for bar in shown_bars(page) if "your choice" in bar]
     speeds, runs = SITE.report.speeds(row), len(row.runs)
-    for figure in (f"{row.images_per_second:,.0f} images/s", f"top-1 {row.val_top1:.2%}",
-                   SITE.report.ratio(row, record[0]),
-                   f"{min(speeds):,.0f} to {max(speeds):,.0f}; {runs} run"
-                   f"{'s' * (runs > 1)}, {len(speeds)} epochs"):
+    for figure in (
+        f"{row.images_per_second:,.0f} images/s",
+        f"top-1 {row.val_top1:.2%}",
+        SITE.report.ratio(row, record[0]),
+        f"{min(speeds):,.0f} to {max(speeds):,.0f}; {runs} run"
+        f"{'s' * (runs > 1)}, {len(speeds)} epochs",
+    ):
         assert figure in mine
     assert page.locator("#gain a").first.get_attribute("href").endswith(f"{folder}/running.json")
     assert row.command in page.locator("#gain details").text_content()
@@ -371,17 +409,37 @@ def test_a_set_that_was_not_measured_has_no_figure(visit):
 
 def loading_rows():
     """Rows of loading.sh: a baseline of 100 images/s, DALI with 900; LMDB failed."""
-    machine = dict(cpu="A CPU", cores=16, gpus=1, gpu="NVIDIA X1", driver="580", cuda="13.0",
-                   cudnn=9, python="3.12.1", packages={"torch": "2.14.1"})
-    rows = [Loading(loader=loader, cache=cache, machine=machine, date="2026-11-24",
-                    command="./loading.sh", options=dict(dataset="/data/photos", batch_size=64),
-                    images_per_second=speed, megabytes_per_second=speed / 10,
-                    epochs=[dict(images_per_second=each) for each in (1, 0.9 * speed, speed)])
-            for loader, speed in (("loader", 100), ("loader_DALI", 900))
-            for cache in ("cold", "warm")]
+    machine = dict(
+        cpu="A CPU",
+        cores=16,
+        gpus=1,
+        gpu="NVIDIA X1",
+        driver="580",
+        cuda="13.0",
+        cudnn=9,
+        python="3.12.1",
+        packages={"torch": "2.14.1"},
+    )
+    rows = [
+        Loading(
+            loader=loader,
+            cache=cache,
+            machine=machine,
+            date="2026-11-24",
+            command="./loading.sh",
+            options=dict(dataset="/data/photos", batch_size=64),
+            images_per_second=speed,
+            megabytes_per_second=speed / 10,
+            epochs=[dict(images_per_second=each) for each in (1, 0.9 * speed, speed)],
+        )
+        for loader, speed in (("loader", 100), ("loader_DALI", 900))
+        for cache in ("cold", "warm")
+    ]
     rows[3].update(bottleneck="GPU", evidence="its JPEG engine is busy")
-    return [*rows, replace(rows[0], loader="loader_LMDB", status="fail", error="no room",
-                           log="x.log")]
+    return [
+        *rows,
+        replace(rows[0], loader="loader_LMDB", status="fail", error="no room", log="x.log"),
+    ]
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["with_a_table", "without"])
@@ -399,8 +457,10 @@ def test_loaders_and_their_tables(visit, site_of, there):
         return
     assert address(page) == "#loader=DALI&at=a-loading"
     bars = shown_bars(page)
-    assert bars[:2] == [f"baseline, {cache} 100 images/s 1.00x 10.0 MB/s 90 to 100; 1 run, 2 epochs"
-                        for cache in ("cold", "warm")]
+    assert bars[:2] == [
+        f"baseline, {cache} 100 images/s 1.00x 10.0 MB/s 90 to 100; 1 run, 2 epochs"
+        for cache in ("cold", "warm")
+    ]
     assert bars[2].startswith("DALI, cold your choice") and "9.00x 90.0 MB/s" in bars[2]
     assert "loader_DALI is limited by GPU: its JPEG engine is busy." in page.inner_text("#gain")
     tick(page, "LMDB")
@@ -423,15 +483,19 @@ def test_a_baseline_that_moved_is_told_and_a_failed_run_has_no_figure(visit, sit
 # ------------------------------------------------------------------------ take
 def test_copy_download_and_address(visit):
     folder = [each for each in SITE.records(FILES) if each["family"] == "train"][-1]["folder"]
-    page = visit(f"#train=DDP,amp&from=cache&view=diff&at={folder}",
-                 permissions=["clipboard-read", "clipboard-write"])
+    page = visit(
+        f"#train=DDP,amp&from=cache&view=diff&at={folder}",
+        permissions=["clipboard-read", "clipboard-write"],
+    )
     text = merged(("DDP", "amp"))
     with page.expect_download() as download:
         page.click("#download")
     assert download.value.suggested_filename == "my_train.py"
     assert Path(download.value.path()).read_bytes() == text.encode()
-    for button, copied in (("#copy-script", text), ("#commands button >> nth=0",
-                                                    "./compose.sh DDP amp > my_train.py")):
+    for button, copied in (
+        ("#copy-script", text),
+        ("#commands button >> nth=0", "./compose.sh DDP amp > my_train.py"),
+    ):
         page.click(button)
         page.wait_for_function("document.querySelector('#done').textContent.startsWith('Copied')")
         assert page.evaluate("navigator.clipboard.readText()") == copied
@@ -441,7 +505,11 @@ def test_copy_download_and_address(visit):
     other = visit("#" + page.evaluate("navigator.clipboard.readText()").partition("#")[2])
     for each in (page, other):
         assert each.evaluate("[state.chosen, state.from, state.view, state.record.folder]") == [
-            ["DDP", "amp"], ["cache"], "diff", folder]
+            ["DDP", "amp"],
+            ["cache"],
+            "diff",
+            folder,
+        ]
     # an address that is typed, with names that do not exist or exclude each other
     other.evaluate("location.hash = 'train=DP,DDP,nothing,<b>,fused&at=nowhere&view=%'")
     other.wait_for_function("state.chosen.includes('fused')")
@@ -471,18 +539,31 @@ def test_all_by_keyboard_with_a_visible_focus(visit):
     reached = []
     for _ in range(60):
         page.keyboard.press("Tab")
-        reached.append(page.evaluate("""() => {
+        reached.append(
+            page.evaluate("""() => {
           const it = document.activeElement, style = getComputedStyle(it);
           return [it.id || it.value || (it.type === "radio" ? "none" : it.textContent.trim()),
                   style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2];
-        }"""))
+        }""")
+        )
         if reached[-1][0] == "amp" and "amp" not in chosen(page):
             page.keyboard.press("Space")
         if reached[-1][0] == "none" and "DALI" not in chosen(page):
             page.keyboard.press("ArrowDown")
     names = [name for name, _ in reached]
-    for name in ("train", "amp", "profile", "clear", "record", "download", "copy-link", "script",
-                 "pin", "fold", "code"):
+    for name in (
+        "train",
+        "amp",
+        "profile",
+        "clear",
+        "record",
+        "download",
+        "copy-link",
+        "script",
+        "pin",
+        "fold",
+        "code",
+    ):
         assert name in names, name
     assert all(is_visible for name, is_visible in reached if name != names[-1])
     assert {"amp", "DALI"} <= set(chosen(page))
@@ -515,8 +596,16 @@ def test_pages_of_text_fit_the_window(visit, site, name, width):
 @pytest.mark.skipif(not AXE.exists(), reason="needs axe-core: npm install axe-core")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
-@pytest.mark.parametrize("address", ["", "#loader=DALI", "#train=DALI&from=DDP,cache&view=diff",
-                                     "docs/loading.html", "docs/whatif.html"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "#loader=DALI",
+        "#train=DALI&from=DDP,cache&view=diff",
+        "docs/loading.html",
+        "docs/whatif.html",
+    ],
+)
 def test_axe_finds_nothing(visit, address, width, scheme):
     page = visit(address, size=(width, 900), color_scheme=scheme)
     page.locator("summary").evaluate_all("all => all.forEach(it => { it.parentNode.open = true; })")

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, SRC, TINY, assert_one_line, run, run_forked
 
 import accuracy
 import airbench
@@ -14,6 +13,7 @@ import peers
 import running
 import runs
 import scaling
+from helpers import ROOT, SRC, TINY, assert_one_line, run, run_forked
 
 PEERS = ROOT / "benchmarks"
 
@@ -31,14 +31,16 @@ for epoch in range(2):
 
 def record_of(script, data, folder, *options):
     """Run a training script, which must succeed, with one step an epoch; return its record."""
-    done = run_forked(script, "--dataset", data, "--result_dir", folder, *TINY, "--batch_size", 240,
-                      *options)
+    done = run_forked(
+        script, "--dataset", data, "--result_dir", folder, *TINY, "--batch_size", 240, *options
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((folder / f"{script.stem}.json").read_text())
 
 
-@pytest.mark.parametrize("name, package", [("lightning_train", "lightning"),
-                                           ("accelerate_train", "accelerate")])
+@pytest.mark.parametrize(
+    "name, package", [("lightning_train", "lightning"), ("accelerate_train", "accelerate")]
+)
 def test_a_peer_trains_as_train_py_does(digits, tmp_path, name, package):
     """With all images in one batch their order does not matter, so the losses are equal."""
     pytest.importorskip(package)
@@ -52,8 +54,21 @@ def test_a_peer_trains_as_train_py_does(digits, tmp_path, name, package):
 
 def test_dali_reads_every_picture(photos, tmp_path):
     pytest.importorskip("nvidia.dali")
-    done = run_forked(PEERS / "dali_plain.py", "--dataset", photos, "--resize", 32, "--image_size",
-                      24, "--batch_size", 8, "--epochs", 2, "--result_dir", tmp_path)
+    done = run_forked(
+        PEERS / "dali_plain.py",
+        "--dataset",
+        photos,
+        "--resize",
+        32,
+        "--image_size",
+        24,
+        "--batch_size",
+        8,
+        "--epochs",
+        2,
+        "--result_dir",
+        tmp_path,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     record = json.loads((tmp_path / "dali_plain.json").read_text())
     epoch = record["epochs"][1]
@@ -63,11 +78,14 @@ def test_dali_reads_every_picture(photos, tmp_path):
 def test_a_library_that_leaves_out_pictures_is_an_error(photos, tmp_path):
     """Some drop what they cannot read, which would look like speed."""
     script = tmp_path / "lossy.py"
-    script.write_text(f"import sys\nsys.path.append({str(PEERS)!r})\n" """
+    script.write_text(
+        f"import sys\nsys.path.append({str(PEERS)!r})\n"
+        """
 import common, loader, torch
 args = loader.build_parser().parse_args()
 common.time_reading(args, lambda: [(torch.zeros(25, 3, 8, 8), torch.zeros(25))], 26)
-""")
+"""
+    )
     done = run_forked(script, "--result_dir", tmp_path)
     assert_one_line(done, 1, "lossy.py: error: 25 of 26 pictures were read")
 
@@ -76,16 +94,25 @@ def compare(folder, *options, example=EXAMPLE):
     """Run peers.py on digits with this imagenet/main.py; return (process, rows, table)."""
     (folder / "imagenet").mkdir(exist_ok=True)
     (folder / "imagenet" / "main.py").write_text(example)
-    done = run_forked(PEERS / "peers.py", "train", *options[:1], "--examples", folder,
-                      "--result_dir", folder, *options[1:])
+    done = run_forked(
+        PEERS / "peers.py",
+        "train",
+        *options[:1],
+        "--examples",
+        folder,
+        "--result_dir",
+        folder,
+        *options[1:],
+    )
     files = [folder / f"peers.{kind}" for kind in ("json", "md")]
     assert all(file.exists() for file in files), done.stderr
     return done, json.loads(files[0].read_text()), files[1].read_text()
 
 
 def test_the_table_has_what_ran_and_why_the_rest_did_not(digits, tmp_path):
-    done, rows, text = compare(tmp_path, digits, "--runs", 1, "--only", "train.py", "imagenet*",
-                               "--", *TINY)
+    done, rows, text = compare(
+        tmp_path, digits, "--runs", 1, "--only", "train.py", "imagenet*", "--", *TINY
+    )
     assert done.returncode == 0, done.stderr
     assert [row["status"] for row in rows] == ["ok", "skip"]
     assert rows[0]["images_per_second"] == rows[0]["epochs"][1]["images_per_second"]
@@ -96,8 +123,17 @@ def test_the_table_has_what_ran_and_why_the_rest_did_not(digits, tmp_path):
     assert "conv11 4 wide, 16 px, digits, batch 40, 2 epochs of 3 steps." in text
 
 
-IMAGENET = ["--", "--model", "resnet18", "--image_size", 224, "--augment", "resized",
-            "--batch_size", 30]
+IMAGENET = [
+    "--",
+    "--model",
+    "resnet18",
+    "--image_size",
+    224,
+    "--augment",
+    "resized",
+    "--batch_size",
+    30,
+]
 
 
 def test_the_examples_speed_is_read_from_its_lines(digits, tmp_path):
@@ -109,29 +145,37 @@ def test_the_examples_speed_is_read_from_its_lines(digits, tmp_path):
     assert "| imagenet/main.py | float32 | 150 (150 to 150) | 1.00x | 12.50% (12.50% to" in text
 
 
-@pytest.mark.parametrize("example, error", [
-    ("raise ValueError('no such luck')", "ValueError: no such luck"),
-    ("import time; time.sleep(1e6)", "cut off after 1 s (--seconds)")])
+@pytest.mark.parametrize(
+    "example, error",
+    [
+        ("raise ValueError('no such luck')", "ValueError: no such luck"),
+        ("import time; time.sleep(1e6)", "cut off after 1 s (--seconds)"),
+    ],
+)
 def test_a_row_that_fails_says_why_and_runs_once(digits, tmp_path, example, error):
-    done, rows, text = compare(tmp_path, digits, "--seconds", 1, "--only", "imagenet*", *IMAGENET,
-                               example=example)
+    done, rows, text = compare(
+        tmp_path, digits, "--seconds", 1, "--only", "imagenet*", *IMAGENET, example=example
+    )
     assert done.returncode == 1 and len(rows) == 1
     assert f"FAIL: {error} (log: " in text
 
 
 def test_a_row_that_was_mended_runs_with_add(digits, tmp_path):
     compare(tmp_path, digits, "--only", "imagenet*", *IMAGENET, example="raise OSError")
-    done, rows, text = compare(tmp_path, digits, "--runs", 1, "--add", "--only", "imagenet*",
-                               *IMAGENET)
+    done, rows, text = compare(
+        tmp_path, digits, "--runs", 1, "--add", "--only", "imagenet*", *IMAGENET
+    )
     assert done.returncode == 0 and [row["status"] for row in rows] == ["ok"], done.stderr
     assert "FAIL" not in text
 
 
 def test_ratios_are_to_the_median_of_the_reference(digits, tmp_path):
     _, rows, _ = compare(tmp_path, digits, "--runs", 1, "--only", "imagenet*", *IMAGENET)
-    made = [rows[0] | {"name": name, "images_per_second": speed}
-            for speeds in [(100, 300), (90, 330), (110, 310)]
-            for name, speed in zip((peers.SWITCHES, "train.py"), speeds)]
+    made = [
+        rows[0] | {"name": name, "images_per_second": speed}
+        for speeds in [(100, 300), (90, 330), (110, 310)]
+        for name, speed in zip((peers.SWITCHES, "train.py"), speeds)
+    ]
     text = peers.markdown(made)
     assert "| train.py | float32 | 310 (300 to 330) | 3.10x |" in text
     assert f"| {peers.SWITCHES} | float32 | 100 (90 to 110) | 1.00x |" in text
@@ -152,9 +196,12 @@ def test_a_row_for_each_set_that_staircases_ended_in(tmp_path):
     args, _ = peers.parse(["train", "data", "--ends", *map(str, sorted(tmp_path.glob("*.json")))])
     names = [row.name for row in peers.training_rows(args, {}, tmp_path, 1)]
     graphs = "--compile_mode reduce-overhead"
-    assert names[:4] == ["train.py", "train.py + amp channels_last",
-                         f"train.py + amp compile {graphs}, the end of 2 of 3 staircases",
-                         "train.py + amp, the end of 1 of 3 staircases"]
+    assert names[:4] == [
+        "train.py",
+        "train.py + amp channels_last",
+        f"train.py + amp compile {graphs}, the end of 2 of 3 staircases",
+        "train.py + amp, the end of 1 of 3 staircases",
+    ]
     assert "autocast" in (tmp_path / "train_amp_compile.py").read_text()
 
 
@@ -180,8 +227,9 @@ def test_each_command_that_makes_a_table_has_options_that_exist(photos, tmp_path
         if name == "airbench":
             assert airbench.parse(words).SCRIPT.name == "airbench94.py"
             continue
-        module = {"running": running, "peers": peers, "accuracy": accuracy,
-                  "scaling": scaling}[name]
+        module = {"running": running, "peers": peers, "accuracy": accuracy, "scaling": scaling}[
+            name
+        ]
         args, options = module.parse(words)
         assert (args.minutes, args.result_dir.parts[0]) in ((25, "results"), (3, "runs"))
         for own in running.options_of([], options), running.options_of(["compile"], options):

@@ -8,9 +8,10 @@ import zlib
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+
 from helpers import ROOT, SRC, TINY, assert_one_line, module_of, on_gpu, run_forked
 from picture_variants import RGB, TURN, XMP, save, variants
-from PIL import Image
 from test_data_sources import keeping_batches
 
 VARIANTS = {variant.name: variant for variant in variants()}
@@ -32,8 +33,20 @@ def resized(folder, size, *options):
         for variant in VARIANTS.values():
             (src / variant.name).write_bytes(variant.content)
     dst = folder / f"dst {size} {' '.join(options)}"
-    done = run_forked(ROOT / "resize_imagenet.py", "--src", src, "--dst", dst, "--max-size", size,
-                      "--workers", 2, "--quality", 95, *options)
+    done = run_forked(
+        ROOT / "resize_imagenet.py",
+        "--src",
+        src,
+        "--dst",
+        dst,
+        "--max-size",
+        size,
+        "--workers",
+        2,
+        "--quality",
+        95,
+        *options,
+    )
     return done, {path.name: path.read_bytes() for path in dst.iterdir() if path.suffix != ".json"}
 
 
@@ -57,8 +70,14 @@ def test_there_are_over_80_variants():
             Image.open(io.BytesIO(variant.content)).load()
 
 
-@pytest.mark.fault("transparent image", "16-bit PNG", "EXIF orientation", "PGM, PPM and 16 bits",
-                   "float and 32-bit TIFF", "format that DALI cannot read")
+@pytest.mark.fault(
+    "transparent image",
+    "16-bit PNG",
+    "EXIF orientation",
+    "PGM, PPM and 16 bits",
+    "float and 32-bit TIFF",
+    "format that DALI cannot read",
+)
 @pytest.mark.parametrize("size, ending", [(64, None), (16, None), (64, "png"), (16, "jpg")])
 def test_resize_makes_the_same_picture_of_each_or_names_it(size, ending, folder):
     done, copies = resized(folder, size, *(["--format", ending] if ending else []))
@@ -77,12 +96,18 @@ def test_resize_makes_the_same_picture_of_each_or_names_it(size, ending, folder)
         wanted = variant.pixels
         if variant.kind == "transparent":  # white shows through
             source = Image.open(io.BytesIO(variant.content)).convert("RGBA")
-            wanted = np.asarray(Image.alpha_composite(
-                Image.new("RGBA", source.size, "white"), source).convert("RGB"))
+            wanted = np.asarray(
+                Image.alpha_composite(Image.new("RGBA", source.size, "white"), source).convert(
+                    "RGB"
+                )
+            )
         if image.getexif().get(0x0112, 1) != 1 and "xmp" not in image.info:
             assert image.format == "JPEG"  # copied as it is
-            wanted = np.asarray(Image.fromarray(variant.pixels).transpose(
-                {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}[image.getexif()[0x0112]]))
+            wanted = np.asarray(
+                Image.fromarray(variant.pixels).transpose(
+                    {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}[image.getexif()[0x0112]]
+                )
+            )
         if size == 16:
             height, width = wanted.shape[:2]
             smaller = (16, 24) if height > width else (24, 16)
@@ -97,7 +122,8 @@ def test_resize_makes_the_same_picture_of_each_or_names_it(size, ending, folder)
     assert len(refused) == sum(each.kind == NUMBERS for each in VARIANTS.values()) >= 9
     lines = [line for line in done.stderr.splitlines() if "the same name" not in line]
     assert len(lines) == len(refused) and "damaged" not in done.stderr.replace(
-        "not a picture, damaged, or of a kind that Pillow cannot read", "")
+        "not a picture, damaged, or of a kind that Pillow cannot read", ""
+    )
 
 
 @pytest.mark.fault("PGM, PPM and 16 bits", "format that DALI cannot read")
@@ -105,8 +131,16 @@ def test_what_resize_copied_unchanged_is_plain(folder):
     """A small picture that the scripts would not all read alike is converted, not copied."""
     _, copies = resized(folder, 64)
     same = {name for name, content in copies.items() if content == VARIANTS[name].content}
-    assert {"rgb.jpg", "cmyk.jpg", "exif 6.jpg", "rgb.png", "grey 8 bits.png", "rgb.webp",
-            "rgb.lossless.webp", "xmp 6.jpg"} <= same
+    assert {
+        "rgb.jpg",
+        "cmyk.jpg",
+        "exif 6.jpg",
+        "rgb.png",
+        "grey 8 bits.png",
+        "rgb.webp",
+        "rgb.lossless.webp",
+        "xmp 6.jpg",
+    } <= same
     others = {name for name in same if VARIANTS[name].kind not in ("plain", "XMP only")}
     assert others <= {"rgb 16 bits.png"}  # Pillow and DALI take the upper 8 bits
 
@@ -114,15 +148,27 @@ def test_what_resize_copied_unchanged_is_plain(folder):
 def jpeg_with(*blocks, header=b"Exif\0\0"):
     """Return a JPEG with these EXIF blocks."""
     plain = save(RGB, "JPEG", quality=95, subsampling=0)
-    return plain[:2] + b"".join(b"\xff\xe1" + struct.pack(">H", len(header + block) + 2) + header
-                                + block for block in blocks) + plain[2:]
+    return (
+        plain[:2]
+        + b"".join(
+            b"\xff\xe1" + struct.pack(">H", len(header + block) + 2) + header + block
+            for block in blocks
+        )
+        + plain[2:]
+    )
 
 
 def png_with(name, content):
     """Return a PNG with one more chunk after its header."""
     plain = save(RGB, "PNG")
-    return plain[:33] + struct.pack(">I", len(content)) + name + content + struct.pack(
-        ">I", zlib.crc32(name + content)) + plain[33:]
+    return (
+        plain[:33]
+        + struct.pack(">I", len(content))
+        + name
+        + content
+        + struct.pack(">I", zlib.crc32(name + content))
+        + plain[33:]
+    )
 
 
 def block(turn, form=3, entries=1):
@@ -140,21 +186,26 @@ ODD = {  # {name: (file, the orientation that Pillow finds)}; DALI finds another
     "cut short.jpg": (jpeg_with(block(6, entries=500)), 6),
     "text.png": (png_with(b"tEXt", RAW + b"\nexif\n%8d\n" % (len(HEX) // 2) + HEX), 6),
     "broken text.png": (png_with(b"tEXt", RAW + b"\nexif\n 99\n??\n"), 1),
-    "long text.png": (png_with(b"zTXt", b"workflow\0\0" + zlib.compress(bytes(3 * 2**20))), 1)}
+    "long text.png": (png_with(b"zTXt", b"workflow\0\0" + zlib.compress(bytes(3 * 2**20))), 1),
+}
 
 
 @pytest.mark.fault("EXIF orientation", "corrupt EXIF")
 def test_resize_does_not_copy_what_scripts_turn_differently(tmp_path):
     """Reports: Pillow#8348, #4460 and #8363."""
-    plain = {"plain.jpg": jpeg_with(block(6)), "none.jpg": jpeg_with(),
-             "xmp.png": png_with(b"tEXt", RAW.replace(b"exif", b"xmp") + XMP)}
+    plain = {
+        "plain.jpg": jpeg_with(block(6)),
+        "none.jpg": jpeg_with(),
+        "xmp.png": png_with(b"tEXt", RAW.replace(b"exif", b"xmp") + XMP),
+    }
     (tmp_path / "src").mkdir()
     for name, content in (plain | {name: content for name, (content, _) in ODD.items()}).items():
         (tmp_path / "src" / name).write_bytes(content)
     done, copies = resized(tmp_path, 64)
     assert done.returncode == 0 and copies.keys() == plain.keys() | ODD.keys(), done.stderr
-    assert {name for name in copies if copies[name] == (tmp_path / "src" / name).read_bytes()
-            } == plain.keys()
+    assert {
+        name for name in copies if copies[name] == (tmp_path / "src" / name).read_bytes()
+    } == plain.keys()
     for name, (_, turn) in ODD.items():
         image = Image.open(io.BytesIO(copies[name]))
         assert not {"exif", "Raw profile type exif", "workflow"} & image.info.keys()
@@ -167,23 +218,28 @@ def test_resize_names_a_png_with_a_wrong_checksum(tmp_path):
     """Report: Pillow#5800. Pillow reads one, DALI does not."""
     plain = save(RGB, "PNG")
     at = plain.index(b"IDAT")
-    at += 4 + int.from_bytes(plain[at - 4:at], "big")  # the checksum
+    at += 4 + int.from_bytes(plain[at - 4 : at], "big")  # the checksum
     (tmp_path / "src").mkdir()
-    for name, content in {"plain.png": plain, "longer.png": plain + b"more",
-                          "sum.png": plain[:at] + bytes([plain[at] ^ 1]) + plain[at + 1:],
-                          "end.png": plain[:-12]}.items():
+    for name, content in {
+        "plain.png": plain,
+        "longer.png": plain + b"more",
+        "sum.png": plain[:at] + bytes([plain[at] ^ 1]) + plain[at + 1 :],
+        "end.png": plain[:-12],
+    }.items():
         (tmp_path / "src" / name).write_bytes(content)
     done, copies = resized(tmp_path, 64)
     assert done.returncode == 1 and copies.keys() == {"plain.png", "longer.png"}
     assert sorted(line.split("/src/")[1][:25] for line in done.stderr.splitlines()) == [
-        "end.png: damaged or cut s", "sum.png: damaged or cut s"]  # two processes report
+        "end.png: damaged or cut s",
+        "sum.png: damaged or cut s",
+    ]  # two processes report
 
 
 # -------------------------------------------------------------------------------- the scripts
 def cut(pixels):
     """Return the center square of 32 pixels as a tensor (3, 32, 32)."""
     top, left = (edge // 2 - 16 for edge in pixels.shape[:2])
-    return torch.from_numpy(pixels[top:top + 32, left:left + 32].copy()).permute(2, 0, 1).int()
+    return torch.from_numpy(pixels[top : top + 32, left : left + 32].copy()).permute(2, 0, 1).int()
 
 
 def is_refused(name, dali):
@@ -210,9 +266,17 @@ def check(name, dali, read):
         assert off <= VARIANTS[name].tolerance + (2 if dali else 0), (name, off)
 
 
-@pytest.mark.fault("PNG named as a JPEG", "CMYK JPEG", "grey JPEG", "transparent image",
-                   "16-bit PNG", "EXIF orientation", "PGM, PPM and 16 bits",
-                   "float and 32-bit TIFF", "format that DALI cannot read")
+@pytest.mark.fault(
+    "PNG named as a JPEG",
+    "CMYK JPEG",
+    "grey JPEG",
+    "transparent image",
+    "16-bit PNG",
+    "EXIF orientation",
+    "PGM, PPM and 16 bits",
+    "float and 32-bit TIFF",
+    "format that DALI cannot read",
+)
 @pytest.mark.parametrize("name", ["train", "train_LMDB", "loader", "loader_LMDB"])
 def test_pillows_scripts_read_it_or_name_it(name, folder):
     resized(folder, 64)  # writes the variants
@@ -223,9 +287,17 @@ def test_pillows_scripts_read_it_or_name_it(name, folder):
         check(variant, False, lambda: cut(np.asarray(module.load_image(*arguments))))  # noqa: B023
 
 
-@pytest.mark.fault("PNG named as a JPEG", "CMYK JPEG", "grey JPEG", "transparent image",
-                   "16-bit PNG", "EXIF orientation", "PGM, PPM and 16 bits",
-                   "float and 32-bit TIFF", "format that DALI cannot read")
+@pytest.mark.fault(
+    "PNG named as a JPEG",
+    "CMYK JPEG",
+    "grey JPEG",
+    "transparent image",
+    "16-bit PNG",
+    "EXIF orientation",
+    "PGM, PPM and 16 bits",
+    "float and 32-bit TIFF",
+    "format that DALI cannot read",
+)
 @pytest.mark.parametrize("device", ["cpu", on_gpu("gpu")])
 def test_dali_reads_it_or_names_it(device, folder):
     resized(folder, 64)
@@ -240,6 +312,7 @@ def test_dali_reads_it_or_names_it(device, folder):
             loader = module.DALILoader(dataset, 32, "none", device == "gpu", 0, batch_size=1)
             ((images, _),) = loader
             return images[0].cpu()
+
         check(variant, True, read)
 
 
@@ -253,24 +326,58 @@ def classes_of(folder, names):
 
 
 @pytest.mark.fault("PGM, PPM and 16 bits", "float and 32-bit TIFF", "format that DALI cannot read")
-@pytest.mark.parametrize("name", ["loader", "loader_DALI", "loader_LMDB", "train", "train_DALI",
-                                  "train_LMDB", "train_cache"])
+@pytest.mark.parametrize(
+    "name",
+    ["loader", "loader_DALI", "loader_LMDB", "train", "train_DALI", "train_LMDB", "train_cache"],
+)
 def test_what_is_not_refused_in_one_run(name, tmp_path):
     dali = "DALI" in name
-    names = [each for each in VARIANTS if not is_refused(each, dali)
-             and not (dali and VARIANTS[each].kind == "lossless WebP with EXIF")]
+    names = [
+        each
+        for each in VARIANTS
+        if not is_refused(each, dali)
+        and not (dali and VARIANTS[each].kind == "lossless WebP with EXIF")
+    ]
     data = classes_of(tmp_path / "set", names)
     if "loader" in name:
         target = tmp_path / "batches.pt"
-        done = run_forked(ROOT / "tests/capture.py", target, SRC / f"{name}.py", "--dataset",
-                          data, "--split", "test", "--resize", 0, "--image_size", 32, "--epochs", 1,
-                          "--workers", 1, "--result_dir", tmp_path / "r")
+        done = run_forked(
+            ROOT / "tests/capture.py",
+            target,
+            SRC / f"{name}.py",
+            "--dataset",
+            data,
+            "--split",
+            "test",
+            "--resize",
+            0,
+            "--image_size",
+            32,
+            "--epochs",
+            1,
+            "--workers",
+            1,
+            "--result_dir",
+            tmp_path / "r",
+        )
         assert done.returncode == 0, done.stderr
         batches = torch.load(target)[0]
     else:
         script = keeping_batches(SRC / f"{name}.py", tmp_path)
-        done = run_forked(script, "--dataset", data, *TINY, "--image_size", 32, "--epochs", 1,
-                          "--batch_size", 8, "--result_dir", tmp_path)
+        done = run_forked(
+            script,
+            "--dataset",
+            data,
+            *TINY,
+            "--image_size",
+            32,
+            "--epochs",
+            1,
+            "--batch_size",
+            8,
+            "--result_dir",
+            tmp_path,
+        )
         assert done.returncode == 0, done.stderr
         ((_, batches),) = [each for each in torch.load(tmp_path / "0.batches") if each[0] == "val"]
     images, labels = (torch.cat(parts) for parts in zip(*batches))
@@ -280,14 +387,27 @@ def test_what_is_not_refused_in_one_run(name, tmp_path):
         assert off <= VARIANTS[names[label]].tolerance + (2 if dali else 0), (names[label], off)
 
 
-REFUSED = ["grey 16 bits.png", "int32.tif", "float to 1.tif", "maximum 15.pgm", "GIF named.jpg",
-           "AVIF named.png", "1 bit.tif", "exif 1.lossless.webp", "half.tif"]
+REFUSED = [
+    "grey 16 bits.png",
+    "int32.tif",
+    "float to 1.tif",
+    "maximum 15.pgm",
+    "GIF named.jpg",
+    "AVIF named.png",
+    "1 bit.tif",
+    "exif 1.lossless.webp",
+    "half.tif",
+]
 
 
 @pytest.mark.fault("PGM, PPM and 16 bits", "float and 32-bit TIFF", "format that DALI cannot read")
-@pytest.mark.parametrize("name, variant", [
-    *((name, variant) for name in ("train_DALI", "loader_DALI") for variant in REFUSED[1:]),
-    *((name, variant) for name in ("train", "loader", "train_LMDB") for variant in REFUSED[:3])])
+@pytest.mark.parametrize(
+    "name, variant",
+    [
+        *((name, variant) for name in ("train_DALI", "loader_DALI") for variant in REFUSED[1:]),
+        *((name, variant) for name in ("train", "loader", "train_LMDB") for variant in REFUSED[:3]),
+    ],
+)
 def test_a_refused_picture_is_one_line_that_names_it(name, variant, tmp_path):
     data = classes_of(tmp_path / "set", ["rgb.png", "grey.png", "rgb.jpg", "exif 6.jpg"])
     for split in ("train", "val"):
@@ -322,7 +442,10 @@ def test_a_very_thin_picture_is_refused_before_it_is_resized(name, tmp_path):
     data = classes_of(tmp_path / "set", ["rgb.png", "grey.png"])
     for split in ("train", "val"):
         Image.new("RGB", (20_000, 1)).save(data / split / "001/thin.png")
-    sizes = ["--resize", 224, "--epochs", 1, "--workers", 0] if name == "loader" else [
-        *TINY, "--image_size", 224, "--batch_size", 3]
+    sizes = (
+        ["--resize", 224, "--epochs", 1, "--workers", 0]
+        if name == "loader"
+        else [*TINY, "--image_size", 224, "--batch_size", 3]
+    )
     done = run_forked(SRC / f"{name}.py", "--dataset", data, *sizes, "--result_dir", tmp_path / "r")
     assert_one_line(done, 1, "thin.png", "100 times as long as wide")

@@ -4,6 +4,7 @@ import ast
 import re
 
 import pytest
+
 from helpers import ROOT, SRC, TECHNIQUES
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -26,15 +27,36 @@ def test_every_file_and_section_linked_is_there(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_option_named_is_one_of_the_scripts(page):
-    files = [*SRC.glob("*.py"), *ROOT.glob("*.py"), *ROOT.glob("*.sh"),
-             *(ROOT / "tools").glob("*"), *(ROOT / "benchmarks").glob("*.py"),
-             *(ROOT / "whatif").glob("*.py")]
+    files = [
+        *SRC.glob("*.py"),
+        *ROOT.glob("*.py"),
+        *ROOT.glob("*.sh"),
+        *(ROOT / "tools").glob("*"),
+        *(ROOT / "benchmarks").glob("*.py"),
+        *(ROOT / "whatif").glob("*.py"),
+    ]
     text = "".join(path.read_text() for path in files if path.is_file())
-    torchrun = {"--nnodes", "--nproc_per_node", "--max-restarts", "--rdzv_id", "--rdzv_backend",
-                "--rdzv_endpoint", "--standalone"}
-    others = {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--cpus-per-task",  # Slurm
-              "--shm-size", "--ipc", "--cpus",  # Docker
-              "--depth", "--help", "--dist"}  # git, every script, pytest
+    torchrun = {
+        "--nnodes",
+        "--nproc_per_node",
+        "--max-restarts",
+        "--rdzv_id",
+        "--rdzv_backend",
+        "--rdzv_endpoint",
+        "--standalone",
+    }
+    others = {
+        "--nodes",
+        "--ntasks-per-node",
+        "--gpus-per-node",
+        "--cpus-per-task",  # Slurm
+        "--shm-size",
+        "--ipc",
+        "--cpus",  # Docker
+        "--depth",
+        "--help",
+        "--dist",
+    }  # git, every script, pytest
     own = re.sub(r"^```text.*?^```", "", page.read_text(), flags=re.M | re.S)  # not of others
     for option in set(re.findall(r"(?<![\w-])(--[a-z]\w[\w-]*)", own)):
         assert option in text or option in torchrun | others, option
@@ -56,10 +78,19 @@ def test_the_front_page_has_its_claim_then_whatif_then_a_whole_diff():
     assert "whole run" in claim and "top-1" in claim and "results/" in claim
     commands = re.findall(r"```bash\n(.*?)```", "\n".join(lines), re.DOTALL)
     assert commands[0].startswith("python whatif my_train.py")
-    order = ["## Your own script", "<!-- diff train_amp -->", "## Your own data", "## Join",
-             "## Load faster", "## Several GPUs", "## How it was measured"]
-    places = [next(number for number, line in enumerate(lines) if line.startswith(start))
-              for start in order]
+    order = [
+        "## Your own script",
+        "<!-- diff train_amp -->",
+        "## Your own data",
+        "## Join",
+        "## Load faster",
+        "## Several GPUs",
+        "## How it was measured",
+    ]
+    places = [
+        next(number for number, line in enumerate(lines) if line.startswith(start))
+        for start in order
+    ]
     assert places == sorted(places)
     for page in PAGES[2:]:
         assert len(page.read_text().splitlines()) <= 250, page
@@ -75,16 +106,22 @@ def test_lines_of_text_are_not_too_long(page):
 
 
 def test_no_path_of_the_machine_that_made_it():
-    for path in [*PAGES, *SRC.glob("*.py"), *ROOT.glob("*.py"), *ROOT.glob("*.sh"),
-                 *(ROOT / "tools").glob("*.*"), *(ROOT / "whatif").rglob("*.py"),
-                 *(ROOT / "results").glob("*/README.md")]:
+    for path in [
+        *PAGES,
+        *SRC.glob("*.py"),
+        *ROOT.glob("*.py"),
+        *ROOT.glob("*.sh"),
+        *(ROOT / "tools").glob("*.*"),
+        *(ROOT / "whatif").rglob("*.py"),
+        *(ROOT / "results").glob("*/README.md"),
+    ]:
         assert str(ROOT) not in path.read_text(), path
 
 
 def test_every_fault_has_a_test():
     """The marks name the faults that docs/reliability.md lists, and no others."""
     page = (ROOT / "docs" / "reliability.md").read_text()
-    listed = re.findall(r"^\| ([^|]+) \|", page[page.index("| fault |"):], re.M)[1:]
+    listed = re.findall(r"^\| ([^|]+) \|", page[page.index("| fault |") :], re.M)[1:]
     tested = set()
     for path in (ROOT / "tests").glob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

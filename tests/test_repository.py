@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import yaml
+
 from helpers import ROOT, run
 
 
@@ -53,7 +54,8 @@ def test_help_needs_no_packages(name, tmp_path):
 def test_the_code_is_formatted_and_checked():
     """pre-commit runs the same ruff."""
     assert f"ruff=={re.search(r'rev: v(.*)', text_of('.pre-commit-config.yaml'))[1]}\n" in text_of(
-        "requirements-test.txt")
+        "requirements-test.txt"
+    )
     for words in (["check"], ["format", "--check"]):
         done = run(sys.executable, "-m", "ruff", *words, ROOT)
         assert done.returncode == 0, done.stdout
@@ -61,8 +63,11 @@ def test_the_code_is_formatted_and_checked():
 
 def test_one_module_of_a_folder_changes_sys_path():
     for folder, only in (("tools", "paths.py"), ("benchmarks", "folders.py")):
-        found = [path.name for path in (ROOT / folder).glob("*.py")
-                 if re.search(r"sys\.path(\.\w+\(| \+=|\[:)", path.read_text())]
+        found = [
+            path.name
+            for path in (ROOT / folder).glob("*.py")
+            if re.search(r"sys\.path(\.\w+\(| \+=|\[:)", path.read_text())
+        ]
         assert found == [only]
 
 
@@ -92,7 +97,10 @@ def test_pip_installs_the_command_whatif_and_nothing_but_torch(tmp_path):
     assert f"\nVersion: {version()}\n" in about.read_text()
     needed = re.findall(r"^Requires-Dist: (\w+)", about.read_text(), re.M)
     assert needed == ["torch"] and {path.name for path in target.iterdir()} == {
-        "bin", "whatif", about.parent.name}
+        "bin",
+        "whatif",
+        about.parent.name,
+    }
     ours, theirs = (
         {path.relative_to(folder) for path in folder.rglob("*.py")}
         for folder in (ROOT / "whatif", target / "whatif")
@@ -107,9 +115,22 @@ def test_an_installed_whatif_is_no_library_of_the_script(tmp_path):
     shutil.copytree(ROOT / "whatif", tmp_path / "site-packages" / "whatif")
     script = tmp_path / "train.py"
     shutil.copy(ROOT / "tests" / "whatif_scripts" / "plain_loop.py", script)
-    done = run(sys.executable, "-m", "whatif", "--minutes", 0.3, "--only", "plain", "--json",
-               tmp_path / "found.json", script, "--size", 8, cwd=tmp_path,
-               env={"PYTHONPATH": str(tmp_path / "site-packages")})
+    done = run(
+        sys.executable,
+        "-m",
+        "whatif",
+        "--minutes",
+        0.3,
+        "--only",
+        "plain",
+        "--json",
+        tmp_path / "found.json",
+        script,
+        "--size",
+        8,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path / "site-packages")},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     facts = json.loads((tmp_path / "found.json").read_text())["facts"]
     made = [*facts["models"], *facts["optimizers"], *facts["loaders"]]

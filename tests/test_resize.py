@@ -11,9 +11,19 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import (HANG, ROOT, SmallDisk, processes_of, run, run_forked, start, wait_awhile,
-                     wait_until)
 from PIL import Image, ImageCms, ImageOps
+
+from helpers import (
+    HANG,
+    ROOT,
+    SmallDisk,
+    processes_of,
+    run,
+    run_forked,
+    start,
+    wait_awhile,
+    wait_until,
+)
 
 SCRIPT = ROOT / "resize_imagenet.py"
 # takes the options that benchmarks/resizing.py gives to vipsthumbnail
@@ -60,9 +70,11 @@ def turned(orientation):
 
 def claims(width, height):
     """Return a PNG of a few bytes whose header claims `width` x `height` pixels."""
+
     def chunk(name, content):
         check = zlib.crc32(name + content)
         return len(content).to_bytes(4, "big") + name + content + check.to_bytes(4, "big")
+
     header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, 2, 0, 0, 0])
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
 
@@ -92,21 +104,35 @@ GOOD = {
     "row9/palette.png": encoded(PALETTE, "PNG", transparency=0),
     "row10/grey16.png": encoded(GREY16, "PNG"),
     **{f"row11/{i}.jpg": turned(i)[0] for i in range(1, 9)},
-    "row12/bad_exif.jpg": encoded(draw(), "JPEG", quality=90,
-                                   exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x09" + b"\xff" * 20),
+    "row12/bad_exif.jpg": encoded(
+        draw(), "JPEG", quality=90, exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x09" + b"\xff" * 20
+    ),
     "row15/small.JPEG": encoded(draw(200, 48), "JPEG", quality=77),
     "row15/smaller.png": encoded(draw(10, 8), "PNG"),
-    "row15/turned.JPEG": encoded(draw(40, 30), "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12"
-                                 b"\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"),
+    "row15/turned.JPEG": encoded(
+        draw(40, 30),
+        "JPEG",
+        exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0",
+    ),
     "row16/wide.jpg": encoded(draw(1000, 66), "JPEG"),
     "row16/line.png": encoded(Image.new("RGB", (1, 5000)), "PNG"),
     "row21/-dash and 'quote' \"two\".JPEG": JPEG,
     "row21/new\nline é 猫.JPEG": JPEG,
     "row21/" + "x" * 250 + ".JPEG": JPEG,
     "row22/" + os.fsdecode(b"caf\xe9.JPEG"): JPEG,
-    **{f"row26/a{end}": encoded(draw(), format) for end, format in
-       {".JPEG": "JPEG", ".jpg": "JPEG", ".JPG": "JPEG", ".png": "PNG", ".WebP": "WEBP",
-        ".bmp": "BMP", ".ppm": "PPM", ".tif": "TIFF"}.items()},
+    **{
+        f"row26/a{end}": encoded(draw(), format)
+        for end, format in {
+            ".JPEG": "JPEG",
+            ".jpg": "JPEG",
+            ".JPG": "JPEG",
+            ".png": "PNG",
+            ".WebP": "WEBP",
+            ".bmp": "BMP",
+            ".ppm": "PPM",
+            ".tif": "TIFF",
+        }.items()
+    },
     "row28/a.JPEG": JPEG,
     "row28/a.png": encoded(draw(), "PNG"),
     "row28/A.JPEG": encoded(draw(80, 60, seed=1), "JPEG"),
@@ -114,19 +140,26 @@ GOOD = {
     "large.png": encoded(LARGE, "JPEG", quality=95),
     "extra bytes at the end.JPEG": JPEG[:-2] + bytes(5) + JPEG[-2:],
     "extra bytes in the header.JPEG": JPEG[:20] + b"abc" + JPEG[20:],
-    "icc.jpg": encoded(draw(), "JPEG", icc_profile=ImageCms.ImageCmsProfile(
-        ImageCms.createProfile("sRGB")).tobytes()),
+    "icc.jpg": encoded(
+        draw(),
+        "JPEG",
+        icc_profile=ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes(),
+    ),
 }
 CUTS = [2, 20, len(JPEG) // 4, len(JPEG) // 2, len(JPEG) - 40]
 BAD = {
     "row1/zero.JPEG": b"",
     **{f"row2/cut{cut}.JPEG": JPEG[:cut] for cut in CUTS},
-    "row2/half, with an end.JPEG": JPEG[:len(JPEG) // 2] + b"\xff\xd9",
-    "row2/half of a small one.JPEG": (small := encoded(draw(40, 30), "JPEG"))[:len(small) * 3 // 4],
-    "row2/half.png": (png := encoded(draw(), "PNG"))[:len(png) // 2],
+    "row2/half, with an end.JPEG": JPEG[: len(JPEG) // 2] + b"\xff\xd9",
+    "row2/half of a small one.JPEG": (small := encoded(draw(40, 30), "JPEG"))[
+        : len(small) * 3 // 4
+    ],
+    "row2/half.png": (png := encoded(draw(), "PNG"))[: len(png) // 2],
     "row2/hole in a large one.JPEG": (large := encoded(LARGE, "JPEG"))[:9000] + large[9500:],
     "row2/hole.JPEG": JPEG[:-900] + bytes(range(1, 201)) + JPEG[-700:],
-    "row2/hole and a stray marker.JPEG": JPEG[:-900] + bytes(range(1, 201)) + JPEG[-700:-2]
+    "row2/hole and a stray marker.JPEG": JPEG[:-900]
+    + bytes(range(1, 201))
+    + JPEG[-700:-2]
     + b"\xff\xd4\xff\xd9",
     "row3/last_two.JPEG": JPEG[:-2],
     "row3/last_one.JPEG": JPEG[:-1],
@@ -136,8 +169,14 @@ BAD = {
     "row14/bomb.png": text_bomb(),
     "row22/" + os.fsdecode(b"bad\n\xe9.JPEG"): b"text",
 }
-IGNORED = ["a.txt", "row25/Thumbs.db", "row25/.DS_Store", "row25/._plain.JPEG", "row25/none",
-           "row87/.ipynb_checkpoints/plain.JPEG"]
+IGNORED = [
+    "a.txt",
+    "row25/Thumbs.db",
+    "row25/.DS_Store",
+    "row25/._plain.JPEG",
+    "row25/none",
+    "row87/.ipynb_checkpoints/plain.JPEG",
+]
 
 
 def write(folder, files):
@@ -149,8 +188,19 @@ def write(folder, files):
 
 def words(src, dst, max_size=N, *options):
     """Return the command line of a run with two processes."""
-    return [sys.executable, SCRIPT, "--src", src, "--dst", dst, "--max-size", str(max_size),
-            "--workers", "2", *options]
+    return [
+        sys.executable,
+        SCRIPT,
+        "--src",
+        src,
+        "--dst",
+        dst,
+        "--max-size",
+        str(max_size),
+        "--workers",
+        "2",
+        *options,
+    ]
 
 
 def resize(*settings):
@@ -160,17 +210,22 @@ def resize(*settings):
 
 def tree(folder):
     """Return {relative path: bytes} of a folder's files, without the script's note."""
-    return {os.path.relpath(os.path.join(where, name), folder):
-            open(os.path.join(where, name), "rb").read()
-            for where, _, files in os.walk(folder) for name in files
-            if name != ".resize_imagenet.json"}
+    return {
+        os.path.relpath(os.path.join(where, name), folder): open(
+            os.path.join(where, name), "rb"
+        ).read()
+        for where, _, files in os.walk(folder)
+        for name in files
+        if name != ".resize_imagenet.json"
+    }
 
 
 def is_clean(done, status):
     """Return whether a run ended with `status` and wrote only lines of its own to stderr."""
     lines = done.stderr.splitlines()
     return done.returncode == status and all(
-        line.startswith("resize_imagenet.py: ") for line in lines)
+        line.startswith("resize_imagenet.py: ") for line in lines
+    )
 
 
 @pytest.fixture(scope="module")
@@ -210,8 +265,10 @@ def difference(one, other):
 def test_all_good_pictures_are_done(album):
     assert is_clean(album.run, 1), album.run.stderr
     ours = {name for name in album.files if not name.startswith("shared")}
-    assert ours == {*GOOD, *(f"row24/{name}.JPEG" for name in
-                             ("file", "folder/folder", "same folder/folder"))}
+    assert ours == {
+        *GOOD,
+        *(f"row24/{name}.JPEG" for name in ("file", "folder/folder", "same folder/folder")),
+    }
     bad = [line for line in album.run.stderr.splitlines() if f"{album.src}/shared" not in line]
     assert len(bad) == len(BAD) + 2  # and two links
     assert not [name for name in os.listdir(album.dst) if name.endswith(".part")]
@@ -222,9 +279,15 @@ def test_an_icc_profile_is_kept(album):
     assert profile == Image.open(io.BytesIO(GOOD["icc.jpg"])).info["icc_profile"]
 
 
-@pytest.mark.fault("empty image", "image cut in half", "JPEG without its end",
-                   "text named as an image", "header of a huge image", "PNG text bomb",
-                   "name that is not UTF-8")
+@pytest.mark.fault(
+    "empty image",
+    "image cut in half",
+    "JPEG without its end",
+    "text named as an image",
+    "header of a huge image",
+    "PNG text bomb",
+    "name that is not UTF-8",
+)
 def test_bad_pictures_are_named_and_left_out(album):
     lines = album.run.stderr.splitlines()
     for name in BAD:
@@ -311,9 +374,19 @@ def test_thin_pictures_keep_their_shape(album):
 
 
 @pytest.mark.fault("wrong --max-size")
-@pytest.mark.parametrize("options", [
-    ("--max-size", "0"), ("--max-size", "-5"), ("--max-size", "abc"), ("--max-size", "1.5"),
-    ("--max-size", ""), ("--quality", "0"), ("--quality", "101"), ("--workers", "0")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--max-size", "0"),
+        ("--max-size", "-5"),
+        ("--max-size", "abc"),
+        ("--max-size", "1.5"),
+        ("--max-size", ""),
+        ("--quality", "0"),
+        ("--quality", "101"),
+        ("--workers", "0"),
+    ],
+)
 def test_wrong_options(tmp_path, options):
     write(tmp_path / "src", {"a.JPEG": JPEG})
     done = run(*words(tmp_path / "src", tmp_path / "dst", N, *options))
@@ -327,8 +400,15 @@ def test_src_and_dst_must_be_apart(tmp_path):
     write(tmp_path / "src", {"a/b.JPEG": JPEG})
     (tmp_path / "link").symlink_to(tmp_path / "src")
     before = tree(tmp_path)
-    for src, dst in (("src", "src"), ("src", "src/new"), ("src/a", "src"), ("src", "link"),
-                     ("src", "link/a"), ("link", "src"), ("src", "src/a/../new")):
+    for src, dst in (
+        ("src", "src"),
+        ("src", "src/new"),
+        ("src/a", "src"),
+        ("src", "link"),
+        ("src", "link/a"),
+        ("link", "src"),
+        ("src", "src/a/../new"),
+    ):
         done = run(*words(tmp_path / src, tmp_path / dst))
         assert is_clean(done, 2) and len(done.stderr.splitlines()) == 1, (src, dst)
     assert tree(tmp_path) == before and not (tmp_path / "src" / "new").exists()
@@ -408,8 +488,24 @@ def test_every_source_has_its_own_output(album):
 def test_sources_that_would_share_an_output(tmp_path):
     """The note's name in capitals stands for a disk on which a and A are the same name."""
     src, dst = tmp_path / "src", tmp_path / "dst"
-    write(src, dict.fromkeys(["a.JPEG", "A.JPEG", "b.JPEG", "d/c.JPEG", "D/c.JPEG", "B.txt",
-                              "e.txt", "E.txt", "f.JPEG", "F/f.JPEG"], JPEG))
+    write(
+        src,
+        dict.fromkeys(
+            [
+                "a.JPEG",
+                "A.JPEG",
+                "b.JPEG",
+                "d/c.JPEG",
+                "D/c.JPEG",
+                "B.txt",
+                "e.txt",
+                "E.txt",
+                "f.JPEG",
+                "F/f.JPEG",
+            ],
+            JPEG,
+        ),
+    )
     write(dst, {".RESIZE_IMAGENET.JSON": b""})
     done = resize(src, dst)
     assert is_clean(done, 1) and done.stderr.count("would have the same name as") == 2
@@ -421,9 +517,14 @@ def test_sources_that_would_share_an_output(tmp_path):
 def test_real_faulty_files(album):
     if not SHARED.is_dir():
         pytest.skip("needs the pictures of ../shared/data/faulty")
-    bad = {"truncated_jpeg.jpg", "broken.png", "truncated_image.png", "broken_data_stream.png",
-           "truncated_end_chunk.png",
-           "hopper_bad_exif.jpg"}  # its pixels are damaged, too
+    bad = {
+        "truncated_jpeg.jpg",
+        "broken.png",
+        "truncated_image.png",
+        "broken_data_stream.png",
+        "truncated_end_chunk.png",
+        "hopper_bad_exif.jpg",
+    }  # its pixels are damaged, too
     for name in os.listdir(album.src / "shared"):
         is_named = f"{album.src}/shared/{name}: " in album.run.stderr
         is_picture = not name.endswith((".gif", ".pillow-tests"))
@@ -435,7 +536,7 @@ def test_real_faulty_files(album):
 
 
 def psnr(pixels, wanted):
-    return 10 * np.log10(255**2 / np.mean((pixels.astype(float) - wanted)**2))
+    return 10 * np.log10(255**2 / np.mean((pixels.astype(float) - wanted) ** 2))
 
 
 def test_the_resize_is_as_exact_as_pillows(album):
@@ -456,14 +557,18 @@ def test_the_resize_is_as_exact_as_pillows(album):
 
 def test_without_the_fast_resizer_pillow_makes_the_same(tmp_path):
     """As on a machine that cykooz_resizer has no wheel for."""
-    files = {name: GOOD[name] for name in
-             ("noisy.png", "large.png", "row8/grey.jpg", "row9/rgba.png", "row16/wide.jpg")}
+    files = {
+        name: GOOD[name]
+        for name in ("noisy.png", "large.png", "row8/grey.jpg", "row9/rgba.png", "row16/wide.jpg")
+    }
     write(tmp_path, {f"src/{name}": content for name, content in files.items()})
     missing = b"open(__file__ + '.tried', 'w')\nraise ImportError"
     write(tmp_path, {"none/cykooz_resizer.py": missing})
     assert is_clean(resize(tmp_path / "src", tmp_path / "fast"), 0)
-    done = run(*words(tmp_path / "src", tmp_path / "slow"),
-               env=os.environ | {"PYTHONPATH": str(tmp_path / "none")})
+    done = run(
+        *words(tmp_path / "src", tmp_path / "slow"),
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "none")},
+    )
     assert is_clean(done, 0)
     one, other = tree(tmp_path / "fast"), tree(tmp_path / "slow")
     assert one.keys() == other.keys() == files.keys()
@@ -475,20 +580,37 @@ def test_without_the_fast_resizer_pillow_makes_the_same(tmp_path):
 
 def test_the_benchmark_compares_times_and_pictures(tmp_path):
     """THUMBNAIL takes the nearest pixel, so its pictures are farther from Pillow's bicubic."""
-    write(tmp_path, {"photos/wide.JPEG": encoded(draw(500, 376), "JPEG", quality=95),
-                     "photos/a/high.jpg": encoded(draw(376, 500, seed=1), "JPEG", quality=95),
-                     "bin/vipsthumbnail": THUMBNAIL.encode()})
+    write(
+        tmp_path,
+        {
+            "photos/wide.JPEG": encoded(draw(500, 376), "JPEG", quality=95),
+            "photos/a/high.jpg": encoded(draw(376, 500, seed=1), "JPEG", quality=95),
+            "bin/vipsthumbnail": THUMBNAIL.encode(),
+        },
+    )
     (tmp_path / "bin/vipsthumbnail").chmod(0o755)
-    done = run(sys.executable, ROOT / "benchmarks/resizing.py", tmp_path / "photos", "--runs", "3",
-               "--pictures", "5", "2", env=os.environ | {
-                   "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)})
+    done = run(
+        sys.executable,
+        ROOT / "benchmarks/resizing.py",
+        tmp_path / "photos",
+        "--runs",
+        "3",
+        "--pictures",
+        "5",
+        "2",
+        env=os.environ
+        | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)},
+    )
     assert done.returncode == 0, done.stderr
     ratio = r"[\d.]+x \([\d.]+ to [\d.]+\)"
     times = r"[\d.]+ s \([\d.]+ [\d.]+ [\d.]+\), CPU [\d.]+ s, difference (.*)"
     for name, count in (("photos", 5), ("large", 2)):
         found = re.search(
             rf"^{name}, {count} pictures, n=3: {ratio}, CPU {ratio}\n"
-            rf"  resize_imagenet.py: {times}\n  vipsthumbnail: {times}$", done.stdout, re.MULTILINE)
+            rf"  resize_imagenet.py: {times}\n  vipsthumbnail: {times}$",
+            done.stdout,
+            re.MULTILINE,
+        )
         assert found and 0 < float(found[1]) < float(found[2]), done.stdout
 
 
@@ -521,6 +643,7 @@ def test_killed_5_times_then_run_again(many, rng, tmp_path):
 
     def made():
         return {os.path.relpath(path, dst) for path in dst.glob("class*/*")}
+
     for number in range(5):
         process = start(words(many.src, dst))
         if number % 4:  # else as it starts
@@ -588,8 +711,14 @@ def test_a_changed_source_is_redone(tmp_path):
     assert is_clean(resize(src, dst), 0)
     before, times = tree(dst), {path.name: path.stat().st_ctime_ns for path in dst.glob("*.JPEG")}
     old = (src / "1.JPEG").stat()
-    write(src, {"0.JPEG": encoded(draw(seed=9), "JPEG"), "2.JPEG": b"text",
-                "1.JPEG": encoded(draw(120, 90), "JPEG")})
+    write(
+        src,
+        {
+            "0.JPEG": encoded(draw(seed=9), "JPEG"),
+            "2.JPEG": b"text",
+            "1.JPEG": encoded(draw(120, 90), "JPEG"),
+        },
+    )
     os.utime(src / "1.JPEG", ns=(old.st_atime_ns, old.st_mtime_ns))  # of another size only
     done = resize(src, dst)
     assert is_clean(done, 1) and "2.JPEG" in done.stderr and "2 were there" in done.stdout
@@ -607,8 +736,10 @@ def test_a_full_disk(many, tmp_path):
         assert is_clean(done, 1) and len(done.stderr.splitlines()) == 1, done.stderr
         assert "cannot write" in done.stderr and "run it again" in done.stderr
         assert tree(disk.folder).keys() <= {f"dst/{name}" for name in many.tree}
-        assert all(many.tree[name.removeprefix("dst/")] == content
-                   for name, content in tree(disk.folder).items())
+        assert all(
+            many.tree[name.removeprefix("dst/")] == content
+            for name, content in tree(disk.folder).items()
+        )
         disk.make_room()
         assert is_clean(resize(many.src, disk.folder / "dst"), 0)
         assert tree(disk.folder / "dst") == many.tree

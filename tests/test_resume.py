@@ -9,9 +9,27 @@ import zipfile
 
 import pytest
 import torch
-from helpers import (SRC, TINY, Forked, Hostile, SmallDisk, assert_one_line, change, edited,
-                     learned, load_checkpoint, params, run_forked, same_bits, spy, train,
-                     wait_awhile, wait_until, weights)
+
+from helpers import (
+    SRC,
+    TINY,
+    Forked,
+    Hostile,
+    SmallDisk,
+    assert_one_line,
+    change,
+    edited,
+    learned,
+    load_checkpoint,
+    params,
+    run_forked,
+    same_bits,
+    spy,
+    train,
+    wait_awhile,
+    wait_until,
+    weights,
+)
 
 SCRIPTS = sorted(SRC.glob("train*.py"))
 
@@ -27,16 +45,31 @@ def checkpoint(digits, tmp_path_factory):
 def schedule(rate, epochs, done=0, steps=3):
     """Return the learning rates of the steps that a run of `epochs` with `done` ones takes."""
     total = epochs * steps
-    return [rate * min(1, (step + 1) / (0.2 * total), (total - step) / (0.8 * total))
-            for step in range(done * steps, total)]
+    return [
+        rate * min(1, (step + 1) / (0.2 * total), (total - step) / (0.8 * total))
+        for step in range(done * steps, total)
+    ]
 
 
 # ---------------------------------------------------------------------------------- resuming
 @pytest.mark.fault("resume with other options")
 @pytest.mark.parametrize("name", ["train", "train_fused", "train_amp"])
 def test_the_rates_are_those_of_the_run_that_resumes(name, checkpoint, digits, tmp_path):
-    seen = spy(tmp_path / "seen", SRC / f"{name}.py", "--dataset", digits, *TINY, "--result_dir",
-               tmp_path / "r", "--resume", checkpoint, "--lr", 0.3, "--epochs", 4)
+    seen = spy(
+        tmp_path / "seen",
+        SRC / f"{name}.py",
+        "--dataset",
+        digits,
+        *TINY,
+        "--result_dir",
+        tmp_path / "r",
+        "--resume",
+        checkpoint,
+        "--lr",
+        0.3,
+        "--epochs",
+        4,
+    )
     rates = torch.cat(seen("lr", True)).tolist()
     assert rates == pytest.approx(schedule(0.3, 4, done=1)) and len(rates) == 9
     assert min(rates) > 0
@@ -77,8 +110,17 @@ def test_a_checkpoint_of_other_classes_is_refused(name, change, digits, tmp_path
         (data / split / "7").rename(data / split / ("x" if change == "renamed" else "70"))
         if change == "swapped":  # 70 is now where 8 was
             (data / split / "8").rename(data / split / "7")
-    done = run_forked(SRC / f"{name}.py", "--dataset", data, *options, "--epochs", 2, "--resume",
-                      "auto", ranks=2 if name == "train_DDP" else 0)
+    done = run_forked(
+        SRC / f"{name}.py",
+        "--dataset",
+        data,
+        *options,
+        "--epochs",
+        2,
+        "--resume",
+        "auto",
+        ranks=2 if name == "train_DDP" else 0,
+    )
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     number = 8 if change == "swapped" else 7
     assert f"({number}, '{number}')" in done.stderr, done.stderr
@@ -89,8 +131,16 @@ def test_an_old_checkpoint_without_classes_resumes(checkpoint, digits, tmp_path)
     saved = load_checkpoint(checkpoint)
     del saved["classes"]
     torch.save(saved, tmp_path / "old.pt")
-    record, _ = train(SRC / "train.py", "--dataset", digits, *TINY, "--result_dir", tmp_path,
-                      "--resume", tmp_path / "old.pt")
+    record, _ = train(
+        SRC / "train.py",
+        "--dataset",
+        digits,
+        *TINY,
+        "--result_dir",
+        tmp_path,
+        "--resume",
+        tmp_path / "old.pt",
+    )
     assert len(record["epochs"]) == 2
 
 
@@ -100,9 +150,22 @@ def test_no_epoch_of_a_seed_is_an_epoch_of_another(name, digits, tmp_path):
     """Neither the order nor the crops: the images of all steps of four epochs of two seeds."""
     batches = []
     for seed in (0, 1):
-        seen = spy(tmp_path / str(seed), SRC / f"{name}.py", "--dataset", digits, *TINY, "--epochs",
-                   4, "--augment", "crop", "--seed", seed, "--result_dir", tmp_path / "r",
-                   ranks=2 if name == "train_DDP" else 0)
+        seen = spy(
+            tmp_path / str(seed),
+            SRC / f"{name}.py",
+            "--dataset",
+            digits,
+            *TINY,
+            "--epochs",
+            4,
+            "--augment",
+            "crop",
+            "--seed",
+            seed,
+            "--result_dir",
+            tmp_path / "r",
+            ranks=2 if name == "train_DDP" else 0,
+        )
         batches += [images.numpy().tobytes() for images in seen("Normalize", True)]
     assert len(batches) == len({*batches}) == 2 * 4 * 3
 
@@ -116,14 +179,25 @@ def test_a_checkpoint_of_a_scaler_that_was_off_resumes_with_one(digits, tmp_path
     off = "GradScaler(enabled=amp_dtype == torch.float16)"
     assert off in text
     (tmp_path / "scaled.py").write_text(text.replace(off, 'GradScaler("cpu")'))
-    record, _ = train(tmp_path / "scaled.py", *options, "--epochs", 2, "--resume",
-                      tmp_path / "train_amp.pt")
+    record, _ = train(
+        tmp_path / "scaled.py", *options, "--epochs", 2, "--resume", tmp_path / "train_amp.pt"
+    )
     assert len(record["epochs"]) == 2
 
 
 def test_the_first_epoch_after_a_resume_warms_up(checkpoint, digits, tmp_path):
-    record, _ = train(SRC / "train.py", "--dataset", digits, *TINY, "--epochs", 3, "--result_dir",
-                      tmp_path, "--resume", checkpoint)
+    record, _ = train(
+        SRC / "train.py",
+        "--dataset",
+        digits,
+        *TINY,
+        "--epochs",
+        3,
+        "--result_dir",
+        tmp_path,
+        "--resume",
+        checkpoint,
+    )
     assert len(record["epochs"]) == 3
     assert record["warmup_seconds"] > record["epochs"][1]["seconds"]
 
@@ -131,8 +205,18 @@ def test_the_first_epoch_after_a_resume_warms_up(checkpoint, digits, tmp_path):
 def test_a_resume_of_one_epoch_has_only_that_in_its_record(checkpoint, digits, tmp_path):
     shutil.copy(checkpoint, tmp_path / "train.pt")
     same = tmp_path / ".." / tmp_path.name / "train.pt"
-    record, output = train(SRC / "train.py", "--dataset", digits, *TINY, "--epochs", 2,
-                           "--result_dir", tmp_path, "--resume", same)
+    record, output = train(
+        SRC / "train.py",
+        "--dataset",
+        digits,
+        *TINY,
+        "--epochs",
+        2,
+        "--result_dir",
+        tmp_path,
+        "--resume",
+        same,
+    )
     assert "1 of 2 epochs are done" in output and len(record["epochs"]) == 2
 
 
@@ -188,10 +272,15 @@ def stamp(path):
 
 
 @pytest.mark.fault("kill while training")
-@pytest.mark.parametrize("options", [
-    pytest.param(["--augment", "resized"], id="augment"),
-    pytest.param(["--model", "squeezenet1_1", "--image_size", 32, "--lr", 0.01], id="dropout"),
-    pytest.param(["--augment", "crop"], id="crop"), pytest.param(["--workers", 2], id="workers")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(["--augment", "resized"], id="augment"),
+        pytest.param(["--model", "squeezenet1_1", "--image_size", 32, "--lr", 0.01], id="dropout"),
+        pytest.param(["--augment", "crop"], id="crop"),
+        pytest.param(["--workers", 2], id="workers"),
+    ],
+)
 def test_resumed_is_the_same_as_unbroken_bit_for_bit(options, digits, tmp_path):
     """The run that resumes draws the same crops, flips and dropout, if it draws them itself."""
     options = ["--dataset", digits, *TINY, *options, "--result_dir"]
@@ -207,14 +296,23 @@ def test_resumed_is_the_same_as_unbroken_bit_for_bit(options, digits, tmp_path):
 
 def saving_every(seconds, folder):
     """Write a copy of train.py that saves after that many seconds, and says after which epochs."""
-    return edited("train", folder, ("            save_at = tick + 30\n", (
-        f"            save_at = tick + {seconds}\n"
-        '            log(f"saved after epoch {epoch + 1}")\n')))
+    return edited(
+        "train",
+        folder,
+        (
+            "            save_at = tick + 30\n",
+            (
+                f"            save_at = tick + {seconds}\n"
+                '            log(f"saved after epoch {epoch + 1}")\n'
+            ),
+        ),
+    )
 
 
 @pytest.mark.parametrize("seconds, saved", [(1e9, [1, 4]), (0, [1, 2, 3, 4])])
-def test_the_first_and_the_last_epoch_are_saved_and_those_that_are_due(seconds, saved, digits,
-                                                                       tmp_path):
+def test_the_first_and_the_last_epoch_are_saved_and_those_that_are_due(
+    seconds, saved, digits, tmp_path
+):
     options = ["--dataset", digits, *TINY, "--result_dir", tmp_path, "--resume", "auto"]
     record, output = train(saving_every(seconds, tmp_path), *options, "--epochs", 4)
     assert [int(each) for each in re.findall(r"saved after epoch (\d+)", output)] == saved
@@ -228,12 +326,16 @@ def test_the_first_and_the_last_epoch_are_saved_and_those_that_are_due(seconds, 
 def test_a_kill_some_epochs_after_the_last_save(digits, tmp_path):
     """The epochs since then are trained again, to the same weights."""
     script = saving_every(1e9, tmp_path)
-    change(script, "    # the record\n", """\
+    change(
+        script,
+        "    # the record\n",
+        """\
         if epoch == 2 and not args.resume and args.result_dir.name == "b":
             os.kill(os.getpid(), 9)
 
     # the record
-""")
+""",
+    )
     options = ["--dataset", digits, *TINY, "--epochs", 5, "--augment", "crop", "--result_dir"]
     train(script, *options, tmp_path / "a")
     done = run_forked(script, *options, tmp_path / "b")
@@ -247,8 +349,22 @@ def test_a_kill_some_epochs_after_the_last_save(digits, tmp_path):
 @pytest.mark.fault("kill while training")
 def test_killed_20_times(digits, rng, tmp_path):
     """Five kills in a save, five before the first step, ten at some time after a checkpoint."""
-    options = ["--dataset", digits, *TINY, "--epochs", 40, "--steps", 2, "--image_size", 8,
-               "--augment", "resized", "--resume", "auto", "--result_dir"]
+    options = [
+        "--dataset",
+        digits,
+        *TINY,
+        "--epochs",
+        40,
+        "--steps",
+        2,
+        "--image_size",
+        8,
+        "--augment",
+        "resized",
+        "--resume",
+        "auto",
+        "--result_dir",
+    ]
     train(SRC / "train.py", *options, tmp_path / "a")
     size = (tmp_path / "a" / "train.pt").stat().st_size
     assert size > 200_000  # more than a pipe holds
@@ -288,12 +404,12 @@ def damage(path, kind):
     elif kind == "zero bytes":
         path.write_bytes(b"")
     elif kind == "truncated":
-        path.write_bytes(content[:len(content) // 2])
+        path.write_bytes(content[: len(content) // 2])
     elif kind == "a bit flipped":
         with zipfile.ZipFile(path) as archive:
             largest = max(archive.infolist(), key=lambda entry: entry.file_size)
         at = largest.header_offset + 200 + largest.file_size // 2
-        path.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1:])
+        path.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
     elif kind == "text":
         path.write_text("<html>not found</html>")
 
@@ -303,8 +419,16 @@ def damage(path, kind):
 def test_damaged_checkpoint(kind, checkpoint, digits, tmp_path):
     copy = shutil.copy(checkpoint, tmp_path / "train.pt")
     damage(copy, kind)
-    done = run_forked(SRC / "train.py", "--dataset", digits, *TINY, "--result_dir", tmp_path,
-                      "--resume", copy if kind == "missing" else "auto")
+    done = run_forked(
+        SRC / "train.py",
+        "--dataset",
+        digits,
+        *TINY,
+        "--result_dir",
+        tmp_path,
+        "--resume",
+        copy if kind == "missing" else "auto",
+    )
     # a file that is not there is the system's message, which names it
     assert done.returncode in ((1, 2) if kind == "missing" else (2,))
     assert_one_line(done, done.returncode, "train.py: error: ", str(copy))
@@ -321,8 +445,9 @@ def test_a_bit_flipped_anywhere(checkpoint, digits, tmp_path):
     for number in range(20):  # half of them where the archive's names and lengths are
         at = rng.randrange(len(content) if number % 2 else 3000)
         at = len(content) - 1 - at if number % 4 == 0 else at
-        flipped.write_bytes(content[:at] + bytes([content[at] ^ 1 << rng.randrange(8)])
-                            + content[at + 1:])
+        flipped.write_bytes(
+            content[:at] + bytes([content[at] ^ 1 << rng.randrange(8)]) + content[at + 1 :]
+        )
         done = run_forked(SRC / "train.py", *options, tmp_path / "r", "--resume", flipped)
         if done.returncode:
             assert_one_line(done, 2, str(flipped), "--resume")
@@ -334,16 +459,34 @@ def test_a_bit_flipped_anywhere(checkpoint, digits, tmp_path):
 
 @pytest.mark.fault("unusable checkpoint")
 def test_checkpoint_of_another_model(checkpoint, digits, tmp_path):
-    done = run_forked(SRC / "train.py", "--dataset", digits, *TINY, "--width", 8, "--result_dir",
-                      tmp_path, "--resume", checkpoint)
+    done = run_forked(
+        SRC / "train.py",
+        "--dataset",
+        digits,
+        *TINY,
+        "--width",
+        8,
+        "--result_dir",
+        tmp_path,
+        "--resume",
+        checkpoint,
+    )
     assert_one_line(done, 2, str(checkpoint), "damaged, or of another model")
 
 
 @pytest.mark.fault("pickle in a checkpoint")
 def test_hostile_checkpoint(digits, tmp_path):
     torch.save({"parts": {"model": Hostile(str(tmp_path / "executed"))}}, tmp_path / "bad.pt")
-    done = run_forked(SRC / "train.py", "--dataset", digits, *TINY, "--result_dir", tmp_path / "r",
-                      "--resume", tmp_path / "bad.pt")
+    done = run_forked(
+        SRC / "train.py",
+        "--dataset",
+        digits,
+        *TINY,
+        "--result_dir",
+        tmp_path / "r",
+        "--resume",
+        tmp_path / "bad.pt",
+    )
     assert_one_line(done, 2, str(tmp_path / "bad.pt"))
     assert not (tmp_path / "executed").exists()
 

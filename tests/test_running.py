@@ -20,28 +20,53 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers import (ROOT, TECHNIQUES, TINY, assert_one_line, change, processes_of, run, run_forked,
-                     start, wait_until)
 
 import calibration
 import compose
 import running
 import runs
+from helpers import (
+    ROOT,
+    TECHNIQUES,
+    TINY,
+    assert_one_line,
+    change,
+    processes_of,
+    run,
+    run_forked,
+    start,
+    wait_until,
+)
 from records import Training
 from whatif import machine
 
-CELLS = [(row, column) for row in ("single", "DP", "DDP")
-         for column in ("plain", "+cudnn", "+amp", "+cudnn +amp")]
+CELLS = [
+    (row, column)
+    for row in ("single", "DP", "DDP")
+    for column in ("plain", "+cudnn", "+amp", "+cudnn +amp")
+]
 EXCLUSIVE = [("+DALI", "+LMDB", "+cache"), ("+DDP", "+DP")]
 ALL = ["--with", "DP", "--with", "cudnn", "--with", "amp", "--with", "compile"]
-QUICK = ["--", "--steps", "1", "--batch_size", "40", "--width", "4", "--workers", "0",
-         "--image_size", "16"]
+QUICK = [
+    "--",
+    "--steps",
+    "1",
+    "--batch_size",
+    "40",
+    "--width",
+    "4",
+    "--workers",
+    "0",
+    "--image_size",
+    "16",
+]
 GAINS = dict(amp=1.5, channels_last=1.25, compile=1.3, cudnn=1.25, fused=0.5, profile=1)
 EXTRAS = dict(
     amp='parser.add_argument("--amp_dtype", default="float16")',
     compile='parser.add_argument("--compile_mode", default="default")',
     DALI='sys.exit("train_DALI.py: error: DALI is not installed: pip install nvidia-dali")',
-    profile='"torch.profiler"')
+    profile='"torch.profiler"',
+)
 STAND_IN = """
 import argparse
 import json
@@ -121,18 +146,23 @@ def stand_ins(project):
         path.unlink()
     (project / "src" / "train.py").write_text(STAND_IN)
     gains = [(name, name, gain) for name, gain in GAINS.items()]
-    gains += [("DALI", "data", 1.1), ("LMDB", "data", 1.2), ("cache", "data", 1.4),
-              ("DP", "parallel", 0.9), ("DDP", "parallel", 1.6)]
+    gains += [
+        ("DALI", "data", 1.1),
+        ("LMDB", "data", 1.2),
+        ("cache", "data", 1.4),
+        ("DP", "parallel", 0.9),
+        ("DDP", "parallel", 1.6),
+    ]
     for name, seam, gain in gains:
         text, extra = STAND_IN, EXTRAS.get(name, "")
         if "add_argument" in extra:
-            text = text.replace(f"    {name}_option = 0",
-                                f"    # new #\n    # an option\n    {extra}")
+            text = text.replace(
+                f"    {name}_option = 0", f"    # new #\n    # an option\n    {extra}"
+            )
             extra = ""
         about = f"this is {name}" + ", DataParallel(net)" * (seam == "parallel")
         lines = ["# new #", f"# {about}", extra, f"{seam} = {gain}"]
-        text = text.replace(f"    {seam} = 1\n", "".join(
-            f"    {line}\n" for line in lines if line))
+        text = text.replace(f"    {seam} = 1\n", "".join(f"    {line}\n" for line in lines if line))
         (project / "src" / f"train_{name}.py").write_text(text)
     return project
 
@@ -150,8 +180,11 @@ def drive(project, *words, **options):
 
 def with_torchrun(project, more=""):
     """Have torchrun start DDP's stand-in, as it starts the real one; it takes seconds."""
-    change(project / "src" / "train_DDP.py", "parallel = 1.6",
-           f'"init_process_group"\n    parallel = 1.6{more}')
+    change(
+        project / "src" / "train_DDP.py",
+        "parallel = 1.6",
+        f'"init_process_group"\n    parallel = 1.6{more}',
+    )
 
 
 def rows_of(folder):
@@ -161,16 +194,19 @@ def rows_of(folder):
 def assert_staircase(baseline, steps, left_out=()):
     """Each step adds one technique to the fastest set so far; of a choice at most one is kept."""
     assert {row["column"] for row in steps} == {
-        f"+{name}" for name in (*GAINS, "DALI", "LMDB", "cache", "DP", "DDP")
-        if name not in ("profile", *left_out)}
+        f"+{name}"
+        for name in (*GAINS, "DALI", "LMDB", "cache", "DP", "DDP")
+        if name not in ("profile", *left_out)
+    }
     best, left = baseline, list(steps)
     while left:
         on = left[0]["on"]
         assert on == best["techniques"]
-        choice = next(({*each} for each in EXCLUSIVE if left[0]["column"] in each),
-                      {left[0]["column"]})
+        choice = next(
+            ({*each} for each in EXCLUSIVE if left[0]["column"] in each), {left[0]["column"]}
+        )
         tried = list(itertools.takewhile(lambda row: row["column"] in choice, left))
-        left = left[len(tried):]
+        left = left[len(tried) :]
         for row in tried:
             assert row["row"] == "staircase" and row["on"] == on
             assert row["techniques"] == sorted([*on, row["column"][1:]])
@@ -182,8 +218,9 @@ def assert_staircase(baseline, steps, left_out=()):
 
 
 # ------------------------------------------------------------------------------ tables
-@pytest.mark.fault("brackets in the path", "no GPU or no DALI", "another folder or a link",
-                   "old results")
+@pytest.mark.fault(
+    "brackets in the path", "no GPU or no DALI", "another folder or a link", "old results"
+)
 def test_all_rows_from_another_folder_through_a_link(stand_ins, tmp_path):
     results = stand_ins / "results"
     (results / "running").mkdir(parents=True)
@@ -192,8 +229,19 @@ def test_all_rows_from_another_folder_through_a_link(stand_ins, tmp_path):
     (tmp_path / "a [set] of *").mkdir()
     link = tmp_path / "link.sh"
     link.symlink_to(stand_ins / "running.sh")
-    done = run(link, "2", "a [set] of *", "--runs", "1", *ALL, "--", "--compile_mode",
-               "reduce-overhead", "--amp_dtype=bfloat16", cwd=tmp_path)  # for those that have them
+    done = run(
+        link,
+        "2",
+        "a [set] of *",
+        "--runs",
+        "1",
+        *ALL,
+        "--",
+        "--compile_mode",
+        "reduce-overhead",
+        "--amp_dtype=bfloat16",
+        cwd=tmp_path,
+    )  # for those that have them
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(results)
     assert (rows[0]["row"], rows[0]["column"]) == ("single", "plain")
@@ -211,8 +259,11 @@ def test_all_rows_from_another_folder_through_a_link(stand_ins, tmp_path):
     assert table.strip() in done.stdout and "old" not in table and "speed changed" not in table
     assert f"`./compose.sh {' '.join(best)} > my_train.py`" in table
     assert "| +DALI | SKIP: train_DALI.py: error: " in table
-    assert re.search(r"\| single \| 1.00 s \(1.00x\) \| 0.80 s \(1.25x ±0.\d\d\) \| 0.67 s "
-                     r"\(1.50x ±", table)
+    assert re.search(
+        r"\| single \| 1.00 s \(1.00x\) \| 0.80 s \(1.25x ±0.\d\d\) \| 0.67 s "
+        r"\(1.50x ±",
+        table,
+    )
     assert f"torchvision {version('torchvision')}, Python " in table and "`./running.sh 2 " in table
     assert (results / "running.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert (results / "running" / "train_old.json").exists()  # not its own to delete
@@ -235,14 +286,31 @@ def test_all_rows_from_another_folder_through_a_link(stand_ins, tmp_path):
 
 
 def test_the_real_scripts(project, digits, tmp_path):
-    words = [word for name in TECHNIQUES if name not in ("DP", "DDP", "profile")
-             for word in ("--without", name)]
-    done = run(project / "running.sh", "2", digits, "--runs", "1", "--part", "staircase",
-               "--result_dir", tmp_path / "r", *words, *QUICK)
+    words = [
+        word
+        for name in TECHNIQUES
+        if name not in ("DP", "DDP", "profile")
+        for word in ("--without", name)
+    ]
+    done = run(
+        project / "running.sh",
+        "2",
+        digits,
+        "--runs",
+        "1",
+        "--part",
+        "staircase",
+        "--result_dir",
+        tmp_path / "r",
+        *words,
+        *QUICK,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(tmp_path / "r")
     assert [(row["row"], row["column"], row["status"]) for row in rows] == [
-        ("single", "plain", "ok"), ("staircase", "+DDP", "ok")]
+        ("single", "plain", "ok"),
+        ("staircase", "+DDP", "ok"),
+    ]
     for row in rows:
         assert row["options"]["epochs"] == 2 and row["options"]["steps"] == 1
         assert row["machine"]["cores"] and row["machine"]["packages"]["torch"] == version("torch")
@@ -258,8 +326,11 @@ def test_sets_run_until_the_verdict_holds(stand_ins, data):
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(stand_ins / "results")
     assert [(row["column"], row.get("n"), row.get("verdict")) for row in rows] == [
-        ("plain", None, None), ("+amp", 2, "faster"), ("+cudnn", 1, "no difference"),
-        ("+fused", 1, "slower")]
+        ("plain", None, None),
+        ("+amp", 2, "faster"),
+        ("+cudnn", 1, "no difference"),
+        ("+fused", 1, "slower"),
+    ]
     assert [row.get("kept") for row in rows[1:]] == [True, False, False]
     base, amp, cudnn, fused = (row["runs"] for row in rows)
     assert (len(base), len(amp), len(cudnn), len(fused)) == (4, 2, 1, 1)
@@ -279,6 +350,7 @@ def test_the_order_of_the_staircase(stand_ins, monkeypatch):
 
     def stairs(gpus, left_out):
         return [tuple(names) for _, names in running.stairs_of(gpus, techniques - {*left_out})]
+
     first = [("channels_last",), ("amp",), ("cache", "DALI", "LMDB"), ("compile",)]
     rest = [("cudnn",), ("fused",)]
     assert stairs(0, ["DP"]) == [*first, *rest, ("DDP",)]
@@ -292,14 +364,23 @@ def test_techniques_are_tried_again_and_loading_comes_first_where_steps_wait():
 
     def due(*args):
         return [name for _, name in running.due(*args)]
+
     data, both = ["DALI", "cache"], ["DDP", "DP"]
     stairs = [("compute", ["amp"]), ("data", data), ("compute", ["compile"]), ("parallel", both)]
     assert due(stairs, {}, row([], 0.15)) == ["amp", *data, "compile", *both]
     assert due(stairs, {}, row([], 0.25)) == [*data, "amp", "compile", *both]
 
     def tried(ratio, on=(), settled=False, status="ok", n=2):
-        return Training(ratio=ratio, spread=0.2, on=[*on], settled=settled, status=status, n=n,
-                        images_per_second=100)
+        return Training(
+            ratio=ratio,
+            spread=0.2,
+            on=[*on],
+            settled=settled,
+            status=status,
+            n=n,
+            images_per_second=100,
+        )
+
     # a list is tried to its end; what seems to gain comes before what was never tried
     last = {"amp": tried(1.5), "DALI": tried(1.1)}
     assert due(stairs, last, row([], 0.15)) == ["cache", "amp", "compile", *both, "DALI"]
@@ -307,8 +388,12 @@ def test_techniques_are_tried_again_and_loading_comes_first_where_steps_wait():
     assert due(stairs, last, row([], 0.15)) == ["cache", "amp", "DALI", "compile", *both]
     last["DALI"] = tried(1.1)
     # what did not pay is due again after others have been kept, but not what cannot run
-    last |= {"cache": tried(1.6, status="fail"), "compile": tried(0.9, settled=True),
-             "DP": tried(1.2), "DDP": tried(1, settled=True)}
+    last |= {
+        "cache": tried(1.6, status="fail"),
+        "compile": tried(0.9, settled=True),
+        "DP": tried(1.2),
+        "DDP": tried(1, settled=True),
+    }
     assert due(stairs, last, row([], 0.15)) == ["amp", "DP", "DALI"]
     assert due(stairs, last, row(["amp"], 0.15)) == ["DALI", "compile", *both]
     # what was slower comes last, but before what already ran beside the set kept last
@@ -326,7 +411,9 @@ def test_left_out_without_a_gpu(stand_ins, data):
     for name in ("DP", "cudnn"):
         assert f"Left out: {name}, because {reasons[name]}. --with {name} tries it" in done.stdout
     assert [(row["row"], row["column"]) for row in rows_of(stand_ins / "results")] == [
-        ("single", "plain"), ("DDP", "plain")]
+        ("single", "plain"),
+        ("DDP", "plain"),
+    ]
     table = (stand_ins / "results" / "running.md").read_text()
     assert f"cudnn, because {reasons['cudnn']}" in table and "take 2 or more" in table
 
@@ -337,8 +424,14 @@ def test_a_quick_table_on_a_gpu_leaves_out_what_takes_its_time(stand_ins, data):
     done = drive(stand_ins, "2", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(stand_ins / "results")
-    assert [row["column"] for row in rows] == ["plain", "+channels_last", "+amp", "+cache",
-                                               "+compile", "+fused"]
+    assert [row["column"] for row in rows] == [
+        "plain",
+        "+channels_last",
+        "+amp",
+        "+cache",
+        "+compile",
+        "+fused",
+    ]
     assert [len(row["runs"]) for row in rows] == [3, 2, 2, 2, 2, 1]  # those of a QuickTable
     table = (stand_ins / "results" / "running.md").read_text()
     for name, why in running.QUICK.items():
@@ -351,19 +444,30 @@ def test_a_quick_table_on_a_gpu_leaves_out_what_takes_its_time(stand_ins, data):
     rows = rows_of(stand_ins / "results")
     assert {"+DALI", "+LMDB", "+cudnn"} <= {row["column"] for row in rows}
     assert [row["column"] for row in rows if row["row"] == "single"] == [
-        "plain", "+cudnn", "+amp", "+cudnn +amp"]
+        "plain",
+        "+cudnn",
+        "+amp",
+        "+cudnn +amp",
+    ]
 
 
-@pytest.mark.parametrize("words, gpus, cells, added", [
-    ([], 1, [], []), ([], 2, [], ["DDP", "DP"]), (["--with", "cudnn"], 1, [], ["cudnn"]),
-    (["--part", "all"], 1, ["+amp"], []), (["--part", "all"], 2, ["+amp", *["plain", "+amp"] * 2],
-                                           ["DDP", "DP"])])
+@pytest.mark.parametrize(
+    "words, gpus, cells, added",
+    [
+        ([], 1, [], []),
+        ([], 2, [], ["DDP", "DP"]),
+        (["--with", "cudnn"], 1, [], ["cudnn"]),
+        (["--part", "all"], 1, ["+amp"], []),
+        (["--part", "all"], 2, ["+amp", *["plain", "+amp"] * 2], ["DDP", "DP"]),
+    ],
+)
 def test_what_a_quick_table_tries(words, gpus, cells, added):
     args, _ = running.parse(["5", "--with", "compile", *words])
     _, found, stairs, left_out = running.plan(args, dict(gpus=gpus, bfloat16=True), True)
     assert [column for _, column, _ in found] == cells
     assert sorted(name for _, names in stairs for name in names) == sorted(
-        ["amp", "cache", "channels_last", "compile", "fused", *added])
+        ["amp", "cache", "channels_last", "compile", "fused", *added]
+    )
     assert ("the grid" in left_out) == (not cells)
     for other in (["--part", "cells"], []):  # a single epoch has no staircase
         args, _ = running.parse(["5" if other else "1", *other])
@@ -372,8 +476,10 @@ def test_what_a_quick_table_tries(words, gpus, cells, added):
         assert "the grid" not in left_out
 
 
-@pytest.mark.parametrize("flags, expected", [
-    ("avx2 avx512f avx512_bf16", True), ("avx2 amx_bf16", True), ("avx2 avx512f", False)])
+@pytest.mark.parametrize(
+    "flags, expected",
+    [("avx2 avx512f avx512_bf16", True), ("avx2 amx_bf16", True), ("avx2 avx512f", False)],
+)
 def test_bfloat16_of_a_cpu(flags, expected, monkeypatch):
     monkeypatch.setattr(Path, "read_text", lambda path: f"processor : 0\nflags : {flags}\n")
     assert runs.has_bfloat16() == expected
@@ -400,29 +506,41 @@ def test_failing_variants_leave_rows_and_the_others_run(stand_ins, data):
 
 @pytest.mark.fault("one variant fails")
 def test_techniques_that_cannot_be_joined_are_a_failure(stand_ins, data):
-    change(stand_ins / "src" / "train_DDP.py", "    amp = 1\n",
-           "    # new #\n    # this excludes amp\n    amp = 2\n")
+    change(
+        stand_ins / "src" / "train_DDP.py",
+        "    amp = 1\n",
+        "    # new #\n    # this excludes amp\n    amp = 2\n",
+    )
     done = drive(stand_ins, "1", data, "--with", "amp")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "FAIL: DDP and amp exclude each other: both change the same lines" in done.stdout
-    assert [(row["row"], row["column"], row["status"]) for row in rows_of(stand_ins / "results")
-            ] == [("single", "plain", "ok"), ("single", "+amp", "ok"), ("DDP", "plain", "ok"),
-                  ("DDP", "+amp", "fail")]
+    assert [
+        (row["row"], row["column"], row["status"]) for row in rows_of(stand_ins / "results")
+    ] == [
+        ("single", "plain", "ok"),
+        ("single", "+amp", "ok"),
+        ("DDP", "plain", "ok"),
+        ("DDP", "+amp", "fail"),
+    ]
 
 
 def test_a_table_says_that_the_baseline_moved(stand_ins, data):
     moved = "speed = (1000 if args.result_dir.joinpath('second').exists() else 1300) *"
     change(stand_ins / "src" / "train.py", "speed = 1000 *", moved)
-    change(stand_ins / "src" / "train.py", "    options = dict(",
-           "    if args.steps == 3:  # the steps that are timed before are 5\n"
-           "        args.result_dir.joinpath('second').touch()\n    options = dict(")
+    change(
+        stand_ins / "src" / "train.py",
+        "    options = dict(",
+        "    if args.steps == 3:  # the steps that are timed before are 5\n"
+        "        args.result_dir.joinpath('second').touch()\n    options = dict(",
+    )
     for path in (stand_ins / "src").glob("train_*.py"):
         path.unlink() if path.stem != "train_DDP" else None
     done = drive(stand_ins, "2", data, "--part", "cells")
     assert done.returncode == 0, done.stderr
     table = (stand_ins / "results" / "running.md").read_text()
-    assert table.startswith("**The baseline's speed changed:** it trained 1,300 images/s and then "
-                            "1,000. ")
+    assert table.startswith(
+        "**The baseline's speed changed:** it trained 1,300 images/s and then 1,000. "
+    )
 
 
 # ------------------------------------------------------------------------------ limits of time
@@ -432,8 +550,9 @@ def test_a_technique_that_is_plainly_slower_is_given_up(stand_ins, data):
     assert done.returncode == 0, done.stdout + done.stderr
     first, slow = rows_of(stand_ins / "results")
     assert (first["status"], slow["status"]) == ("ok", "skip")
-    assert re.fullmatch(r"given up after \d+ s, in epoch 2 of 2: all of the baseline took \d+ s",
-                        slow["error"])
+    assert re.fullmatch(
+        r"given up after \d+ s, in epoch 2 of 2: all of the baseline took \d+ s", slow["error"]
+    )
     assert f"train_amp: SKIP: {slow['error']}" in done.stdout
     assert processes_of(stand_ins) == []
 
@@ -450,8 +569,20 @@ def test_without_time_every_run_is_skipped(stand_ins, data):
 def test_long_epochs_are_cut_short_where_time_is_limited(stand_ins, data):
     for path in (stand_ins / "src").glob("train_*.py"):
         path.unlink()
-    done = drive(stand_ins, "2", data, "--minutes", "2", "--", "--steps", "9999",
-                 "--pause", "0.05", "--images", "99990")
+    done = drive(
+        stand_ins,
+        "2",
+        data,
+        "--minutes",
+        "2",
+        "--",
+        "--steps",
+        "9999",
+        "--pause",
+        "0.05",
+        "--images",
+        "99990",
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = rows_of(stand_ins / "results")
     assert row["status"] == "ok" and 5 <= row["options"]["steps"] < 999
@@ -471,13 +602,21 @@ def test_time_left_by_the_lines_of_epochs():
     assert running.under_way([9, 12, 15, 18], 19, 4).endswith("epoch 4/4  0 s left")
 
 
-@pytest.mark.parametrize("minutes, epochs, runs, step, whole, between, steps, then", [
-    (3, 4, 4, 0.043, 97, 0, 34, 4),  # 6 s of 16
-    (3, 4, 4, 0.043, 97, 0.5, 23, 4),  # 4 times 0.5 s are no steps
-    (3, 4, 4, 0.043, 97, 9, 17, 4),  # at least half are
-    (3, 4, 4, 9, 97, 0, 5, 4), (3, 2, 1, 0.01, 100, 0.1, None, 2), (3, 1, 4, 0.01, 10, 0, None, 1),
-    (3, 2, 4, 0.01, 100, 0.1, None, 5), (math.inf, 2, 4, 0.01, 100, 0.1, None, 6),
-    (math.inf, 2, 4, 0.01, 10, 1, None, 27), (math.inf, 2, 4, 9, 10, 1, None, 2)])
+@pytest.mark.parametrize(
+    "minutes, epochs, runs, step, whole, between, steps, then",
+    [
+        (3, 4, 4, 0.043, 97, 0, 34, 4),  # 6 s of 16
+        (3, 4, 4, 0.043, 97, 0.5, 23, 4),  # 4 times 0.5 s are no steps
+        (3, 4, 4, 0.043, 97, 9, 17, 4),  # at least half are
+        (3, 4, 4, 9, 97, 0, 5, 4),
+        (3, 2, 1, 0.01, 100, 0.1, None, 2),
+        (3, 1, 4, 0.01, 10, 0, None, 1),
+        (3, 2, 4, 0.01, 100, 0.1, None, 5),
+        (math.inf, 2, 4, 0.01, 100, 0.1, None, 6),
+        (math.inf, 2, 4, 0.01, 10, 1, None, 27),
+        (math.inf, 2, 4, 9, 10, 1, None, 2),
+    ],
+)
 def test_epochs_fit_the_time(minutes, epochs, runs, step, whole, between, steps, then):
     found = calibration.fit(step, whole, between, epochs, minutes, 1 not in (epochs, runs))
     assert found[:2] == (steps, then) and bool(found[2]) == bool(steps or then > epochs)
@@ -497,9 +636,26 @@ def test_a_quick_table_gives_a_run_more_of_the_time(monkeypatch):
 # ------------------------------------------------------------------------------ the display
 def test_a_terminal_shows_the_run_under_way_in_place(stand_ins, data):
     ours, its = pty.openpty()
-    process = start([sys.executable, stand_ins / "tools" / "running.py", "3", data, "--part",
-                     "cells", "--without", "DDP", "--without", "amp", "--", "--steps", "9",
-                     "--pause", "0.2"], stdout=its)
+    process = start(
+        [
+            sys.executable,
+            stand_ins / "tools" / "running.py",
+            "3",
+            data,
+            "--part",
+            "cells",
+            "--without",
+            "DDP",
+            "--without",
+            "amp",
+            "--",
+            "--steps",
+            "9",
+            "--pause",
+            "0.2",
+        ],
+        stdout=its,
+    )
     os.close(its)
     shown = b""
     while True:
@@ -524,10 +680,15 @@ print("a warning", file=sys.stderr)
 print("no line end", end="")
 sys.exit(3)"""
     seen, log = [], tmp_path / "log"
-    status, seconds = runs.follow([sys.executable, "-c", code], log,
-                                  lambda line, at: seen.append((line, at)))
-    assert status == 3 and [line for line, _ in seen if line] == [
-        "epoch 1", "a warning", "no line end"] == log.read_text().splitlines()[-3:]
+    status, seconds = runs.follow(
+        [sys.executable, "-c", code], log, lambda line, at: seen.append((line, at))
+    )
+    assert (
+        status == 3
+        and [line for line, _ in seen if line]
+        == ["epoch 1", "a warning", "no line end"]
+        == log.read_text().splitlines()[-3:]
+    )
     moments = [at for _, at in seen]
     assert moments == sorted(moments) and 0 <= moments[0] and moments[-1] <= seconds
 
@@ -538,11 +699,16 @@ sys.exit(3)"""
 @pytest.mark.parametrize("number, whole_group", [(signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_ctrl_c_in_the_third_run(number, whole_group, stand_ins, data):
     """Ctrl-C reaches the whole group of a terminal, kill the driver alone."""
-    child = ("import subprocess\n    sleeper = 'import time; time.sleep(987)'\n"
-             "    amp = subprocess.run([sys.executable, '-c', sleeper, script]) and 1")
+    child = (
+        "import subprocess\n    sleeper = 'import time; time.sleep(987)'\n"
+        "    amp = subprocess.run([sys.executable, '-c', sleeper, script]) and 1"
+    )
     change(stand_ins / "src" / "train_amp.py", "amp = 1.5", child)
-    process = start([stand_ins / "running.sh", "2", data, "--part", "cells", *ALL],
-                    cwd=stand_ins, start_new_session=True)
+    process = start(
+        [stand_ins / "running.sh", "2", data, "--part", "cells", *ALL],
+        cwd=stand_ins,
+        start_new_session=True,
+    )
     while not any("train_amp" in " ".join(each.info["cmdline"]) for each in processes_of("987")):
         assert process.poll() is None
         time.sleep(0.05)
@@ -576,8 +742,13 @@ def test_a_long_folder_for_temporary_files_is_refused(tmp_path):
         folder = Path("/tmp", "a" * letters)
         folder.mkdir()
         try:
-            done = run(sys.executable, "-c", "import runs\nruns.guarded(int, 'running.sh')",
-                       cwd=compose.ROOT / "tools", env={"TMPDIR": str(folder)})
+            done = run(
+                sys.executable,
+                "-c",
+                "import runs\nruns.guarded(int, 'running.sh')",
+                cwd=compose.ROOT / "tools",
+                env={"TMPDIR": str(folder)},
+            )
         finally:
             folder.rmdir()
         if letters == 70:
@@ -586,13 +757,30 @@ def test_a_long_folder_for_temporary_files_is_refused(tmp_path):
 
 
 @pytest.mark.fault("two runs at once")
-@pytest.mark.skipif(bool(subprocess.run(["unshare", "-u", "true"], capture_output=True).returncode)
-                    if shutil.which("unshare") else True, reason="cannot have another host name")
+@pytest.mark.skipif(
+    bool(subprocess.run(["unshare", "-u", "true"], capture_output=True).returncode)
+    if shutil.which("unshare")
+    else True,
+    reason="cannot have another host name",
+)
 def test_a_host_whose_name_has_no_address(digits, tmp_path):
     """torchrun would wait for its own name, and warn for ever (Grendel-GS#9, pytorch#150532)."""
     words, variables = runs.launched(ROOT / "src" / "train_DDP.py", 2)
-    done = run("unshare", "-u", "sh", "-c", 'hostname no-such-host && exec "$@"', "sh", *words,
-               "--dataset", digits, *TINY, "--result_dir", tmp_path, env=variables)
+    done = run(
+        "unshare",
+        "-u",
+        "sh",
+        "-c",
+        'hostname no-such-host && exec "$@"',
+        "sh",
+        *words,
+        "--dataset",
+        digits,
+        *TINY,
+        "--result_dir",
+        tmp_path,
+        env=variables,
+    )
     assert done.returncode == 0 and "epoch 2/2" in done.stdout, done.stderr
 
 
@@ -604,8 +792,9 @@ def started_late(*_):
 signal.signal(signal.SIGTERM, started_late)
 print("ready", flush=True)
 time.sleep(987)"""
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE,
-                               start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
+    )
     with process.stdout:
         process.stdout.readline()
         runs.stop(process)
@@ -617,13 +806,19 @@ time.sleep(987)"""
 @pytest.mark.fault("two runs at once", "Ctrl-C in running.sh")
 def test_two_at_once_then_ctrl_c_for_one(stand_ins, data, tmp_path):
     """In folders of their own; each uses torchrun, so their ports must not clash."""
-    with_torchrun(stand_ins, """
+    with_torchrun(
+        stand_ins,
+        """
     if args.epochs == 3:
         args.result_dir.joinpath("begun").touch()
-        time.sleep(987)""")
+        time.sleep(987)""",
+    )
     words = [data, "--part", "cells", "--without", "amp", "--result_dir"]
-    long = start([stand_ins / "running.sh", "3", *words, tmp_path / "3"], cwd=stand_ins,
-                 start_new_session=True)
+    long = start(
+        [stand_ins / "running.sh", "3", *words, tmp_path / "3"],
+        cwd=stand_ins,
+        start_new_session=True,
+    )
     wait_until(lambda: (tmp_path / "3" / "running" / "begun").exists() or long.poll() is not None)
     assert_one_line(drive(stand_ins, "2", *words, tmp_path / "3"), 1, "name another --result_dir")
     short = drive(stand_ins, "2", *words, tmp_path / "2")
@@ -636,14 +831,30 @@ def test_two_at_once_then_ctrl_c_for_one(stand_ins, data, tmp_path):
 
 # ------------------------------------------------------------------------------ wrong use
 @pytest.mark.fault("wrong use of running.sh", "options of the driver behind --")
-@pytest.mark.parametrize("words", [
-    ["0"], ["-1"], ["abc"], ["1.5"], ["1", "a", "b"],
-    ["--epochs", "1"], ["1", "--without", "nothing"], ["1", "--with", "profile"], [""],
-    ["1", "--part", "staircase"],
-    ["1", "--minutes", "0"], ["1", "--minutes", "nan"], ["1", "--runs", "0"],
-    ["5", "a", "--", "--epochs", "1"], ["5", "a", "--", "--epochs=1"],
-    ["5", "a", "--", "--epoch", "1"], ["5", "a", "--", "--lr", "1", "--dataset", "b"],
-    ["5", "a", "--", "--result_dir", "b"]], ids=repr)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["0"],
+        ["-1"],
+        ["abc"],
+        ["1.5"],
+        ["1", "a", "b"],
+        ["--epochs", "1"],
+        ["1", "--without", "nothing"],
+        ["1", "--with", "profile"],
+        [""],
+        ["1", "--part", "staircase"],
+        ["1", "--minutes", "0"],
+        ["1", "--minutes", "nan"],
+        ["1", "--runs", "0"],
+        ["5", "a", "--", "--epochs", "1"],
+        ["5", "a", "--", "--epochs=1"],
+        ["5", "a", "--", "--epoch", "1"],
+        ["5", "a", "--", "--lr", "1", "--dataset", "b"],
+        ["5", "a", "--", "--result_dir", "b"],
+    ],
+    ids=repr,
+)
 def test_wrong_use(words, capsys):
     with pytest.raises(SystemExit) as end:
         running.parse(words)
@@ -664,19 +875,31 @@ def test_wrong_use_of_a_shell_writes_and_executes_nothing(words, project, tmp_pa
 
 
 @pytest.mark.fault("no images in the source", "wrong options")
-@pytest.mark.parametrize("words, part", [
-    (["1", "no/such/folder"], "--dataset"),
-    (["1", "DIGITS", "--", "--no_such_option"], "--no_such_option"),
-    (["1", "DIGITS", "--part", "cells", "--", "--dali_device=tpu"], "--dali_device")])
+@pytest.mark.parametrize(
+    "words, part",
+    [
+        (["1", "no/such/folder"], "--dataset"),
+        (["1", "DIGITS", "--", "--no_such_option"], "--no_such_option"),
+        (["1", "DIGITS", "--part", "cells", "--", "--dali_device=tpu"], "--dali_device"),
+    ],
+)
 def test_wrong_options_for_the_scripts_end_it_at_once(words, part, project, digits):
     done = drive(project, *[digits if word == "DIGITS" else word for word in words], cwd=project)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1 and part in done.stderr
 
 
-@pytest.mark.parametrize("told, batch", [
-    ("143771\n", 256), ("81559\n16384\n", 128), ("8192\n", 64), ("4096\n", 32), ("[N/A]\n", 32),
-    (None, 32)])
+@pytest.mark.parametrize(
+    "told, batch",
+    [
+        ("143771\n", 256),
+        ("81559\n16384\n", 128),
+        ("8192\n", 64),
+        ("4096\n", 32),
+        ("[N/A]\n", 32),
+        (None, 32),
+    ],
+)
 def test_without_a_dataset_a_gpu_gets_work(told, batch, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     if told:

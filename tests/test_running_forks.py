@@ -8,10 +8,10 @@ import sys
 
 import psutil
 import pytest
-from helpers import processes_of, wait_until
 
 import forking
 import runs
+from helpers import processes_of, wait_until
 
 TEXT = """
 import atexit
@@ -76,8 +76,13 @@ def server(script):
 
 def outcome(script, how, server, log):
     """Return (exit status, lines of the log) of a run."""
-    status, _ = runs.follow([sys.executable, str(script), how], log, lambda line, seconds: None,
-                            {"MORE": "more"}, server)
+    status, _ = runs.follow(
+        [sys.executable, str(script), how],
+        log,
+        lambda line, seconds: None,
+        {"MORE": "more"},
+        server,
+    )
     return status, log.read_text().splitlines()[1:]
 
 
@@ -98,11 +103,12 @@ def test_workers_of_a_fork_start_by_any_method(tmp_path):
     server = forking.Server(script, os.environ)
     try:
         methods = ["fork", "forkserver", "spawn"]
-        status, _ = runs.follow([sys.executable, str(script), *methods], log,
-                                lambda line, seconds: None, server=server)
+        status, _ = runs.follow(
+            [sys.executable, str(script), *methods], log, lambda line, seconds: None, server=server
+        )
         told = log.read_text()
         assert status == 0, told
-        total = sum(100.0 ** 3 * index ** 2 for index in range(6))
+        total = sum(100.0**3 * index**2 for index in range(6))
         assert told.splitlines()[1:] == [f"{method} {total}" for method in methods]
     finally:
         server.process.kill()
@@ -123,15 +129,22 @@ def test_imports_that_open_a_gpu_leave_every_run_a_process(tmp_path):
 
 
 def test_a_run_that_is_stopped_ends_with_its_children_and_the_server_goes_on(
-        script, server, tmp_path):
-    script.write_text(TEXT.replace('    how = sys.argv[1]', """    how = sys.argv[1]
+    script, server, tmp_path
+):
+    script.write_text(
+        TEXT.replace(
+            "    how = sys.argv[1]",
+            """    how = sys.argv[1]
     if how == "sleep":
         import subprocess
-        subprocess.run([sys.executable, "-c", "import time; time.sleep(988)", __file__])"""))
+        subprocess.run([sys.executable, "-c", "import time; time.sleep(988)", __file__])""",
+        )
+    )
 
     def stop(line, seconds):
         if processes_of("988"):
             raise runs.GiveUp("enough")
+
     with pytest.raises(runs.GiveUp):
         runs.follow([sys.executable, str(script), "sleep"], tmp_path / "log", stop, server=server)
     assert processes_of(script) == [psutil.Process(server.process.pid)]
@@ -142,10 +155,17 @@ def test_a_run_that_is_stopped_ends_with_its_children_and_the_server_goes_on(
 
 
 def test_a_server_ends_with_its_driver(script, tmp_path):
-    code = ("import forking, os, sys; server = forking.Server(sys.argv[1], os.environ);"
-            "print(server.process.pid, flush=True); os.kill(os.getpid(), 9)")
-    done = subprocess.run([sys.executable, "-c", code, script], capture_output=True, text=True,
-                          cwd=runs.ROOT / "tools")
+    code = (
+        "import forking, os, sys; server = forking.Server(sys.argv[1], os.environ);"
+        "print(server.process.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, script],
+        capture_output=True,
+        text=True,
+        cwd=runs.ROOT / "tools",
+    )
     pid = int(done.stdout)
-    wait_until(lambda: not psutil.pid_exists(pid)
-               or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    wait_until(
+        lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    )

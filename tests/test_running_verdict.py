@@ -13,17 +13,31 @@ import runs
 from records import Training, Verdict
 from whatif import stats
 
-MACHINE = dict(gpus=1, gpu="X1", cores=2, cpu="A CPU", packages={}, bfloat16=True, driver="1",
-               cuda="13", cudnn="9", python="3.12")
-OPTIONS = dict(model="conv11", width=16, image_size=32, batch_size=100, epochs=5,
-               dataset="digits")
+MACHINE = dict(
+    gpus=1,
+    gpu="X1",
+    cores=2,
+    cpu="A CPU",
+    packages={},
+    bfloat16=True,
+    driver="1",
+    cuda="13",
+    cudnn="9",
+    python="3.12",
+)
+OPTIONS = dict(model="conv11", width=16, image_size=32, batch_size=100, epochs=5, dataset="digits")
 
 
 def runs_of(*speeds, start=0, step=2, noise=0.01):
     """Return runs at every `step` of time; their five epochs scatter by `noise`."""
-    return [dict(number=start + step * i, images_per_second=speed, rates=[
-        speed * (1 + part * noise) for part in (-1, -0.5, 0, 0.5, 1)])
-        for i, speed in enumerate(speeds)]
+    return [
+        dict(
+            number=start + step * i,
+            images_per_second=speed,
+            rates=[speed * (1 + part * noise) for part in (-1, -0.5, 0, 0.5, 1)],
+        )
+        for i, speed in enumerate(speeds)
+    ]
 
 
 def compare(runs, others):
@@ -36,15 +50,22 @@ def told(estimate):
     return running.VERDICTS[stats.verdict(estimate, ratios.CLEAR, stats.ADVISED)].value
 
 
-@pytest.mark.parametrize("speeds, others, settled, word", [
-    ((150,), (100,), True, "faster"), ((50,), (100,), True, "slower"),
-    ((110,), (100,), False, "not clear"), ((90,), (100,), False, "not clear"),
-    ((110, 111), (100, 101), True, "faster"), ((90, 91), (100, 101), True, "slower"),
-    ((105, 95), (100, 100), False, "not clear"),
-    ((104, 108, 99, 102), (100, 100, 100, 100), False, "no difference"),
-    ((103, 103, 103, 103), (100, 100, 100, 100), True, "faster"),
-    ((100.2, 99.9, 100), (100, 100, 100), True, "no difference"),
-    ((101.5, 101.5, 101.5, 101.5), (100, 100, 100, 100), True, "no difference")])
+@pytest.mark.parametrize(
+    "speeds, others, settled, word",
+    [
+        ((150,), (100,), True, "faster"),
+        ((50,), (100,), True, "slower"),
+        ((110,), (100,), False, "not clear"),
+        ((90,), (100,), False, "not clear"),
+        ((110, 111), (100, 101), True, "faster"),
+        ((90, 91), (100, 101), True, "slower"),
+        ((105, 95), (100, 100), False, "not clear"),
+        ((104, 108, 99, 102), (100, 100, 100, 100), False, "no difference"),
+        ((103, 103, 103, 103), (100, 100, 100, 100), True, "faster"),
+        ((100.2, 99.9, 100), (100, 100, 100), True, "no difference"),
+        ((101.5, 101.5, 101.5, 101.5), (100, 100, 100, 100), True, "no difference"),
+    ],
+)
 def test_verdicts(speeds, others, settled, word):
     found = compare(runs_of(*speeds, start=1), runs_of(*others))
     assert told(found) == word and ratios.is_settled(found) == settled
@@ -54,13 +75,16 @@ def test_each_run_is_compared_with_the_other_set_at_its_time():
     drifting = runs_of(100, 80, 60)
     found = ratios.compare(runs_of(135, 105, start=1), drifting, doubt=0.01)
     assert math.isclose(found.speedup, 1.5) and found.spread < 0.05
-    assert [compare(runs_of(90, start=start), drifting).speedup
-            for start in (-1, 0, 0.5, 3, 9)] == [0.9, 0.9, 90 / 95, 90 / 70, 1.5]
+    assert [
+        compare(runs_of(90, start=start), drifting).speedup for start in (-1, 0, 0.5, 3, 9)
+    ] == [0.9, 0.9, 90 / 95, 90 / 70, 1.5]
 
 
 def test_epochs_that_scatter_make_a_ratio_uncertain():
-    steady, loose = (compare(runs_of(110, 110, start=1, noise=noise), runs_of(100, 100)).spread
-                     for noise in (0.01, 0.2))
+    steady, loose = (
+        compare(runs_of(110, 110, start=1, noise=noise), runs_of(100, 100)).spread
+        for noise in (0.01, 0.2)
+    )
     assert steady < 0.02 < 0.1 < loose
     assert ratios.scatter([5]) == 0 and ratios.scatter([5, 5, 5]) == 0
     assert ratios.scatter([5.02, 5, 5.01, 2, 4.99]) < 0.005  # one odd window
@@ -71,7 +95,8 @@ def test_what_is_known_of_a_machine_decides_how_far_one_run_counts():
     same = [100, 101, 100, 101, 100, 101, 100]
     nothing, two, seven, stall, jumps = (
         ratios.doubt_of(runs_of(*speeds) for speeds in sets)
-        for sets in ([], [[100, 101]], [same], [[*same, 30], [100, 101]], [[100, 150]]))
+        for sets in ([], [[100, 101]], [same], [[*same, 30], [100, 101]], [[100, 150]])
+    )
     assert nothing is None and 0.18 < two < 0.2
     assert 0.03 < seven < 0.04 and 0.03 < stall < 0.04 and jumps > 1
 
@@ -80,8 +105,9 @@ def test_a_technique_that_does_nothing_is_rarely_called_a_gain():
     random.seed(1)
     words = []
     for _ in range(400):
-        one, other = (runs_of(*(random.gauss(100, 3) for _ in range(4)), start=start)
-                      for start in (1, 0))
+        one, other = (
+            runs_of(*(random.gauss(100, 3) for _ in range(4)), start=start) for start in (1, 0)
+        )
         for n in (2, 3, 4):
             found = compare(one[:n], other[:n])
             if ratios.is_settled(found):
@@ -91,9 +117,17 @@ def test_a_technique_that_does_nothing_is_rarely_called_a_gain():
 
 
 # ------------------------------------------------------------------------------ a staircase
-def session_of(speed_of, monkeypatch, runs=4, minutes=math.inf, epochs=5,
-               seconds_of=lambda techniques, ran: 10, data_wait=0.01, table=running.Table,
-               **details):
+def session_of(
+    speed_of,
+    monkeypatch,
+    runs=4,
+    minutes=math.inf,
+    epochs=5,
+    seconds_of=lambda techniques, ran: 10,
+    data_wait=0.01,
+    table=running.Table,
+    **details,
+):
     """Return (a Table whose runs are made up, the list of sets it has run).
 
     `speed_of(techniques, number)` gives images/s of a run, `seconds_of(techniques, ran)` how long
@@ -107,10 +141,23 @@ def session_of(speed_of, monkeypatch, runs=4, minutes=math.inf, epochs=5,
         clock[0] += seconds
         epoch = dict(images_per_second=speed, seconds=1000 / speed, data_wait=data_wait)
         number = int(options[options.index("--epochs") + 1])
-        return "ok", 0, dict(epochs=[epoch] * number, options=OPTIONS, images_per_second=speed,
-                             train_seconds=1, val_top1=0.9, warmup_seconds=1,
-                             peak_memory_bytes=None, lines=[seconds / 5 * i for i in range(
-                                 1, number + 1)], wall_seconds=seconds) | details
+        return (
+            "ok",
+            0,
+            dict(
+                epochs=[epoch] * number,
+                options=OPTIONS,
+                images_per_second=speed,
+                train_seconds=1,
+                val_top1=0.9,
+                warmup_seconds=1,
+                peak_memory_bytes=None,
+                lines=[seconds / 5 * i for i in range(1, number + 1)],
+                wall_seconds=seconds,
+            )
+            | details,
+        )
+
     monkeypatch.setattr(running, "run", made_up)
     monkeypatch.setattr(running, "options_of", lambda techniques, options: options)
     monkeypatch.setattr(running.time, "monotonic", lambda: clock[0])
@@ -130,8 +177,9 @@ GAINS = dict(good=1.5, little=1.04, nothing=1, bad=0.6)
 
 def product_of(gains, noise=(1,)):
     """Return a speed_of: 100 times the gains of a set's techniques; runs differ by `noise`."""
-    return lambda names, number: 100 * noise[number % len(noise)] * math.prod(
-        gains[name] for name in names)
+    return lambda names, number: (
+        100 * noise[number % len(noise)] * math.prod(gains[name] for name in names)
+    )
 
 
 def test_one_run_is_enough_where_runs_do_not_differ(monkeypatch):
@@ -141,10 +189,12 @@ def test_one_run_is_enough_where_runs_do_not_differ(monkeypatch):
     assert ran == ["", "", "good", "good little", "good little nothing", "bad good little"]
     session.confirm()  # two runs of what was kept
     assert ran[6:] == ["", "good little", "good"]
-    assert [(name, row.n, row.verdict.value, row.kept) for name, row in rows.items()
-            if row.n] == [("+good", 2, "faster", True), ("+little", 2, "faster", True),
-                               ("+nothing", 1, "no difference", False),
-                               ("+bad", 1, "slower", False)]
+    assert [(name, row.n, row.verdict.value, row.kept) for name, row in rows.items() if row.n] == [
+        ("+good", 2, "faster", True),
+        ("+little", 2, "faster", True),
+        ("+nothing", 1, "no difference", False),
+        ("+bad", 1, "slower", False),
+    ]
     assert [run["number"] for run in rows["plain"].runs] == [1, 2, 7]
     assert report.warning(session.rows) == ""
     table = report.markdown(session.rows)
@@ -156,14 +206,31 @@ def test_by_turns_until_it_is_settled(monkeypatch):
     session, ran = session_of(product_of(gains, (1, 1.03, 0.98)), monkeypatch)
     best, rows = climb(session, *gains)
     # `equal` seems to gain on top of `large` once; the baseline runs along the way
-    assert ran == ["", "", "slow", "equal", "near", "large", "equal large", "", "equal large near",
-                   "equal large slow", "equal large", "equal large near"]
+    assert ran == [
+        "",
+        "",
+        "slow",
+        "equal",
+        "near",
+        "large",
+        "equal large",
+        "",
+        "equal large near",
+        "equal large slow",
+        "equal large",
+        "equal large near",
+    ]
     session.confirm()
     # each row stands below the row that it was added to
     assert [(row.column, report.verdict(row)) for row in session.rows[1:]] == [
-        ("+slow", "slower"), ("+equal", "tried again"), ("+near", "tried again"),
-        ("+large", "kept"), ("+equal", "kept, no difference"), ("+near", "slower"),
-        ("+slow", "slower")]
+        ("+slow", "slower"),
+        ("+equal", "tried again"),
+        ("+near", "tried again"),
+        ("+large", "kept"),
+        ("+equal", "kept, no difference"),
+        ("+near", "slower"),
+        ("+slow", "slower"),
+    ]
     assert best is session.rows[5] and report.fastest(session.rows) is session.rows[4]
     # what is not settled runs again, beside the set that it was added to
     assert session.rows[5].n == 4 and ran[-2:] == ["equal large", "large"]
@@ -171,8 +238,9 @@ def test_by_turns_until_it_is_settled(monkeypatch):
 
 def test_what_was_kept_and_gains_no_longer_says_so(monkeypatch):
     """`lucky` was fast in its first run only."""
-    session, ran = session_of(lambda names, number: 110 if names and number < 3 else 100,
-                              monkeypatch)
+    session, ran = session_of(
+        lambda names, number: 110 if names and number < 3 else 100, monkeypatch
+    )
     _, rows = climb(session, "lucky")
     session.confirm()
     assert ran == ["", "", "lucky", *["", "lucky"] * 3]
@@ -183,8 +251,10 @@ def test_what_was_kept_and_gains_no_longer_says_so(monkeypatch):
 
 def test_ratios_to_the_same_run_are_not_independent():
     four = runs_of(110, 110, 110, 110, start=1, step=0.1)
-    apart, shared = (ratios.compare(four, others, doubt=0.1).spread for others in (
-        runs_of(100, 100, 100, 100, start=0.95, step=0.1), runs_of(100)))
+    apart, shared = (
+        ratios.compare(four, others, doubt=0.1).spread
+        for others in (runs_of(100, 100, 100, 100, start=0.95, step=0.1), runs_of(100))
+    )
     assert math.isclose(apart, 1.1 * 0.1 / 2) and math.isclose(shared, 1.1 * 0.1 * (5 / 8) ** 0.5)
 
 
@@ -210,8 +280,9 @@ def test_time_that_is_left_goes_into_more_runs(monkeypatch):
 
 def test_in_the_end_each_row_is_judged_by_all_runs(monkeypatch):
     """The machine gets 2 % slower with each run."""
-    session, ran = session_of(lambda names, number: 0.98 ** number * product_of(GAINS)(names, 0),
-                              monkeypatch)
+    session, ran = session_of(
+        lambda names, number: 0.98**number * product_of(GAINS)(names, 0), monkeypatch
+    )
     _, rows = climb(session, "good", "bad")
     assert math.isclose(rows["+bad"].ratio, 0.6 * 0.98)
     session.confirm()
@@ -224,8 +295,9 @@ def test_in_the_end_each_row_is_judged_by_all_runs(monkeypatch):
 def test_a_later_run_that_does_not_end_well_is_told(status, monkeypatch, tmp_path):
     session, _ = session_of(product_of(GAINS), monkeypatch)
     climb(session, "good")
-    monkeypatch.setattr(running, "run", lambda *_: (
-        status, 1, {"error": "RuntimeError: no memory", "log": "a.log"}))
+    monkeypatch.setattr(
+        running, "run", lambda *_: (status, 1, {"error": "RuntimeError: no memory", "log": "a.log"})
+    )
     session.confirm()
     session.repeat(session.rows[0])
     table, why = report.markdown(session.rows), f"{status.upper()}: RuntimeError: no memory"
@@ -247,8 +319,9 @@ def test_a_baseline_that_was_disturbed(monkeypatch):
     assert session.rows[0].images_per_second == 100
     assert "it trained 20 images/s and then 100" in report.warning(session.rows)
     # a machine that gets slower bit by bit spoils nothing
-    session, ran = session_of(lambda names, number: (150 if names else 100) * 0.98 ** number,
-                              monkeypatch)
+    session, ran = session_of(
+        lambda names, number: (150 if names else 100) * 0.98**number, monkeypatch
+    )
     best, rows = climb(session, "good")
     assert best.techniques == ["good"] and abs(rows["+good"].ratio - 1.5) < 0.05
     assert report.warning(session.rows) == ""
@@ -256,8 +329,7 @@ def test_a_baseline_that_was_disturbed(monkeypatch):
 
 def test_first_tries_come_before_second_runs(monkeypatch):
     names = ["a", "b", "c", "d"]
-    session, ran = session_of(lambda techniques, _: 100 + len(techniques), monkeypatch,
-                              minutes=1.7)
+    session, ran = session_of(lambda techniques, _: 100 + len(techniques), monkeypatch, minutes=1.7)
     climb(session, *names)
     assert ran == ["", "", *names, "", "a"]
     session, ran = session_of(lambda *_: 100, monkeypatch, runs=1)
@@ -267,13 +339,29 @@ def test_first_tries_come_before_second_runs(monkeypatch):
 
 def test_what_was_left_out_is_tried_on_a_faster_set_before_that_runs_again(monkeypatch):
     """amp gains nothing until the model is compiled, and time is short."""
+
     def speed_of(names, number):
-        return 100 * (1.3 if "cache" in names else 1) * (
-            {2: 2, 1: 1.3}.get(len({"amp", "compile"} & {*names}), 1) if "compile" in names else 1)
+        return (
+            100
+            * (1.3 if "cache" in names else 1)
+            * (
+                {2: 2, 1: 1.3}.get(len({"amp", "compile"} & {*names}), 1)
+                if "compile" in names
+                else 1
+            )
+        )
+
     session, ran = session_of(speed_of, monkeypatch, minutes=1.9)
     best, _ = climb(session, "cache", "amp", "compile", "fused")
-    assert ran == ["", "", "cache", "amp cache", "cache compile", "amp cache compile",
-                   "amp cache compile fused"]
+    assert ran == [
+        "",
+        "",
+        "cache",
+        "amp cache",
+        "cache compile",
+        "amp cache compile",
+        "amp cache compile fused",
+    ]
     assert best.techniques == ["amp", "cache", "compile"]
 
 
@@ -287,15 +375,21 @@ def test_while_steps_wait_loading_comes_first(monkeypatch):
 
 def test_a_list_is_tried_to_its_end_on_each_set(monkeypatch):
     """cache and DALI gain nothing until the steps are faster; then DALI gains more."""
+
     def speed_of(names, number):
-        return min(100 * (2 if "fast" in names else 1),
-                   180 if "DALI" in names else 130 if "cache" in names else 120)
+        return min(
+            100 * (2 if "fast" in names else 1),
+            180 if "DALI" in names else 130 if "cache" in names else 120,
+        )
+
     session, ran = session_of(speed_of, monkeypatch)
     best = session.climb([("data", ["cache", "DALI"]), ("compute", ["fast"])], [])
     assert ran == ["", "", "cache", "DALI", "fast", "cache fast", "DALI fast"]
     assert best.techniques == ["DALI", "fast"]
     assert [report.verdict(row) for row in session.rows if row.on == ["fast"]] == [
-        "gains less", "kept"]
+        "gains less",
+        "kept",
+    ]
 
 
 def test_what_gains_in_its_first_run_is_kept_and_the_table_says_how_sure_that_is(monkeypatch):
@@ -318,8 +412,10 @@ def test_a_run_is_given_up_when_it_takes_far_longer_not_when_it_stalls(monkeypat
             with pytest.raises(runs.GiveUp, match=message):
                 check(lines, until + 1)
             return "skip", 0, {"error": ""}
+
         monkeypatch.setattr(running, "run", stalled)
         assert session.measure(["a"])[0] == "skip"
+
     judged([], 330, "given up after 331 s, in epoch 1 of 5")  # three times 10 s, and five minutes
     judged([200], 224, "given up after 225 s, in epoch 2 of 5")  # three times 8 s after the first
     # a minute less those 10 s, and 15 s for the baseline's last run
@@ -342,8 +438,15 @@ def quick_session(monkeypatch, minutes, seed=1, scatter=0.01, **more):
         if "compile" in techniques:
             return 15 if "compile" in " ".join(ran) else 60
         return 8 if "amp" in techniques else 10 if "cache" in techniques else 15
-    return session_of(speed_of, monkeypatch, minutes=minutes, seconds_of=seconds_of,
-                      table=running.QuickTable, **more)
+
+    return session_of(
+        speed_of,
+        monkeypatch,
+        minutes=minutes,
+        seconds_of=seconds_of,
+        table=running.QuickTable,
+        **more,
+    )
 
 
 def finish(session, names):
@@ -360,9 +463,15 @@ def test_a_quick_table_has_verdicts_in_its_five_minutes(monkeypatch):
         session, ran = quick_session(monkeypatch, 4.5, seed)  # 15 s each to calibrate, to close
         rows = finish(session, QUICK)
         assert running.time.monotonic() <= session.deadline
-        assert ran[:7] == ["", "", "cache", "cache channels_last", "amp cache channels_last",
-                           "amp cache channels_last compile",
-                           "amp cache channels_last compile fused"]
+        assert ran[:7] == [
+            "",
+            "",
+            "cache",
+            "cache channels_last",
+            "amp cache channels_last",
+            "amp cache channels_last compile",
+            "amp cache channels_last compile fused",
+        ]
         assert all(rows[f"+{name}"].kept for name in QUICK)
         assert all(rows[f"+{name}"].verdict is Verdict.FASTER for name in [*QUICK][:4])
         assert sum("compile" in names for names in ran) >= 5  # of two sets
@@ -376,7 +485,10 @@ def test_of_a_quick_table_what_is_open_runs_again_too(monkeypatch):
     noise, gains = random.Random(1), product_of(dict(large=1.5, equal=1))
     session, ran = session_of(
         lambda names, number: gains(names, 0) * (1 if number < 4 else noise.gauss(1, 0.02)),
-        monkeypatch, minutes=30, table=running.QuickTable)
+        monkeypatch,
+        minutes=30,
+        table=running.QuickTable,
+    )
     _, rows = climb(session, "large", "equal")
     assert ran == ["", "", "large", "equal large"] and rows["+equal"].settled
     session.confirm()
@@ -415,6 +527,7 @@ def test_a_later_run_that_fails_is_not_tried_again_in_a_quick_table(monkeypatch)
     def failing(techniques):
         found = measure(techniques)
         return ("fail", 1, {"error": "no memory"}) if "fused" in techniques else found
+
     monkeypatch.setattr(session, "measure", failing)
     before = len(ran)
     session.confirm()
@@ -422,10 +535,15 @@ def test_a_later_run_that_fails_is_not_tried_again_in_a_quick_table(monkeypatch)
     assert rows["+fused"].failed and rows["+compile"].n == 4
 
 
-@pytest.mark.parametrize("step, images, options, ran, found", [
-    (0.2, 1000, [], [5], (0.2, 10, 3)), (0.01, 5050, [], [5, 40], (0.01, 50, 3)),
-    (0.01, 300, [], [5], (0.01, 3, 3)),  # shorter than five steps
-    (0.01, 5000, ["--steps", "9", "--steps=30"], [5, 30], (0.01, 30, 3))])
+@pytest.mark.parametrize(
+    "step, images, options, ran, found",
+    [
+        (0.2, 1000, [], [5], (0.2, 10, 3)),
+        (0.01, 5050, [], [5, 40], (0.01, 50, 3)),
+        (0.01, 300, [], [5], (0.01, 3, 3)),  # shorter than five steps
+        (0.01, 5000, ["--steps", "9", "--steps=30"], [5, 30], (0.01, 30, 3)),
+    ],
+)
 def test_some_steps_of_the_baseline_are_timed(step, images, options, ran, found, tmp_path):
     taken = []
 
@@ -433,22 +551,38 @@ def test_some_steps_of_the_baseline_are_timed(step, images, options, ran, found,
         taken.append(int(words[-1]))
         (tmp_path / "log").write_text(f"train: 4 parameters, {images:,} images, 2 classes, cpu\n")
         seconds = step * min(taken[-1], images // 100)
-        return "ok", 0, dict(options=dict(batch_size=100), epochs=[dict(seconds=9),
-                             dict(seconds=seconds)], lines=[20, 20 + seconds + 3])
+        return (
+            "ok",
+            0,
+            dict(
+                options=dict(batch_size=100),
+                epochs=[dict(seconds=9), dict(seconds=seconds)],
+                lines=[20, 20 + seconds + 3],
+            ),
+        )
+
     told = calibration.calibrate(made_up, options, tmp_path / "log")
     assert taken == ran and told == pytest.approx(found)
 
 
 def test_a_calibration_that_fails_leaves_all_as_it_is(tmp_path, capsys):
     (tmp_path / "log").write_text("")
-    for answer in (("skip", 1, {"error": "no package"}), ("fail", 1, {"error": "none"}),
-                   ("ok", 0, dict(epochs=[dict(seconds=1)], lines=[1, 2]))):
+    for answer in (
+        ("skip", 1, {"error": "no package"}),
+        ("fail", 1, {"error": "none"}),
+        ("ok", 0, dict(epochs=[dict(seconds=1)], lines=[1, 2])),
+    ):
         assert calibration.calibrate(lambda _: answer, [], tmp_path / "log") is None
     (tmp_path / "log").write_text("train: 1 parameters, 999 images, 2 classes, cpu")
-    answers = iter([("ok", 0, dict(options=dict(batch_size=9), lines=[1, 3],
-                                   epochs=[dict(seconds=0.1)])), ("skip", 0, {})])
+    answers = iter(
+        [
+            ("ok", 0, dict(options=dict(batch_size=9), lines=[1, 3], epochs=[dict(seconds=0.1)])),
+            ("skip", 0, {}),
+        ]
+    )
     assert calibration.calibrate(lambda _: next(answers), [], tmp_path / "log") == pytest.approx(
-        (0.02, 111, 1.9))
+        (0.02, 111, 1.9)
+    )
     given_up = calibration.calibrate(lambda _: ("skip", 0, {}), [], tmp_path / "log")
     steps, epochs, told = calibration.fit(*given_up, 3, 5, True)
     assert (steps, epochs) == (5, 3) and "a run would take too much of the 5 minutes" in told
@@ -461,9 +595,18 @@ def test_a_calibration_that_fails_leaves_all_as_it_is(tmp_path, capsys):
 def test_when_a_warm_up_pays_back():
     def row(speed, warmup, *techniques, **details):
         epoch = dict(images_per_second=speed, seconds=1000 / speed, data_wait=0)
-        return Training(row="staircase", techniques=techniques, epochs=[epoch] * 5, options=OPTIONS,
-                        images_per_second=speed, warmup_seconds=warmup, val_top1=0.9,
-                        column="".join(f"+{name}" for name in techniques), **details)
+        return Training(
+            row="staircase",
+            techniques=techniques,
+            epochs=[epoch] * 5,
+            options=OPTIONS,
+            images_per_second=speed,
+            warmup_seconds=warmup,
+            val_top1=0.9,
+            column="".join(f"+{name}" for name in techniques),
+            **details,
+        )
+
     base, compiled = row(100, 10), row(200, 30, "compile", on=[], kept=True)
     # 10 steps are an epoch; then each step saves half a second of 20
     assert report.pays_back(compiled, base) == "50 steps"
@@ -473,10 +616,14 @@ def test_when_a_warm_up_pays_back():
     slow = row(300, 60, "amp", "compile", on=["compile"], kept=True)
     text = "\n".join(report.staircase([base, compiled, slow]))
     assert "Fastest per step, all that gained: `./compose.sh amp compile > my_train.py`" in text
-    assert ("- Fastest over the whole of 5 epochs, with warm-up:\n  `src/train.py`, the baseline,\n"
-            "  50.0 s without validation; the fastest per step takes 73.3 s") in text
+    assert (
+        "- Fastest over the whole of 5 epochs, with warm-up:\n  `src/train.py`, the baseline,\n"
+        "  50.0 s without validation; the fastest per step takes 73.3 s"
+    ) in text
     # of the baseline the median warm-up counts, of others the first, which may compile
-    seconds = [dict(number=i, images_per_second=100, rates=[100], warmup_seconds=each)
-               for i, each in enumerate((30, 4, 5))]
+    seconds = [
+        dict(number=i, images_per_second=100, rates=[100], warmup_seconds=each)
+        for i, each in enumerate((30, 4, 5))
+    ]
     assert report.warmup(row(100, 30, runs=seconds)) == 5
     assert report.warmup(row(100, 30, "compile", runs=seconds)) == 30

@@ -11,11 +11,26 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import (DDP_WORKERS, ROOT, SRC, TINY, SmallDisk, assert_one_line, module_of, params,
-                     run, run_forked, spy, start, train, weights)
+from torchvision.transforms import v2 as transforms
+
+from helpers import (
+    DDP_WORKERS,
+    ROOT,
+    SRC,
+    TINY,
+    SmallDisk,
+    assert_one_line,
+    module_of,
+    params,
+    run,
+    run_forked,
+    spy,
+    start,
+    train,
+    weights,
+)
 from test_loader import FAULTY, ODD_NAMES, classes, photo, save, spoil, unusual
 from test_resize import claims
-from torchvision.transforms import v2 as transforms
 
 SCRIPTS = sorted(SRC.glob("train*.py"))
 MNIST = ROOT.parent / "shared" / "data" / "mnist_png.tar.xz"
@@ -24,10 +39,20 @@ MNIST = ROOT.parent / "shared" / "data" / "mnist_png.tar.xz"
 # -------------------------------------------------------------------------- options, records
 def test_options_and_defaults_are_the_same_everywhere():
     """The help shows the defaults, such as the batch size."""
+
     def options(path):
-        return {action.dest: (action.option_strings, action.default, action.choices, action.nargs,
-                              action.help, getattr(action.type, "__qualname__", action.type))
-                for action in module_of(path).build_parser()._actions}
+        return {
+            action.dest: (
+                action.option_strings,
+                action.default,
+                action.choices,
+                action.nargs,
+                action.help,
+                getattr(action.type, "__qualname__", action.type),
+            )
+            for action in module_of(path).build_parser()._actions
+        }
+
     for kind, default in (("train", 120), ("loader", 64)):
         baseline = options(SRC / f"{kind}.py")
         assert len(baseline) >= 13
@@ -44,8 +69,10 @@ def test_as_many_workers_as_usable_cores():
     usable = os.sched_getaffinity(0)
     os.sched_setaffinity(0, [min(usable)])
     try:
-        train_options, options = (vars(module_of(SRC / f"{name}.py").build_parser().parse_args([]))
-                                  for name in ("train", "loader"))
+        train_options, options = (
+            vars(module_of(SRC / f"{name}.py").build_parser().parse_args([]))
+            for name in ("train", "loader")
+        )
     finally:
         os.sched_setaffinity(0, usable)
     assert (train_options["workers"], options["workers"]) == (1, 1)
@@ -54,18 +81,30 @@ def test_as_many_workers_as_usable_cores():
 @pytest.mark.parametrize("script", params(SCRIPTS))
 def test_each_variant_writes_its_record(script, digits, tmp_path):
     workers = DDP_WORKERS if script.stem == "train_DDP" else 1
-    record, output = train(script, "--dataset", digits, *TINY, "--workers", workers, "--result_dir",
-                           tmp_path)
+    record, output = train(
+        script, "--dataset", digits, *TINY, "--workers", workers, "--result_dir", tmp_path
+    )
     assert record["script"] == script.stem
     assert record["options"]["batch_size"] == 40 and record["options"]["lr"] == 0.1
     assert record["classes"] == list("0123456789")
-    parameters = sum(part.numel() for name, part in weights(tmp_path, script.stem).items()
-                     if "running" not in name and "num_b" not in name)
+    parameters = sum(
+        part.numel()
+        for name, part in weights(tmp_path, script.stem).items()
+        if "running" not in name and "num_b" not in name
+    )
     assert output.count(f"{parameters:,} parameters") == 1
     assert len(record["epochs"]) == 2
     for epoch in record["epochs"]:
-        assert epoch.keys() == {"loss", "val_top1", "val_top5", "seconds", "images_per_second",
-                                "data_wait", "val_seconds", "save_seconds"}
+        assert epoch.keys() == {
+            "loss",
+            "val_top1",
+            "val_top5",
+            "seconds",
+            "images_per_second",
+            "data_wait",
+            "val_seconds",
+            "save_seconds",
+        }
         assert 0 <= epoch["val_top1"] <= epoch["val_top5"] <= 1
         assert epoch["val_seconds"] > 0 and epoch["save_seconds"] > 0
         assert 0 <= epoch["data_wait"] <= 1
@@ -78,9 +117,13 @@ def test_each_variant_writes_its_record(script, digits, tmp_path):
     assert record["val_top1"] == record["epochs"][-1]["val_top1"]
     assert record["peak_memory_bytes"] == 0  # of the GPU
     assert [line[:17] for line in output.splitlines() if line.startswith("epoch ")] == [
-        "epoch 1/2  loss 2", "epoch 2/2  loss 2"]
+        "epoch 1/2  loss 2",
+        "epoch 2/2  loss 2",
+    ]
     assert {path.name for path in tmp_path.iterdir() if "trace" not in path.name} == {
-        f"{script.stem}.json", f"{script.stem}.pt"}
+        f"{script.stem}.json",
+        f"{script.stem}.pt",
+    }
 
 
 def test_progress_bar_on_a_terminal_and_plain_lines_in_a_log(digits, tmp_path):
@@ -96,8 +139,20 @@ def test_progress_bar_on_a_terminal_and_plain_lines_in_a_log(digits, tmp_path):
 
 
 def test_models_of_torchvision_and_larger_validation(digits, tmp_path):
-    record, output = train(SRC / "train.py", "--dataset", digits, *TINY, "--model", "resnet18",
-                           "--val_size", 48, "--augment", "resized", "--result_dir", tmp_path)
+    record, output = train(
+        SRC / "train.py",
+        "--dataset",
+        digits,
+        *TINY,
+        "--model",
+        "resnet18",
+        "--val_size",
+        48,
+        "--augment",
+        "resized",
+        "--result_dir",
+        tmp_path,
+    )
     assert "11,181,642 parameters" in output
     assert record["options"]["val_size"] == 48
 
@@ -107,14 +162,41 @@ def test_models_of_torchvision_and_larger_validation(digits, tmp_path):
 def accuracy_of(tmp_path_factory):
     """A function: the validation accuracy that a script reaches on 1,200 digits."""
     folder = tmp_path_factory.mktemp("accuracy")
-    assert run(sys.executable, ROOT / "make_dataset.py", "digits", "--dst", folder / "digits",
-               "--train", 120, "--val", 60).returncode == 0
+    assert (
+        run(
+            sys.executable,
+            ROOT / "make_dataset.py",
+            "digits",
+            "--dst",
+            folder / "digits",
+            "--train",
+            120,
+            "--val",
+            60,
+        ).returncode
+        == 0
+    )
 
     def accuracy_of(name):
-        record, _ = train(SRC / f"{name}.py", "--dataset", folder / "digits", "--image_size", 16,
-                          "--width", 8, "--batch_size", 40, "--epochs", 8, "--workers", DDP_WORKERS,
-                          "--result_dir", folder / name)
+        record, _ = train(
+            SRC / f"{name}.py",
+            "--dataset",
+            folder / "digits",
+            "--image_size",
+            16,
+            "--width",
+            8,
+            "--batch_size",
+            40,
+            "--epochs",
+            8,
+            "--workers",
+            DDP_WORKERS,
+            "--result_dir",
+            folder / name,
+        )
         return record["val_top1"]
+
     return accuracy_of
 
 
@@ -128,9 +210,21 @@ def test_accuracy_is_at_most_a_point_below_the_baselines(accuracy_of):
 @pytest.mark.skipif(not MNIST.exists(), reason="needs the real MNIST in ../shared/data")
 def test_real_mnist_reads_and_trains(tmp_path):
     subprocess.run(["tar", "-xJf", MNIST, "-C", tmp_path], check=True)
-    record, output = train(SRC / "train.py", "--dataset", tmp_path / "mnist_png", "--epochs", 1,
-                           "--steps", 60, "--width", 8, "--image_size", 16, "--result_dir",
-                           tmp_path)
+    record, output = train(
+        SRC / "train.py",
+        "--dataset",
+        tmp_path / "mnist_png",
+        "--epochs",
+        1,
+        "--steps",
+        60,
+        "--width",
+        8,
+        "--image_size",
+        16,
+        "--result_dir",
+        tmp_path,
+    )
     assert " 60,000 images" in output and record["val_top1"] > 0.5
 
 
@@ -146,20 +240,40 @@ def test_layout_of_mnist_png_and_files_that_are_no_pictures(digits, tmp_path):
     assert " 240 images" in output
 
 
-@pytest.mark.fault("PNG named as a JPEG", "CMYK JPEG", "grey JPEG", "EXIF orientation",
-                   "corrupt EXIF", "endings in any case")
+@pytest.mark.fault(
+    "PNG named as a JPEG",
+    "CMYK JPEG",
+    "grey JPEG",
+    "EXIF orientation",
+    "corrupt EXIF",
+    "endings in any case",
+)
 def test_odd_pictures_are_read_as_loader_reads_them(tmp_path):
     unusual(tmp_path / "train/a")
     exif = b"Exif\0\0" + b"II*\0\x08\0\0\0\xff\xff\x12\x01\x03\0\x01\0" + b"\xff" * 9
     save(photo(5), tmp_path / "train/b/corrupt exif.jpg", exif=exif)
     shutil.copytree(tmp_path / "train", tmp_path / "val")
-    seen = spy(tmp_path / "seen", SRC / "train.py", "--dataset", tmp_path, *TINY, "--image_size",
-               40, "--epochs", 1, "--batch_size", 4, "--result_dir", tmp_path)
+    seen = spy(
+        tmp_path / "seen",
+        SRC / "train.py",
+        "--dataset",
+        tmp_path,
+        *TINY,
+        "--image_size",
+        40,
+        "--epochs",
+        1,
+        "--batch_size",
+        4,
+        "--result_dir",
+        tmp_path,
+    )
     pictures = torch.cat(seen("Normalize", False))
     paths = sorted((tmp_path / "val").glob("*/*"))
     load_image = module_of(SRC / "loader.py").load_image
-    cut = transforms.Compose([transforms.Resize(40), transforms.CenterCrop(40),
-                              transforms.PILToTensor()])
+    cut = transforms.Compose(
+        [transforms.Resize(40), transforms.CenterCrop(40), transforms.PILToTensor()]
+    )
     assert len(pictures) == len(paths) == 21
     for path, pixels in zip(paths, pictures):
         assert torch.equal(pixels, cut(load_image(path, path))), path
@@ -181,13 +295,21 @@ def test_a_hidden_folder_and_a_link_to_a_parent_are_named(name, digits, tmp_path
         line = f"data/{split}/3/up/", "a link to one above it repeats images"
         assert_one_line(run_forked(*words), 2, f"{name}.py: error: ", *line)
         (data / split / "3/up").unlink()
-    (data / "train/3/link.png").symlink_to(data / "train/4/0_00000.png" if (
-        data / "train/4/0_00000.png").exists() else next((data / "train/4").iterdir()))
+    (data / "train/3/link.png").symlink_to(
+        data / "train/4/0_00000.png"
+        if (data / "train/4/0_00000.png").exists()
+        else next((data / "train/4").iterdir())
+    )
     assert run_forked(*words).returncode == 0  # a link to an image is one
 
 
-@pytest.mark.fault("odd file names", "name that is not UTF-8", "brackets in the path",
-                   "other files among the images", "endings in any case")
+@pytest.mark.fault(
+    "odd file names",
+    "name that is not UTF-8",
+    "brackets in the path",
+    "other files among the images",
+    "endings in any case",
+)
 def test_odd_names(tmp_path):
     data = tmp_path / "a [b] *c d"
     for split in ("train", "val"):
@@ -196,8 +318,16 @@ def test_odd_names(tmp_path):
             save(photo(k), data / split / "[x] Zoë" / odd)
         for other in ("a.txt", "Thumbs.db", ".DS_Store"):
             (data / split / "it's -1" / other).write_bytes(b"none")
-    record, output = train(SRC / "train.py", "--dataset", data, *TINY, "--batch_size", 4,
-                           "--result_dir", tmp_path / "r")
+    record, output = train(
+        SRC / "train.py",
+        "--dataset",
+        data,
+        *TINY,
+        "--batch_size",
+        4,
+        "--result_dir",
+        tmp_path / "r",
+    )
     assert f" {2 * (len(ODD_NAMES) + 3)} images, " in output and len(record["epochs"]) == 2
 
 
@@ -209,29 +339,62 @@ def test_damaged_picture(kind, workers, photos, tmp_path):
     bad = tmp_path / "set/train/b" / os.fsdecode(b"caf\xe9.jpg")
     shutil.move(tmp_path / "set/train/b/7.jpg", bad)
     spoil(bad, kind)
-    done = run_forked(SRC / "train.py", "--dataset", tmp_path / "set", *TINY, "--steps", 6,
-                      "--batch_size", 4, "--workers", workers, "--result_dir", tmp_path / "r")
+    done = run_forked(
+        SRC / "train.py",
+        "--dataset",
+        tmp_path / "set",
+        *TINY,
+        "--steps",
+        6,
+        "--batch_size",
+        4,
+        "--workers",
+        workers,
+        "--result_dir",
+        tmp_path / "r",
+    )
     assert_one_line(done, 1, "train.py: error: ", str(bad.parent / "caf"))
 
 
 @pytest.mark.fault("header of a huge image")
-@pytest.mark.parametrize("width, height", [(30_000, 30_000), (2 ** 31 + 28, 28)])
+@pytest.mark.parametrize("width, height", [(30_000, 30_000), (2**31 + 28, 28)])
 def test_a_header_that_claims_too_much(width, height, photos, tmp_path):
     shutil.copytree(photos, tmp_path / "set")
     bad = tmp_path / "set/train/b/bad.png"
     bad.write_bytes(claims(width, height))
-    done = run_forked(SRC / "train.py", "--dataset", tmp_path / "set", *TINY, "--steps", 6,
-                      "--batch_size", 4, "--result_dir", tmp_path / "r")
+    done = run_forked(
+        SRC / "train.py",
+        "--dataset",
+        tmp_path / "set",
+        *TINY,
+        "--steps",
+        6,
+        "--batch_size",
+        4,
+        "--result_dir",
+        tmp_path / "r",
+    )
     assert_one_line(done, 1, "train.py: error: ", str(bad))
 
 
 @pytest.mark.skipif(not FAULTY.exists(), reason="needs the pictures of ../shared/data/faulty")
-@pytest.mark.fault("image cut in half", "CMYK JPEG", "transparent image", "EXIF orientation",
-                   "corrupt EXIF", "PNG text bomb")
+@pytest.mark.fault(
+    "image cut in half",
+    "CMYK JPEG",
+    "transparent image",
+    "EXIF orientation",
+    "corrupt EXIF",
+    "PNG text bomb",
+)
 def test_real_faulty_files_are_read_or_named(photos, recwarn, capfd):
     module = module_of(SRC / "train.py")
-    folder = module.open_folder(photos, "train", transforms.Compose([
-        transforms.Resize(16), transforms.CenterCrop(16), transforms.PILToTensor()]))
+    folder = module.open_folder(
+        photos,
+        "train",
+        transforms.Compose(
+            [transforms.Resize(16), transforms.CenterCrop(16), transforms.PILToTensor()]
+        ),
+    )
     named, read = set(), set()
     for file in sorted(FAULTY.iterdir()):
         if file.suffix not in (".png", ".jpg", ".JPEG"):
@@ -243,23 +406,50 @@ def test_real_faulty_files_are_read_or_named(photos, recwarn, capfd):
         except OSError as error:
             assert str(file) in str(error).splitlines()[-1]
             named.add(file.name)
-    assert all("/PIL/" in each.filename or each.category is ResourceWarning  # Pillow's own
-               for each in recwarn)
+    assert all(
+        "/PIL/" in each.filename or each.category is ResourceWarning  # Pillow's own
+        for each in recwarn
+    )
     assert not capfd.readouterr().err
-    assert {"truncated_jpeg.jpg", "truncated_image.png", "broken.png",
-            "png_decompression_dos.png"} <= named
-    assert {"n02951585_can_opener.JPEG", "pil_sample_cmyk.jpg", "hopper_bad_exif.jpg",
-            "hopper_orientation_6.jpg", "pil123rgba.png"} <= read
+    assert {
+        "truncated_jpeg.jpg",
+        "truncated_image.png",
+        "broken.png",
+        "png_decompression_dos.png",
+    } <= named
+    assert {
+        "n02951585_can_opener.JPEG",
+        "pil_sample_cmyk.jpg",
+        "hopper_bad_exif.jpg",
+        "hopper_orientation_6.jpg",
+        "pil123rgba.png",
+    } <= read
 
 
 # --------------------------------------------------------------------------------- wrong use
 @pytest.mark.fault("dataset smaller than a batch", "wrong options", "wrong numbers")
-@pytest.mark.parametrize("options", [
-    ["--epochs", "0"], ["--epochs", "-1"], ["--epochs", "abc"], ["--epochs", "a[$(touch x)]"],
-    ["--batch_size", "0"], ["--batch_size", "-1"], ["--batch_size", "abc"], ["--steps", "0"],
-    ["--image_size", "0"], ["--batch_size", "100000"], ["--nothing"], ["--lr", "x"], ["--seed", "x"],
-    ["--augment"], ["--augment", "--steps"],
-    ["--augment", "mine"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--epochs", "0"],
+        ["--epochs", "-1"],
+        ["--epochs", "abc"],
+        ["--epochs", "a[$(touch x)]"],
+        ["--batch_size", "0"],
+        ["--batch_size", "-1"],
+        ["--batch_size", "abc"],
+        ["--steps", "0"],
+        ["--image_size", "0"],
+        ["--batch_size", "100000"],
+        ["--nothing"],
+        ["--lr", "x"],
+        ["--seed", "x"],
+        ["--augment"],
+        ["--augment", "--steps"],
+        ["--augment", "mine"],
+    ],
+    ids=" ".join,
+)
 def test_wrong_options(options, digits, tmp_path):
     done = run_forked(SRC / "train.py", "--dataset", digits, *TINY, *options, cwd=tmp_path)
     assert_one_line(done, 2, "train.py: error: ", options[0])
@@ -268,12 +458,19 @@ def test_wrong_options(options, digits, tmp_path):
 
 
 @pytest.mark.fault("wrong options", "wrong numbers")
-@pytest.mark.parametrize("options, said", [
-    (["--model", "nothing"], "Unknown model nothing"), (["--workers", "-1"], "num_workers"),
-    (["--model", "vit_b_16", "--image_size", "32"], "Wrong image height"),
-    (["--lr", "-0.1"], "Invalid learning rate: -0.1"), (["--lr", "inf"], "--lr"),
-    (["--lr", "nan"], "--lr"), (["--seed", "99999999999999999999"], "Overflow")],
-    ids=lambda each: "_".join(each) if isinstance(each, list) else "")
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (["--model", "nothing"], "Unknown model nothing"),
+        (["--workers", "-1"], "num_workers"),
+        (["--model", "vit_b_16", "--image_size", "32"], "Wrong image height"),
+        (["--lr", "-0.1"], "Invalid learning rate: -0.1"),
+        (["--lr", "inf"], "--lr"),
+        (["--lr", "nan"], "--lr"),
+        (["--seed", "99999999999999999999"], "Overflow"),
+    ],
+    ids=lambda each: "_".join(each) if isinstance(each, list) else "",
+)
 def test_what_pytorch_refuses_ends_in_its_message(options, said, digits, tmp_path):
     done = run_forked(SRC / "train.py", "--dataset", digits, *TINY, *options, cwd=tmp_path)
     assert done.returncode == 1 and said in done.stderr.splitlines()[-1], done.stderr
@@ -298,6 +495,7 @@ def test_a_result_dir_that_cannot_be_written_to(is_file, digits, tmp_path):
 def test_datasets_without_pictures_or_classes(digits, tmp_path):
     def tried(folder):
         return run_forked(SRC / "train.py", "--dataset", folder, *TINY, cwd=tmp_path)
+
     assert_one_line(tried(tmp_path / "nothing"), 2, "--dataset", str(tmp_path / "nothing"))
     empty = tmp_path / "empty"
     (empty / "train").mkdir(parents=True)
@@ -339,8 +537,18 @@ def test_fewer_pictures_than_a_batch(tmp_path):
 @pytest.mark.fault("loss not finite")
 @pytest.mark.parametrize("name", ["train", "train_amp", "train_fused"])
 def test_a_loss_that_is_not_finite(name, digits, tmp_path):
-    done = run_forked(SRC / f"{name}.py", "--dataset", digits, *TINY, "--epochs", 1, "--lr",
-                      "1e30", "--result_dir", tmp_path)
+    done = run_forked(
+        SRC / f"{name}.py",
+        "--dataset",
+        digits,
+        *TINY,
+        "--epochs",
+        1,
+        "--lr",
+        "1e30",
+        "--result_dir",
+        tmp_path,
+    )
     assert_one_line(done, 1, f"{name}: error: ", "epoch 1", "step 2:", "--lr")
     assert not (tmp_path / f"{name}.json").exists() and not (tmp_path / f"{name}.pt").exists()
 
@@ -353,15 +561,27 @@ def test_from_its_own_folder(project):
     assert done.returncode == 0, done.stderr
     assert (project / "src" / "runs" / "train_DP.json").exists()
     # started from elsewhere
-    record, _ = train(project / "src" / "train_amp.py", *TINY, "--result_dir", project / "runs",
-                      cwd="/")
+    record, _ = train(
+        project / "src" / "train_amp.py", *TINY, "--result_dir", project / "runs", cwd="/"
+    )
     assert Path(record["options"]["dataset"]).resolve() == (project / "data/digits").resolve()
 
 
 def test_workers_started_as_on_other_systems(digits, tmp_path):
     """By spawn, as Windows and macOS do; Python 3.14's forkserver demands the same of a script."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import multiprocessing\nmultiprocessing.set_start_method('spawn')\n")
-    done = run(sys.executable, SRC / "train.py", "--dataset", digits, *TINY, "--workers", 1,
-               "--result_dir", tmp_path, env={"PYTHONPATH": str(tmp_path)})
+        "import multiprocessing\nmultiprocessing.set_start_method('spawn')\n"
+    )
+    done = run(
+        sys.executable,
+        SRC / "train.py",
+        "--dataset",
+        digits,
+        *TINY,
+        "--workers",
+        1,
+        "--result_dir",
+        tmp_path,
+        env={"PYTHONPATH": str(tmp_path)},
+    )
     assert done.returncode == 0 and "epoch 2/2" in done.stdout, done.stderr

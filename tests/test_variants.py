@@ -4,20 +4,34 @@ import gzip
 import json
 import re
 
-import compose
 import pytest
 import torch
-from helpers import (SRC, TINY, assert_one_line, edited, learned, load_checkpoint, run_forked,
-                     same_bits, spy, train, weights)
 from torchvision.transforms import v2 as transforms
 
+import compose
+from helpers import (
+    SRC,
+    TINY,
+    assert_one_line,
+    edited,
+    learned,
+    load_checkpoint,
+    run_forked,
+    same_bits,
+    spy,
+    train,
+    weights,
+)
+
 SGD = "torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=5e-4, nesterov=True)"
-OPTIMIZERS = {"SGD": SGD,
-              "SGD, plain": "torch.optim.SGD(model.parameters(), args.lr)",
-              "SGD, a part": "torch.optim.SGD([*model.parameters()][-9:], args.lr, 0.9)",
-              "Adam": "torch.optim.Adam(model.parameters(), args.lr / 100)",
-              "AdamW": "torch.optim.AdamW(model.parameters(), args.lr / 100)",
-              "RMSprop": "torch.optim.RMSprop(model.parameters(), args.lr / 100, momentum=0.9)"}
+OPTIMIZERS = {
+    "SGD": SGD,
+    "SGD, plain": "torch.optim.SGD(model.parameters(), args.lr)",
+    "SGD, a part": "torch.optim.SGD([*model.parameters()][-9:], args.lr, 0.9)",
+    "Adam": "torch.optim.Adam(model.parameters(), args.lr / 100)",
+    "AdamW": "torch.optim.AdamW(model.parameters(), args.lr / 100)",
+    "RMSprop": "torch.optim.RMSprop(model.parameters(), args.lr / 100, momentum=0.9)",
+}
 
 
 def composed(folder, *techniques):
@@ -32,8 +46,13 @@ def in_float64(name, folder):
 
     It has three convolutions, which compile sooner than eleven.
     """
-    return edited(name, folder, ("range(1, 12)", "range(1, 4)"), ("(images / 255", "(images.double() / 255"),
-                  ("model = model.to(device)", "model = model.to(device).double()"))
+    return edited(
+        name,
+        folder,
+        ("range(1, 12)", "range(1, 4)"),
+        ("(images / 255", "(images.double() / 255"),
+        ("model = model.to(device)", "model = model.to(device).double()"),
+    )
 
 
 def assert_equal_epochs(one, other, tolerance=1e-6):
@@ -45,19 +64,30 @@ def assert_equal_epochs(one, other, tolerance=1e-6):
 
 
 # ---------------------------------------------------------------------------------- equality
-@pytest.mark.parametrize("name, more", [("DP", []), ("cudnn", []), ("profile", []),
-                                        ("progressive", ["--small", 1])])
+@pytest.mark.parametrize(
+    "name, more", [("DP", []), ("cudnn", []), ("profile", []), ("progressive", ["--small", 1])]
+)
 def test_equal_to_the_baseline_bit_for_bit(name, more, digits, tmp_path):
-    options = ["--dataset", digits, *TINY, "--image_size", 20, "--augment", "crop", "--result_dir",
-               tmp_path]
+    options = [
+        "--dataset",
+        digits,
+        *TINY,
+        "--image_size",
+        20,
+        "--augment",
+        "crop",
+        "--result_dir",
+        tmp_path,
+    ]
     baseline, _ = train(SRC / "train.py", *options)
     variant, _ = train(SRC / f"train_{name}.py", *options, *more)
     assert same_bits(weights(tmp_path, "train"), weights(tmp_path, f"train_{name}"))
     assert learned(baseline["epochs"]) == learned(variant["epochs"])
 
 
-@pytest.mark.parametrize("name", [
-    "fused", "channels_last", pytest.param("compile", marks=pytest.mark.compiler)])
+@pytest.mark.parametrize(
+    "name", ["fused", "channels_last", pytest.param("compile", marks=pytest.mark.compiler)]
+)
 def test_equal_to_the_baseline_after_24_steps_of_float64(name, digits, tmp_path):
     options = ["--dataset", digits, *TINY, "--epochs", 4, "--steps", 6, "--result_dir", tmp_path]
     one, _ = train(in_float64("train", tmp_path), *options)
@@ -66,28 +96,55 @@ def test_equal_to_the_baseline_after_24_steps_of_float64(name, digits, tmp_path)
     assert_equal_epochs(one, other)
 
 
-@pytest.mark.parametrize("script", [path for path in SRC.glob("train_*.py") if
-                                    "float16" in path.read_text()], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "script",
+    [path for path in SRC.glob("train_*.py") if "float16" in path.read_text()],
+    ids=lambda path: path.stem,
+)
 def test_training_and_validation_compute_in_bfloat16(script, digits, tmp_path):
-    seen = spy(tmp_path / "seen", script, "--dataset", digits, *TINY, "--epochs", 1, "--steps", 1,
-               "--result_dir", tmp_path)
+    seen = spy(
+        tmp_path / "seen",
+        script,
+        "--dataset",
+        digits,
+        *TINY,
+        "--epochs",
+        1,
+        "--steps",
+        1,
+        "--result_dir",
+        tmp_path,
+    )
     for trains in (True, False):
         assert {scores.dtype for scores in seen("Linear", trains)} == {torch.bfloat16}
 
 
 # ----------------------------------------------------------------------------------- compile
 # it compiles soon and logs as with TORCH_LOGS="dynamo,recompiles"
-LOGGED = (("mode=args.compile_mode", 'backend="eager"'), (
-    "args = build_parser().parse_args()\n",
-    "args = build_parser().parse_args()\n"
-    "    torch._logging.set_logs(dynamo=20, recompiles=True)\n"))
+LOGGED = (
+    ("mode=args.compile_mode", 'backend="eager"'),
+    (
+        "args = build_parser().parse_args()\n",
+        "args = build_parser().parse_args()\n"
+        "    torch._logging.set_logs(dynamo=20, recompiles=True)\n",
+    ),
+)
 
 
 def test_compile_compiles_once(digits, tmp_path):
     """Not again for a smaller last batch of validation, for its size, or after a resume."""
     script = edited("train_compile", tmp_path, *LOGGED)
-    options = ["--dataset", digits, *TINY, "--batch_size", 50, "--result_dir", tmp_path, "--resume",
-               "auto"]
+    options = [
+        "--dataset",
+        digits,
+        *TINY,
+        "--batch_size",
+        50,
+        "--result_dir",
+        tmp_path,
+        "--resume",
+        "auto",
+    ]
     for epochs, more in ((2, []), (3, ["--val_size", 24])):
         done = run_forked(script, *options, "--epochs", epochs, *more)
         assert done.returncode == 0 and f"epoch {epochs}/{epochs}" in done.stdout, done.stderr
@@ -100,8 +157,18 @@ def test_compile_compiles_once_for_each_size(digits, tmp_path):
     script = tmp_path / "joined.py"
     script.write_text(compose.join(["compile", "progressive"]))
     script = edited(script, tmp_path, *LOGGED)
-    done = run_forked(script, "--dataset", digits, *TINY, "--epochs", 5, "--image_size", 32,
-                      "--result_dir", tmp_path)
+    done = run_forked(
+        script,
+        "--dataset",
+        digits,
+        *TINY,
+        "--epochs",
+        5,
+        "--image_size",
+        32,
+        "--result_dir",
+        tmp_path,
+    )
     assert done.returncode == 0 and "epoch 5/5" in done.stdout, done.stderr
     assert done.stderr.count("Step 1: torchdynamo start tracing") == 3
     assert "Recompiling" in done.stderr  # so the test above would see it
@@ -111,23 +178,36 @@ def test_compile_compiles_once_for_each_size(digits, tmp_path):
 @pytest.mark.parametrize("size, small, sizes", [(32, 0.5, (16, 24, 32)), (28, 0.25, (8, 16, 28))])
 def test_progressive_trains_on_small_images_first(size, small, sizes, digits, tmp_path):
     """Also after a resume. The first three steps try each size; validation has the full size."""
-    options = ["--dataset", digits, *TINY, "--steps", 4, "--image_size", size, "--result_dir",
-               tmp_path]
+    options = [
+        "--dataset",
+        digits,
+        *TINY,
+        "--steps",
+        4,
+        "--image_size",
+        size,
+        "--result_dir",
+        tmp_path,
+    ]
     plain = spy(tmp_path / "plain", SRC / "train.py", *options, "--epochs", 5)("Normalize", True)
     options += ["--small", small, "--resume", "auto"]
-    first, then = (spy(tmp_path / str(epochs), SRC / "train_progressive.py", *options, "--epochs",
-                       epochs) for epochs in (2, 5))
+    first, then = (
+        spy(tmp_path / str(epochs), SRC / "train_progressive.py", *options, "--epochs", epochs)
+        for epochs in (2, 5)
+    )
     wanted = [*sizes, sizes[0]] + [size] * 4 + [sizes[1]] * 8 + [size] * 4
-    for images, whole, side in zip([*first("Normalize", True), *then("Normalize", True)], plain, wanted,
-                                   strict=True):
+    for images, whole, side in zip(
+        [*first("Normalize", True), *then("Normalize", True)], plain, wanted, strict=True
+    ):
         assert torch.equal(images, transforms.Resize(side)(whole))
     assert {images.shape[-1] for images in first("Normalize", False)} == {size}
 
 
 @pytest.mark.parametrize("small", ["0", "-1", "1.5", "nan", "x"])
 def test_progressive_refuses_a_wrong_size(small, digits, tmp_path):
-    done = run_forked(SRC / "train_progressive.py", "--dataset", digits, *TINY, "--small", small,
-                      cwd=tmp_path)
+    done = run_forked(
+        SRC / "train_progressive.py", "--dataset", digits, *TINY, "--small", small, cwd=tmp_path
+    )
     assert_one_line(done, 2, "train_progressive.py: error: ", "--small")
 
 
@@ -135,18 +215,27 @@ def test_progressive_refuses_a_wrong_size(small, digits, tmp_path):
 def users_copy(text, optimizer):
     """Return `text` with another optimizer, a scheduler and a hook, and what came of them."""
     for old, new in (
-            (SGD, f"""{OPTIMIZERS[optimizer]}
+        (
+            SGD,
+            f"""{OPTIMIZERS[optimizer]}
     users_scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     steps_seen = []
     optimizer.register_step_pre_hook(lambda optimizer, *_: steps_seen.append(
-        optimizer.param_groups[0]["lr"]))"""),
-            ("    scheduler = torch.optim.lr_scheduler.LambdaLR(\n"
-             "        optimizer, lambda step: lr_factor(done + step, args.epochs * steps)\n    )\n",
-             "    scheduler = users_scheduler\n"),
-            ("    # the record\n", """    print("rates", steps_seen)
+        optimizer.param_groups[0]["lr"]))""",
+        ),
+        (
+            "    scheduler = torch.optim.lr_scheduler.LambdaLR(\n"
+            "        optimizer, lambda step: lr_factor(done + step, args.epochs * steps)\n    )\n",
+            "    scheduler = users_scheduler\n",
+        ),
+        (
+            "    # the record\n",
+            """    print("rates", steps_seen)
     print("state", sorted(next(iter(optimizer.state.values()), [])))
 
-    # the record\n""")):
+    # the record\n""",
+        ),
+    ):
         assert text.count(old) == 1, old
         text = text.replace(old, new)
     return text
@@ -187,15 +276,23 @@ def test_fused_under_amp_with_a_scaler(optimizer, digits, tmp_path):
     for techniques in (["amp"], ["amp", "fused"]):
         text = (SRC / "train.py").read_text()
         for name in techniques:
-            text, conflicts = compose.merge(text, (SRC / "train.py").read_text(), (
-                SRC / f"train_{name}.py").read_text(), name)
+            text, conflicts = compose.merge(
+                text, (SRC / "train.py").read_text(), (SRC / f"train_{name}.py").read_text(), name
+            )
             assert not conflicts
-        for old, new in ((SGD, OPTIMIZERS[optimizer]), (
+        for old, new in (
+            (SGD, OPTIMIZERS[optimizer]),
+            (
                 "torch.amp.GradScaler(enabled=amp_dtype == torch.float16)",
-                'torch.amp.GradScaler("cpu", init_scale=2.0 ** 127, backoff_factor=2.0 ** -117)'),
-                (STEPS, "    fused = optimizer.param_groups[0].get('fused')\n"
-                 "    optimizer.add_param_group({'params': [torch.ones(1)], 'fused': fused})\n\n"
-                 + STEPS)):
+                'torch.amp.GradScaler("cpu", init_scale=2.0 ** 127, backoff_factor=2.0 ** -117)',
+            ),
+            (
+                STEPS,
+                "    fused = optimizer.param_groups[0].get('fused')\n"
+                "    optimizer.add_param_group({'params': [torch.ones(1)], 'fused': fused})\n\n"
+                + STEPS,
+            ),
+        ):
             assert text.count(old) == 1, old
             text = text.replace(old, new)
         script = tmp_path / ("_".join(techniques) + ".py")
@@ -204,8 +301,9 @@ def test_fused_under_amp_with_a_scaler(optimizer, digits, tmp_path):
     assert_equal_epochs(*records, tolerance=0.02)
 
 
-@pytest.mark.parametrize("source, to", [
-    ("train", ["channels_last", "fused"]), ("train_channels_last", ["fused"])])
+@pytest.mark.parametrize(
+    "source, to", [("train", ["channels_last", "fused"]), ("train_channels_last", ["fused"])]
+)
 def test_fused_goes_on_in_another_memory_layout(source, to, digits, tmp_path):
     """PyTorch's kernel on a CPU would add each momentum to another weight, and say nothing."""
     options = ["--dataset", digits, *TINY, "--lr", 0.05, "--result_dir", tmp_path]
@@ -227,11 +325,22 @@ def test_fused_goes_on_from_a_checkpoint_of_the_baseline(digits, tmp_path):
 
 # ----------------------------------------------------------------------------------- profile
 def test_profile_prints_and_leaves_a_trace(digits, tmp_path):
-    record, output = train(SRC / "train_profile.py", "--dataset", digits, *TINY, "--epochs", 3,
-                           "--result_dir", tmp_path)
+    record, output = train(
+        SRC / "train_profile.py",
+        "--dataset",
+        digits,
+        *TINY,
+        "--epochs",
+        3,
+        "--result_dir",
+        tmp_path,
+    )
     assert re.search(r"aten::\w*convolution", output), output
-    found = re.findall(r"steps wait for data (\d+)% of the time, the device works (\d+)% of it: what "
-                       "holds them back is (loading data|computing)", output)
+    found = re.findall(
+        r"steps wait for data (\d+)% of the time, the device works (\d+)% of it: what "
+        "holds them back is (loading data|computing)",
+        output,
+    )
     assert len(found) == 1 and all(0 <= int(share) <= 100 for share in found[0][:2])
     # the first epoch's speed is not in the record's
     speeds = [epoch["images_per_second"] for epoch in record["epochs"]]
@@ -243,8 +352,13 @@ def test_profile_prints_and_leaves_a_trace(digits, tmp_path):
 
 
 def test_profile_names_slow_loading(digits, tmp_path):
-    script = edited("train_profile", tmp_path, (
-        "        image = Image.open(",
-        "        __import__('time').sleep(0.02)\n        image = Image.open("))
+    script = edited(
+        "train_profile",
+        tmp_path,
+        (
+            "        image = Image.open(",
+            "        __import__('time').sleep(0.02)\n        image = Image.open(",
+        ),
+    )
     _, output = train(script, "--dataset", digits, *TINY, "--result_dir", tmp_path)
     assert "holds them back is loading data" in output

@@ -6,9 +6,9 @@ import signal
 import time
 
 import pytest
-from helpers import ROOT, SRC, change, edited, processes_of, run, run_forked, start, wait_until
 
 import compose
+from helpers import ROOT, SRC, change, edited, processes_of, run, run_forked, start, wait_until
 from verify import Bench, numbers_of
 
 SMALL = ["--width", 4, "--image_size", 16, "--batch_size", 20, "--steps", 2, "--workers", 0]
@@ -19,16 +19,19 @@ STACK = "                correct += (output.topk(len(correct)).indices.T == labe
 
 def verify(path, *techniques, options=(), **details):
     """Do what compose.sh --into PATH TECHNIQUE ... --verify -- OPTION ... does."""
-    return run_forked(ROOT / "tools" / "compose.py", "--into", path, *techniques, "--verify",
-                      *options, **details)
+    return run_forked(
+        ROOT / "tools" / "compose.py", "--into", path, *techniques, "--verify", *options, **details
+    )
 
 
 def test_a_harmless_technique_is_the_same(digits, tmp_path):
-    mine = edited("train", tmp_path, ("nn.CrossEntropyLoss()",
-                                      "nn.CrossEntropyLoss(label_smoothing=0.1)"))
+    mine = edited(
+        "train", tmp_path, ("nn.CrossEntropyLoss()", "nn.CrossEntropyLoss(label_smoothing=0.1)")
+    )
     mine = mine.rename(tmp_path / "my train.py")
-    done = verify(mine, "fused", "channels_last", "progressive",
-                  options=["--", "--dataset", digits, *SMALL])
+    done = verify(
+        mine, "fused", "channels_last", "progressive", options=["--", "--dataset", digits, *SMALL]
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "with --small 1" in done.stdout  # so that all images keep their size
     assert done.stdout.splitlines()[-1] == "the same"
@@ -47,8 +50,15 @@ def test_a_harmless_technique_is_the_same(digits, tmp_path):
 
 @pytest.mark.compiler
 def test_compiled_dropout_draws_the_same_numbers(digits, tmp_path):
-    mine = edited("train", tmp_path, ("range(1, 12)", "range(1, 4)"), (  # small: each run compiles it
-        "nn.Flatten(), nn.Linear", "nn.Flatten(), nn.Dropout(0.5), nn.Linear"))
+    mine = edited(
+        "train",
+        tmp_path,
+        ("range(1, 12)", "range(1, 4)"),
+        (  # small: each run compiles it
+            "nn.Flatten(), nn.Linear",
+            "nn.Flatten(), nn.Dropout(0.5), nn.Linear",
+        ),
+    )
     done = verify(mine, "compile", options=["--", "--dataset", digits, *SMALL])
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = re.findall(r"^as it is +loss +\d+ +(\S+)", done.stdout, re.MULTILINE)
@@ -65,10 +75,19 @@ def test_a_device_and_the_line_of_a_warning_are_no_figures(tmp_path):
     assert numbers_of(bench.read(path)) != before
 
 
-@pytest.mark.parametrize("line, count", [
-    ("macro F-beta 0.0357, theta: 0.2, secondary_loss=0.4", 3), ("mean 0.83 min 0.21", 2),
-    ("majority recall 0.83 minority recall 0.41", 2), ("loss 1.2 ms-ssim 0.9", 2),
-    ("eta 0:12, 3.1 s, took 4.5, train_seconds: 7.1, sec_per_step 0.3, 5 min, 31.5 images/s", 0)])
+@pytest.mark.parametrize(
+    "line, count",
+    [
+        ("macro F-beta 0.0357, theta: 0.2, secondary_loss=0.4", 3),
+        ("mean 0.83 min 0.21", 2),
+        ("majority recall 0.83 minority recall 0.41", 2),
+        ("loss 1.2 ms-ssim 0.9", 2),
+        (
+            "eta 0:12, 3.1 s, took 4.5, train_seconds: 7.1, sec_per_step 0.3, 5 min, 31.5 images/s",
+            0,
+        ),
+    ],
+)
 def test_times_are_no_figures_but_metrics_are(line, count):
     assert sum(map(len, sum(numbers_of(line).values(), []))) == count
 
@@ -76,37 +95,59 @@ def test_times_are_no_figures_but_metrics_are(line, count):
 def test_names_that_are_new_in_each_run_are_no_difference(digits, tmp_path):
     """A folder named by the time, and a random number in a printed line and in a log."""
     place = "    warmup_seconds = 0\n"
-    mine = edited("train", tmp_path, (place, """\
+    mine = edited(
+        "train",
+        tmp_path,
+        (
+            place,
+            """\
     import time
     import uuid
     code = "a1" + uuid.uuid4().hex[:8]  # digits alone would be a number
     history = args.result_dir / f"exp_{time.time_ns()}_{code}" / "history.csv"
     history.parent.mkdir()
     print(f"tracking run {code}, {args.epochs} epochs")
-""" + place), ("        epochs.append(results)\n", """\
+"""
+            + place,
+        ),
+        (
+            "        epochs.append(results)\n",
+            """\
         with open(history, "a") as file:
             file.write(f"{code},{epoch},{loss},{top[0]}\\n")
         epochs.append(results)
-"""))
+""",
+        ),
+    )
     done = verify(mine, "fused", options=["--", "--dataset", digits, *SMALL])
     assert done.returncode == 0 and "not compared, since" not in done.stdout, (
-        done.stdout + done.stderr)
+        done.stdout + done.stderr
+    )
     row = re.search(r"^exact +files +(\d+)", done.stdout, re.MULTILINE)
     assert row and int(row[1]) > 6
 
 
 def test_float64_starts_from_the_weights_of_float32(digits, tmp_path):
     """So what is allowed for the losses is rounding, and not how far other weights are apart."""
-    mine = edited("train", tmp_path, (
-        "nn.CrossEntropyLoss()", "lambda x, y: nn.functional.mse_loss(x, torch.rand(x.shape))"))
+    mine = edited(
+        "train",
+        tmp_path,
+        ("nn.CrossEntropyLoss()", "lambda x, y: nn.functional.mse_loss(x, torch.rand(x.shape))"),
+    )
     done = verify(mine, "channels_last", options=["--", "--dataset", digits, *SMALL])
     (row,) = re.findall(r"^as it is +loss +\d+ +\S+ +(\S+)", done.stdout, re.MULTILINE)
     assert done.returncode == 0 and float(row) == 0.01, done.stdout + done.stderr
 
 
 def test_a_model_that_takes_one_size_fails_with_progressive(digits, tmp_path):
-    mine = edited("train", tmp_path, ("nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels",
-                                      "nn.Flatten(), nn.Linear(4 * channels"))
+    mine = edited(
+        "train",
+        tmp_path,
+        (
+            "nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels",
+            "nn.Flatten(), nn.Linear(4 * channels",
+        ),
+    )
     done = verify(mine, "progressive", options=["--", "--dataset", digits, *SMALL])
     assert done.returncode == 1, done.stdout + done.stderr
     assert "progressive makes your copy fail without --small 1:" in done.stdout
@@ -116,9 +157,13 @@ def test_a_model_that_takes_one_size_fails_with_progressive(digits, tmp_path):
 @pytest.mark.fault("clean merge that is wrong")
 def test_a_difference_is_named_with_its_technique(digits, tmp_path):
     """Each process divides its own hits by its own count, which no merge can see."""
-    mine = edited("train", tmp_path, (CORRECT, CORRECT + "        mine = 0\n"),
-                  (STACK, STACK + "                mine += len(labels)\n"),
-                  ("(correct.cumsum(0) / len(val_set))", "(correct.cumsum(0) / mine)"))
+    mine = edited(
+        "train",
+        tmp_path,
+        (CORRECT, CORRECT + "        mine = 0\n"),
+        (STACK, STACK + "                mine += len(labels)\n"),
+        ("(correct.cumsum(0) / len(val_set))", "(correct.cumsum(0) / mine)"),
+    )
     before = mine.read_bytes()
     done = verify(mine, "cudnn", "DDP", options=["--", "--dataset", digits, *SMALL])
     assert done.returncode == 1 and mine.read_bytes() == before, done.stdout + done.stderr
@@ -146,8 +191,11 @@ def test_a_copy_that_goes_wrong_from_an_old_checkpoint(digits, tmp_path):
 
 def test_anyway_changes_the_copy(digits, tmp_path):
     """It is verified as it was before, also when the technique is there already."""
-    mine = edited("train", tmp_path, ("0.9, weight_decay=5e-4, nesterov=True",
-                                      "0.9, weight_decay=5e-4, dampening=0.9"))
+    mine = edited(
+        "train",
+        tmp_path,
+        ("0.9, weight_decay=5e-4, nesterov=True", "0.9, weight_decay=5e-4, dampening=0.9"),
+    )
     done = verify(mine, "fused", options=["--anyway", "--", "--dataset", digits, *SMALL])
     assert done.returncode == 1 and "fused brings it" in done.stdout, done.stdout + done.stderr
     assert "dampening" in done.stderr and 'group["fused"] = ' in mine.read_text()
@@ -172,8 +220,20 @@ def test_killed_at_random_moments_it_loses_nothing(digits, tmp_path, rng):
     before, after = ((SRC / f"{name}.py").read_bytes() for name in ("train", "train_cudnn"))
     for _ in range(KILLS):
         mine.write_bytes(before)
-        process = start([ROOT / "compose.sh", "--into", mine, "cudnn", "--verify", "--",
-                         "--dataset", digits, *SMALL], cwd=tmp_path)
+        process = start(
+            [
+                ROOT / "compose.sh",
+                "--into",
+                mine,
+                "cudnn",
+                "--verify",
+                "--",
+                "--dataset",
+                digits,
+                *SMALL,
+            ],
+            cwd=tmp_path,
+        )
         time.sleep(rng.uniform(0, 12))
         number = rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
         process.send_signal(number)
@@ -183,25 +243,37 @@ def test_killed_at_random_moments_it_loses_nothing(digits, tmp_path, rng):
         wait_until(lambda: not processes_of(mine))  # the runs end too
 
 
-@pytest.mark.parametrize("technique, line, said", [
-    ("amp", "            nn.utils.clip_grad_norm_(model.parameters(), 1)", "unscale_"),
-    ("DDP", "        total += len(labels)", "all_reduce"),
-    ("DDP", "        scheduler.step(val_loss)", "all_reduce"),
-    ("DDP", "        open('log.csv', 'a').write(line)", "rank == 0"),
-    ("DDP", "            if epoch == 1: weight.requires_grad_(True)", "None instead"),
-    ("DDP", "    loss_function = nn.CrossEntropyLoss(reduction='sum')", "world_size"),
-    ("fused", "    o = torch.optim.SGD(weights, 0.1, 0.9, dampening=0.9)", "momentum"),
-    ("compile", "    best = net.state_dict()", "use model"),
-    ("DDP", "        predictions = torch.cat(all_outputs)", "all_reduce"),
-    ("profile", "            if step == 3: continue", "at its end"),
-    ("LMDB", "    train_set = datasets.ImageFolder(root, loader=mine)", "not call this loader"),
-    ("DALI", "    def __getitem__(self, i):", "DALI does not call it"),
-    ("cache", "        return {'image': image, 'label': label}", "no dicts"),
-    ("cache", "    crop = [transforms.ColorJitter(0.1)]", "once for each image"),
-    ("fused", "    optimizer = torch.optim.SGD(weights, 0.1, foreach=True)", "goes before fused"),
-    ("channels_last", "    optimizer = torch.optim.SGD(weights, 0.1, fused=True)", "add fused too"),
-    ("channels_last", "    model = DistributedDataParallel(model)", "are permuted"),
-    ("DDP", "    net = net.to(memory_format=torch.channels_last)", "before net is made")])
+@pytest.mark.parametrize(
+    "technique, line, said",
+    [
+        ("amp", "            nn.utils.clip_grad_norm_(model.parameters(), 1)", "unscale_"),
+        ("DDP", "        total += len(labels)", "all_reduce"),
+        ("DDP", "        scheduler.step(val_loss)", "all_reduce"),
+        ("DDP", "        open('log.csv', 'a').write(line)", "rank == 0"),
+        ("DDP", "            if epoch == 1: weight.requires_grad_(True)", "None instead"),
+        ("DDP", "    loss_function = nn.CrossEntropyLoss(reduction='sum')", "world_size"),
+        ("fused", "    o = torch.optim.SGD(weights, 0.1, 0.9, dampening=0.9)", "momentum"),
+        ("compile", "    best = net.state_dict()", "use model"),
+        ("DDP", "        predictions = torch.cat(all_outputs)", "all_reduce"),
+        ("profile", "            if step == 3: continue", "at its end"),
+        ("LMDB", "    train_set = datasets.ImageFolder(root, loader=mine)", "not call this loader"),
+        ("DALI", "    def __getitem__(self, i):", "DALI does not call it"),
+        ("cache", "        return {'image': image, 'label': label}", "no dicts"),
+        ("cache", "    crop = [transforms.ColorJitter(0.1)]", "once for each image"),
+        (
+            "fused",
+            "    optimizer = torch.optim.SGD(weights, 0.1, foreach=True)",
+            "goes before fused",
+        ),
+        (
+            "channels_last",
+            "    optimizer = torch.optim.SGD(weights, 0.1, fused=True)",
+            "add fused too",
+        ),
+        ("channels_last", "    model = DistributedDataParallel(model)", "are permuted"),
+        ("DDP", "    net = net.to(memory_format=torch.channels_last)", "before net is made"),
+    ],
+)
 def test_a_line_that_shows_a_hazard_is_said(technique, line, said):
     text, others = compose.script("train"), [compose.script("train")]
     place = "    steps = min(len(train_loader), args.steps or 1e9)\n"
@@ -209,10 +281,15 @@ def test_a_line_that_shows_a_hazard_is_said(technique, line, said):
     mine = text.replace(place, place + line + "\n")
     number = mine.split("\n").index(line) + 1
     told = compose.hazards(mine, others, {technique})
-    assert technique != "channels_last" or "fused=True" not in line or not compose.hazards(
-        mine, others, {technique, "fused"})  # its block mends it
-    assert any(each.startswith(f"line {number} with {technique}: `{line.strip()}`: ")
-               and said in each for each in told), told
+    assert (
+        technique != "channels_last"
+        or "fused=True" not in line
+        or not compose.hazards(mine, others, {technique, "fused"})
+    )  # its block mends it
+    assert any(
+        each.startswith(f"line {number} with {technique}: `{line.strip()}`: ") and said in each
+        for each in told
+    ), told
     assert compose.hazards(text, others, {*compose.TECHNIQUES}) == []
     if said == "rank == 0":
         mine = text.replace(place, f"{place}    if rank == 0:\n{line}\n")
@@ -222,8 +299,11 @@ def test_a_line_that_shows_a_hazard_is_said(technique, line, said):
 def test_a_hazard_is_said_also_of_a_technique_that_is_there_already(tmp_path):
     mine = tmp_path / "mine.py"
     mine.write_text((SRC / "train_amp.py").read_text())
-    change(mine, "            scheduler.step()\n",
-           "            scheduler.step()\n            nn.utils.clip_grad_value_(weights, 1)\n")
+    change(
+        mine,
+        "            scheduler.step()\n",
+        "            scheduler.step()\n            nn.utils.clip_grad_value_(weights, 1)\n",
+    )
     done = run(ROOT / "compose.sh", "--into", mine, "cudnn")
     assert done.returncode == 0 and "with amp: `nn.utils.clip_grad_value_" in done.stderr
     assert "--verify -- YOUR OPTIONS" in done.stderr.splitlines()[-1]

@@ -12,9 +12,9 @@ import sys
 import zipapp
 
 import pytest
+
 from forked_runs import Scripts, windows_of
 from helpers import ROOT, free_port, processes_of, run, start, wait_until
-
 from whatif import advice, confirm, report, session, stats
 
 WHATIF = [sys.executable, ROOT / "whatif"]
@@ -35,8 +35,11 @@ def rate_of(result, names=()):
 
 def a_step(result, names=()):
     """Return how many samples a step has, by counts."""
-    found = [each["rate"] * each["seconds"] / each["steps"]
-             for each in windows_of(result, *names) if each["unit"] == "samples"]
+    found = [
+        each["rate"] * each["seconds"] / each["steps"]
+        for each in windows_of(result, *names)
+        if each["unit"] == "samples"
+    ]
     assert found
     return found
 
@@ -50,8 +53,7 @@ def models(result):
 def test_work_between_steps_that_is_longer_than_a_window_counts(scripts):
     """Five steps of 2 ms and 0.1 s without a step are at most 45 steps/s, not 500."""
     result = scripts.once("rollout.py", only=["fused"])
-    assert 20 < rate_of(result) < 45.5 and all(
-        each["steps"] % 5 == 0 for each in result["windows"])
+    assert 20 < rate_of(result) < 45.5 and all(each["steps"] % 5 == 0 for each in result["windows"])
     assert result["watched"]["steps"] / result["watched"]["seconds"] < 90
 
 
@@ -70,7 +72,7 @@ def test_the_start_and_the_end_of_workers_are_data_time(how, scripts):
     result = scripts.once("new_iterator.py", how)
     watched = result["watched"]
     waits = [*map(float, (scripts.folder / "waits.txt").read_text().split())]
-    own = waits[4:4 + watched["steps"]]  # by the script's clock; the first are not watched
+    own = waits[4 : 4 + watched["steps"]]  # by the script's clock; the first are not watched
     assert len(own) == watched["steps"] and 0.8 * sum(own) < watched["wait"] < 1.1 * sum(own)
     assert watched["wait"] / watched["seconds"] > 0.5
     assert result["facts"]["training"] == [0] and rate_of(result) > 8 / 0.4  # no worker starts
@@ -146,9 +148,11 @@ def test_a_package_that_lies_elsewhere_is_the_users(scripts, tmp_path, monkeypat
     scripts.copy("elsewhere.py", package).rename(package / "__init__.py")
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
     facts = scripts.once("elsewhere.py")["facts"]
-    for about, text in ((facts["models"][0], "net(x).mean().backward()"),
-                        (facts["optimizers"][0], "optimizer = torch.optim.AdamW(net.param"),
-                        (facts["loaders"][0], "batches = DataLoader(")):
+    for about, text in (
+        (facts["models"][0], "net(x).mean().backward()"),
+        (facts["optimizers"][0], "optimizer = torch.optim.AdamW(net.param"),
+        (facts["loaders"][0], "batches = DataLoader("),
+    ):
         assert about["at"].startswith(f"{package}/__init__.py:") and about["text"].startswith(text)
 
 
@@ -156,7 +160,8 @@ def test_a_package_that_lies_elsewhere_is_the_users(scripts, tmp_path, monkeypat
 def test_options_that_are_unpacked_and_self(scripts):
     facts = scripts.once("spread_options.py")["facts"]
     assert 'in for_loader (spread_options.py:7): "num_workers": 2' in advice.write(
-        "workers", facts, dict(workers=2))
+        "workers", facts, dict(workers=2)
+    )
     fused = advice.write("fused", facts)
     assert "in for_adam (spread_options.py:8): fused=True" in fused
     assert facts["models"][0]["local"] == "self.critic"
@@ -182,9 +187,9 @@ def test_a_network_in_a_loss_does_not_train_and_is_changed(scripts):
     assert models(result) == {"painter": "trains", "criterion": "frozen"}
     assert windows_of(result, *AMP) and windows_of(result, "channels_last")
     assert report.also_seen(result["facts"]) == [
-        "perceptual.py:21: criterion (PerceptualLoss) does not train, but each step computes it"]
-    assert "likewise: criterion (frozen) (perceptual.py:21)" in advice.write(
-        *AMP, result["facts"])
+        "perceptual.py:21: criterion (PerceptualLoss) does not train, but each step computes it"
+    ]
+    assert "likewise: criterion (frozen) (perceptual.py:21)" in advice.write(*AMP, result["facts"])
 
 
 @pytest.mark.fault("unusual training under whatif")
@@ -209,7 +214,9 @@ def test_several_optimizers_and_a_gradient_penalty(scripts):
     result = scripts.once("penalty.py", only=["amp", "fused"])
     assert models(result) == {"critic": "trains", "generator": "trains"}
     assert {each["name"] for each in result["facts"]["optimizers"]} == {
-        "for_critic", "for_generator"}
+        "for_critic",
+        "for_generator",
+    }
     assert windows_of(result, *AMP) and windows_of(result, "fused") and not result["failed"]
 
 
@@ -229,16 +236,19 @@ def test_known_brakes_are_named(scripts):
     assert re.search(r"brakes.py:17: without persistent_workers=True, spawn starts all", told)
     assert "DistributedSampler without set_epoch" in told
     assert "DataParallel copies" not in told  # without a GPU it only calls the model
-    assert "DataParallel copies" in "\n".join(report.also_seen(
-        result["facts"] | dict(seen=["DataParallel"])))
+    assert "DataParallel copies" in "\n".join(
+        report.also_seen(result["facts"] | dict(seen=["DataParallel"]))
+    )
     assert result["why_not"]["fused"] == "torch has no fused Adadelta"
 
 
 @pytest.mark.fault("unusual training under whatif")
 def test_one_loss_that_is_not_finite_is_no_fault(scripts):
     """It is told, but the set does not count as one that changes the training."""
-    runs = [scripts.once("one_nan.py", mode="fixed", seed=k, least_steps=60, seconds=0.1)
-            for k in (0, 1)]
+    runs = [
+        scripts.once("one_nan.py", mode="fixed", seed=k, least_steps=60, seconds=0.1)
+        for k in (0, 1)
+    ]
     losses = [confirm.numbers(each["losses"]) for each in runs]
     assert all(sum(not math.isfinite(loss) for loss in run) == 1 for run in losses)
     assert all(map(math.isfinite, stats.mean_losses(losses)))
@@ -252,24 +262,30 @@ def test_each_process_that_trains_is_told(scripts):
     of_rounds(one, 8)
     assert not one.take_turns()
     (note,) = session.result_of(one, None).notes
-    found = re.fullmatch(r"2 more processes train beside it: pid (\d+) at ([\d.]+) steps/s, "
-                         r"pid (\d+) at ([\d.]+) steps/s", note)
+    found = re.fullmatch(
+        r"2 more processes train beside it: pid (\d+) at ([\d.]+) steps/s, "
+        r"pid (\d+) at ([\d.]+) steps/s",
+        note,
+    )
     assert found and found[1] != found[3], note
     assert all(0 < float(found[number]) < 50.5 for number in (2, 4)) and windows_of(
-        dict(windows=one.windows), "fused")
+        dict(windows=one.windows), "fused"
+    )
 
 
 def of_rounds(one, rounds, **more):
     """Let a session take so many rounds of turns in each process, with short windows."""
     plain = one.spec
     one.spec = lambda mode, names=(), **options: plain(
-        mode, names, **options | dict(rounds=rounds, window=0.05) | more)
+        mode, names, **options | dict(rounds=rounds, window=0.05) | more
+    )
 
 
 def test_ranks_take_turns_together(scripts, monkeypatch):
     """As within torchrun; below DistributedDataParallel the layout changes, too."""
-    for name, value in dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
-                            MASTER_ADDR="localhost").items():
+    for name, value in dict(
+        RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="localhost"
+    ).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("whatif.run.RANKS", 2)
     result = scripts.once("ddp.py", only=["amp", "channels_last"])
@@ -296,7 +312,8 @@ def test_workers_of_each_start_method(method, how, scripts):
     """Of a DataLoader's own context, or set for all; forkserver is the default of Python 3.14."""
     result = scripts.once("start_methods.py", method, how, only=["fused"])
     assert windows_of(result, "fused") and a_step(result) == pytest.approx(
-        [4] * len(windows_of(result))), result
+        [4] * len(windows_of(result))
+    ), result
     (loader,) = result["facts"]["loaders"]
     assert loader["method"] == method and loader["workers"] == 1
 
@@ -376,11 +393,17 @@ def test_a_whole_session_and_its_record(scripts, capsys, monkeypatch):
     plain = session.Session.spec
     monkeypatch.chdir(scripts.folder)
     for owner, name, value in (
-            (session.run, "catch_signals", lambda: None), (session, "LOADER_MOST", 1.0),
-            (session.Session, "spec", lambda *args, **more: plain(
-                *args, **more | dict(rounds=1, window=0.05))),
-            (session.Session, "best", lambda _: ("fused",)), (confirm, "LEAST_SECONDS", 0.2),
-            (confirm.Confirmation, "fits", lambda self, *_: len(self.took) < 6)):
+        (session.run, "catch_signals", lambda: None),
+        (session, "LOADER_MOST", 1.0),
+        (
+            session.Session,
+            "spec",
+            lambda *args, **more: plain(*args, **more | dict(rounds=1, window=0.05)),
+        ),
+        (session.Session, "best", lambda _: ("fused",)),
+        (confirm, "LEAST_SECONDS", 0.2),
+        (confirm.Confirmation, "fits", lambda self, *_: len(self.took) < 6),
+    ):
         monkeypatch.setattr(owner, name, value)
     scripts.copy("plain_loop.py")
     args = scripts.arguments("plain_loop.py", "--size", 8, only=["amp", "fused"], seconds=0.2)
@@ -398,12 +421,20 @@ def test_a_whole_session_and_its_record(scripts, capsys, monkeypatch):
     assert "amp float16: it needs an NVIDIA GPU" in " ".join(out.split())
     assert re.search("^Time: start .*compute", out, re.M)
     assert {path.name for path in scripts.folder.iterdir()} <= {
-        "plain_loop.py", "run", "started.txt"}
+        "plain_loop.py",
+        "run",
+        "started.txt",
+    }
 
 
 @pytest.mark.fault("script that whatif cannot measure")
-@pytest.mark.parametrize("fault, told", [("raises", "ValueError: my own fault (faulty.py:14)"),
-                                         ("killed", "it was killed by signal 9")])
+@pytest.mark.parametrize(
+    "fault, told",
+    [
+        ("raises", "ValueError: my own fault (faulty.py:14)"),
+        ("killed", "it was killed by signal 9"),
+    ],
+)
 def test_faults_of_the_script_are_told_in_one_line(fault, told, scripts, capsys, monkeypatch):
     one = scripts.session("faulty.py", fault)
     with pytest.raises(SystemExit) as end:
@@ -419,11 +450,15 @@ def test_ctrl_c_prints_the_unfinished_table(tmp_path):
     """And `-m`."""
     shutil.copy(Scripts.source("recurrent.py"), tmp_path)
     (tmp_path / "tmp").mkdir()
-    process = start([*WHATIF, "--only", "fused", "-m", "recurrent"], cwd=tmp_path,
-                    env={"TMPDIR": str(tmp_path / "tmp")})
+    process = start(
+        [*WHATIF, "--only", "fused", "-m", "recurrent"],
+        cwd=tmp_path,
+        env={"TMPDIR": str(tmp_path / "tmp")},
+    )
 
     def has_windows():
         return any('"window"' in path.read_text() for path in tmp_path.glob("tmp/*/1/records"))
+
     wait_until(has_windows)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
@@ -435,15 +470,31 @@ def test_ctrl_c_prints_the_unfinished_table(tmp_path):
 
 def test_an_archive_a_copy_and_a_launcher(tmp_path):
     """`python whatif.pyz --copy -- torchrun ... ddp.py`."""
-    zipapp.create_archive(ROOT / "whatif", tmp_path / "w.pyz",
-                          filter=lambda path: "__pycache__" not in path.parts)
+    zipapp.create_archive(
+        ROOT / "whatif", tmp_path / "w.pyz", filter=lambda path: "__pycache__" not in path.parts
+    )
     folder = tmp_path / "a folder"
     folder.mkdir()
     shutil.copy(Scripts.source("ddp.py"), folder)
-    done = run(sys.executable, tmp_path / "w.pyz", "--only", "amp", "--minutes", 0.3, "--copy",
-               "--json", tmp_path / "out.json", "--", sys.executable, "-m",
-               "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}",
-               "ddp.py", cwd=folder)
+    done = run(
+        sys.executable,
+        tmp_path / "w.pyz",
+        "--only",
+        "amp",
+        "--minutes",
+        0.3,
+        "--copy",
+        "--json",
+        tmp_path / "out.json",
+        "--",
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node=2",
+        f"--master_port={free_port()}",
+        "ddp.py",
+        cwd=folder,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads((tmp_path / "out.json").read_text())
     assert record["machine"]["processes"] == 2 and record["baseline"]["rate"] > 0

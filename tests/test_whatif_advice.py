@@ -50,6 +50,7 @@ class Watched:
         @functools.wraps(original)
         def wrapped(*args, **kwargs):
             return function(original, *args, **kwargs)
+
         self.patch.setattr(owner, name, wrapped)
 
     def call(self, original, module, *args, **kwargs):
@@ -101,9 +102,17 @@ class Watched:
         kept = places.outermost(self.steps)
         seen = {each for module in kept for each in inside_facts.traits(module)}
         return dict(
-            models=[self.models[module] for module in kept], optimizers=self.optimizers,
-            loaders=self.loaders, training=[*range(len(self.loaders))], seen=sorted(seen),
-            device="cpu", cores=4, processes=1, capability=0, autocasts=self.autocasts)
+            models=[self.models[module] for module in kept],
+            optimizers=self.optimizers,
+            loaders=self.loaders,
+            training=[*range(len(self.loaders))],
+            seen=sorted(seen),
+            device="cpu",
+            cores=4,
+            processes=1,
+            capability=0,
+            autocasts=self.autocasts,
+        )
 
 
 @pytest.fixture
@@ -140,9 +149,13 @@ for _ in range(2):
 
 
 # ------------------------------------------------------------------------------- places and names
-def test_a_package_outside_the_folder_of_the_call_is_the_users(watched, tmp_path_factory,
-                                                              monkeypatch):
-    elsewhere = package(tmp_path_factory.mktemp("lib"), "mine", """
+def test_a_package_outside_the_folder_of_the_call_is_the_users(
+    watched, tmp_path_factory, monkeypatch
+):
+    elsewhere = package(
+        tmp_path_factory.mktemp("lib"),
+        "mine",
+        """
         import torch
 
         def fit(model):
@@ -153,7 +166,8 @@ def test_a_package_outside_the_folder_of_the_call_is_the_users(watched, tmp_path
                 loss = model(x).mean()
                 loss.backward()
                 optimizer.step()
-        """)
+        """,
+    )
     monkeypatch.syspath_prepend(elsewhere)
     facts = watched.run("""
         import torch
@@ -174,15 +188,25 @@ def test_which_files_are_the_users(tmp_path):
     found = places.Places(tmp_path, [tmp_path])
     inner = places.Places(tmp_path, [environment / "mine"])
     yes = [tmp_path / "x.py", tmp_path / "a" / "b.py", "/opt/somebody/lib/b.py", "train.py"]
-    no = [environment / "timm" / "x.py", ast.__file__, json.__file__, torch.__file__,
-          pytest.__file__, advice.__file__, places.__file__, "<string>", "<frozen runpy>"]
+    no = [
+        environment / "timm" / "x.py",
+        ast.__file__,
+        json.__file__,
+        torch.__file__,
+        pytest.__file__,
+        advice.__file__,
+        places.__file__,
+        "<string>",
+        "<frozen runpy>",
+    ]
     assert [found.is_users_file(str(file)) for file in yes] == [True] * len(yes)
     assert [found.is_users_file(str(file)) for file in no] == [False] * len(no)
     assert inner.is_users_file(str(environment / "mine" / "train.py"))  # python -m mine.train
     assert not inner.is_users_file(str(environment / "timm" / "x.py"))
     # a library that was installed from a clone is still a library, but not in one's own folder
-    assert not found.is_users_file("/opt/transformers/src/transformers/trainer.py",
-                                   "transformers.trainer")
+    assert not found.is_users_file(
+        "/opt/transformers/src/transformers/trainer.py", "transformers.trainer"
+    )
     assert found.is_users_file(str(tmp_path / "timm" / "y.py"), "timm.y")
     assert found.shown(str(tmp_path / "a" / "b.py")) == "a/b.py" == found.shown("a/b.py")
     assert found.shown("/opt/somebody/lib/b.py") == "/opt/somebody/lib/b.py"
@@ -217,7 +241,8 @@ def test_the_line_says_self_and_not_a_global(watched):
 """ in advice.write("amp bfloat16", facts)
     assert advice.write("compile", facts).startswith(
         "below train.py:7  self.actor = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn."
-        "Linear(8, 2))\n            self.actor.compile()\n")
+        "Linear(8, 2))\n            self.actor.compile()\n"
+    )
 
 
 def test_no_property_or_call_of_the_users_runs(watched):
@@ -327,9 +352,12 @@ def test_the_lines_to_write_are_python_where_they_stand(watched):
 above train.py:27  sgd = build(network.parameters())
             network.compile()""")
     amp = advice.write("amp bfloat16", facts)
-    assert """
+    assert (
+        """
             instead of model(...): torch.autocast("cpu", torch.bfloat16)(model)(...).float()
-""" in amp
+"""
+        in amp
+    )
     assert "likewise: model (train.py:12), wrapped (train.py:13)" in amp
     facts["models"].reverse()
     assert """
@@ -371,9 +399,13 @@ def test_what_is_called_within_a_longer_statement(watched):
             sgd.step()
         """)
     assert [each["name"] for each in facts["models"]] == ["net", "parts['é']"]
-    for each, told in zip(facts["models"], (
+    for each, told in zip(
+        facts["models"],
+        (
             "train.py:18  for one in (output,): loss = (net(  # net, of output / 2",
-            """train.py:16  apply = lambda x: parts["é"](x)""")):
+            """train.py:16  apply = lambda x: parts["é"](x)""",
+        ),
+    ):
         assert advice.write("amp bfloat16", facts | dict(models=[each])).startswith(f"""{told}
             instead of {each["name"]}(...): \
 torch.autocast("cpu", torch.bfloat16)({each["name"]})(...).float()
@@ -431,7 +463,9 @@ def test_models_that_other_objects_hold(watched):
             trainer.step()
         """)
     assert {each["name"]: each["above"]["at"] for each in facts["models"]} == {
-        "self.nets['g']": "train.py:7", "state.net": "train.py:16"}
+        "self.nets['g']": "train.py:7",
+        "state.net": "train.py:16",
+    }
     assert [each["local"] for each in facts["models"]] == ["self.nets['g']", "state.net"]
     assert "fused=True in place of foreach=True" in advice.write("fused", facts)
 
@@ -472,7 +506,8 @@ def test_each_model_is_changed_where_it_is_known(watched):
         "netD.compile()": "above train.py:11  optD = torch.optim.SGD(netD.parameters(), 0.1)",
         "early.compile()": "above train.py:14  optE = torch.optim.SGD(early.parameters(), 0.1)",
         "late.compile()": "below the line that makes late",
-        "parts['head'].compile()": "below the line that makes parts['head']"}
+        "parts['head'].compile()": "below the line that makes parts['head']",
+    }
     everything = advice.write("compile", facts)
     assert "likewise: " in everything and "netG (train.py:9)" in everything
 
@@ -489,13 +524,17 @@ def test_nothing_changes_below_a_live_wrapper(watched):
             model(torch.rand(4, 3, 8, 8)).mean().backward()
             optimizer.step()
         """)
-    for name, change in ("channels_last", "net.to(memory_format=torch.channels_last)"), (
-            "compile", "net.compile()"):
+    for name, change in (
+        ("channels_last", "net.to(memory_format=torch.channels_last)"),
+        ("compile", "net.compile()"),
+    ):
         assert advice.write(name, facts).startswith(
-            f"above train.py:4  model = nn.DataParallel(net)\n            {change}\n")
+            f"above train.py:4  model = nn.DataParallel(net)\n            {change}\n"
+        )
     facts["models"][0] |= dict(before=None, bare="", name="model.module")  # a wrapper not seen
     assert advice.write("channels_last", facts).startswith(
-        "before DistributedDataParallel or DataParallel gets the model\n            model.to(")
+        "before DistributedDataParallel or DataParallel gets the model\n            model.to("
+    )
     facts["optimizers"] = []  # it came to a process that was spawned
     assert advice.write("compile", facts).startswith("in the process that trains, before its first")
 
@@ -549,8 +588,7 @@ def test_a_to_of_its_own_takes_no_layout(watched):
     space = dict(torch=torch, model=watched.space["model"])
     exec(textwrap.dedent("\n".join(lines)), space)  # it runs as it stands
     assert space["model"].weight.is_contiguous(memory_format=torch.channels_last)
-    assert "channels_last" in reasons(
-        facts | dict(seen=inside_facts.traits(space["model"])))
+    assert "channels_last" in reasons(facts | dict(seen=inside_facts.traits(space["model"])))
 
 
 def test_networks_that_only_take_time_are_named(watched):
@@ -570,7 +608,11 @@ def test_networks_that_only_take_time_are_named(watched):
             optimizer.step()
         """)
     assert {each["local"]: each["role"] for each in facts["models"]} == {
-        "teacher": "frozen", "student": "eval", "critic": "frozen", "model": ""}
+        "teacher": "frozen",
+        "student": "eval",
+        "critic": "frozen",
+        "model": "",
+    }
     amp = advice.write("amp bfloat16", facts)
     assert amp.startswith("train.py:10  output = student(")
     assert "likewise: teacher (frozen) (train.py:9), critic (frozen) (train.py:11)" in amp
@@ -595,7 +637,8 @@ def test_autocast_of_float32_is_not_amp(watched):
     assert [each["half"] for each in facts["autocasts"]] == ["", ""]
     assert not reasons(facts, ["amp bfloat16"])
     assert "or at train.py:7  with context: enabled=True, dtype=torch.bfloat16" in advice.write(
-        "amp bfloat16", facts)
+        "amp bfloat16", facts
+    )
 
 
 def test_autocast_in_a_half_type_is_amp(watched):
@@ -615,50 +658,94 @@ def test_autocast_in_a_half_type_is_amp(watched):
 
 
 # ------------------------------------------------------------------------------------- arguments
-LOADER = """
+LOADER = (
+    """
 import torch
 from torch.utils.data import DataLoader
 data = torch.utils.data.TensorDataset(torch.rand(64, 8))
 {lines}
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
-""" + LOOP
+"""
+    + LOOP
+)
 
 
-@pytest.mark.parametrize("lines, told", [
-    ("loader = DataLoader(data, batch_size=4)", "num_workers=2, persistent_workers=True"),
-    ("loader = DataLoader(data, 4, num_workers=0)",
-     "persistent_workers=True|num_workers=2 in place of num_workers=0"),
-    ("loader = DataLoader(data, 4, True, None, None, 0)",
-     "persistent_workers=True|2 as argument 6 (num_workers)"),
-    ("options = dict(batch_size=4, num_workers=0)\nloader = DataLoader(data, **options)",
-     "in options (train.py:5): num_workers=2, persistent_workers=True"),
-    ('options = {"batch_size": 4, "num_workers": 0}\nloader = DataLoader(data, **options)',
-     'in options (train.py:5): "num_workers": 2, "persistent_workers": True'),
-    ("options = dict(batch_size=4)\nloader = DataLoader(data, **options)",
-     "num_workers=2, persistent_workers=True"),
-    ("options = dict(batch_size=4)\noptions.update(num_workers=0)\n"
-     "loader = DataLoader(data, **options)",
-     'DataLoader(data, **{**options, "num_workers": 2, "persistent_workers": True})'),
-    ("options = {'batch_size': 4}\noptions['num_workers'] = 0\n"
-     "loader = DataLoader(data, **options)\noptions['shuffle'] = True",
-     'DataLoader(data, **{**options, "num_workers": 2, "persistent_workers": True})'),
-    ("def build(data, **options):\n    return DataLoader(data, **options)\n"
-     "loader = build(data, num_workers=0)",
-     'DataLoader(data, **{**options, "num_workers": 2, "persistent_workers": True})'),
-    ("loader = DataLoader(data, **dict(num_workers=0, batch_size=4))",
-     'DataLoader(data, **{**dict(num_workers=0, batch_size=4), "num_workers": 2, '
-     '"persistent_workers": True})'),
-    ("class Loader(DataLoader):\n    def __init__(self, data, **options):\n"
-     "        super().__init__(data, **options)\nloader = Loader(data, num_workers=0)",
-     'super().__init__(data, **{**options, "num_workers": 2, "persistent_workers": True})'),
-    ("import types\nargs = types.SimpleNamespace(workers=0)\n"
-     "loader = DataLoader(\n    data, 4,\n    num_workers=args.workers)",
-     "persistent_workers=True|num_workers=2 in place of num_workers=args.workers"),
-    ("loader = [DataLoader(data, **each) for each in [dict(num_workers=0)]][0]",
-     'DataLoader(data, **{**each, "num_workers": 2, "persistent_workers": True})'),
-], ids=["none", "keyword", "position", "dict", "braces", "elsewhere", "update", "item", "function",
-        "call", "subclass", "args", "comprehension"])
+@pytest.mark.parametrize(
+    "lines, told",
+    [
+        ("loader = DataLoader(data, batch_size=4)", "num_workers=2, persistent_workers=True"),
+        (
+            "loader = DataLoader(data, 4, num_workers=0)",
+            "persistent_workers=True|num_workers=2 in place of num_workers=0",
+        ),
+        (
+            "loader = DataLoader(data, 4, True, None, None, 0)",
+            "persistent_workers=True|2 as argument 6 (num_workers)",
+        ),
+        (
+            "options = dict(batch_size=4, num_workers=0)\nloader = DataLoader(data, **options)",
+            "in options (train.py:5): num_workers=2, persistent_workers=True",
+        ),
+        (
+            'options = {"batch_size": 4, "num_workers": 0}\nloader = DataLoader(data, **options)',
+            'in options (train.py:5): "num_workers": 2, "persistent_workers": True',
+        ),
+        (
+            "options = dict(batch_size=4)\nloader = DataLoader(data, **options)",
+            "num_workers=2, persistent_workers=True",
+        ),
+        (
+            "options = dict(batch_size=4)\noptions.update(num_workers=0)\n"
+            "loader = DataLoader(data, **options)",
+            'DataLoader(data, **{**options, "num_workers": 2, "persistent_workers": True})',
+        ),
+        (
+            "options = {'batch_size': 4}\noptions['num_workers'] = 0\n"
+            "loader = DataLoader(data, **options)\noptions['shuffle'] = True",
+            'DataLoader(data, **{**options, "num_workers": 2, "persistent_workers": True})',
+        ),
+        (
+            "def build(data, **options):\n    return DataLoader(data, **options)\n"
+            "loader = build(data, num_workers=0)",
+            'DataLoader(data, **{**options, "num_workers": 2, "persistent_workers": True})',
+        ),
+        (
+            "loader = DataLoader(data, **dict(num_workers=0, batch_size=4))",
+            'DataLoader(data, **{**dict(num_workers=0, batch_size=4), "num_workers": 2, '
+            '"persistent_workers": True})',
+        ),
+        (
+            "class Loader(DataLoader):\n    def __init__(self, data, **options):\n"
+            "        super().__init__(data, **options)\nloader = Loader(data, num_workers=0)",
+            'super().__init__(data, **{**options, "num_workers": 2, "persistent_workers": True})',
+        ),
+        (
+            "import types\nargs = types.SimpleNamespace(workers=0)\n"
+            "loader = DataLoader(\n    data, 4,\n    num_workers=args.workers)",
+            "persistent_workers=True|num_workers=2 in place of num_workers=args.workers",
+        ),
+        (
+            "loader = [DataLoader(data, **each) for each in [dict(num_workers=0)]][0]",
+            'DataLoader(data, **{**each, "num_workers": 2, "persistent_workers": True})',
+        ),
+    ],
+    ids=[
+        "none",
+        "keyword",
+        "position",
+        "dict",
+        "braces",
+        "elsewhere",
+        "update",
+        "item",
+        "function",
+        "call",
+        "subclass",
+        "args",
+        "comprehension",
+    ],
+)
 def test_arguments_are_not_given_twice(watched, lines, told):
     facts = watched.run(LOADER.format(lines=lines))
     text = advice.write("workers", facts, dict(workers=2))
@@ -697,7 +784,8 @@ train.py:4  opt_G = torch.optim.Adam(itertools.chain(G.parameters()), lr=0.1)
     # a critic that steps more often needs an update before its next step
     assert "scaler.update() after these steps, before the next backward()" in scaler
     assert reasons(facts | dict(optimizers=facts["optimizers"][2:3]))["fused"] == (
-        "torch has no fused Adadelta")
+        "torch has no fused Adadelta"
+    )
     assert reasons(facts | dict(optimizers=[]))["fused"].startswith("the optimizer is made")
 
 
@@ -756,7 +844,8 @@ def test_lightning(watched, library, tmp_path):
         assert f'Trainer(precision="{precision}")' in text and "GradScaler" not in text
         assert "scaler" not in text and "inside" not in text
     assert write("compile").startswith(
-        f"above {entry}\n            module = torch.compile(module)\n")
+        f"above {entry}\n            module = torch.compile(module)\n"
+    )
     assert 'torch.compile(module, mode="reduce-overhead")' in write("compile reduce-overhead")
     layout = write("channels_last")
     assert layout.startswith(f"above {entry}\n            module.to(memory_format=")
@@ -766,24 +855,31 @@ def test_lightning(watched, library, tmp_path):
     # the user's own loader and optimizer are the user's, though the library makes one anew
     assert {each["at"] for each in facts["loaders"]} == {"train.py:19"}
     assert write("workers").split("\n")[1].strip() == (
-        "in options (train.py:18): num_workers=2, persistent_workers=True, pin_memory=True")
+        "in options (train.py:18): num_workers=2, persistent_workers=True, pin_memory=True"
+    )
     assert write("fused").startswith("train.py:15  return torch.optim.SGD(self.parameters(), 0.1)")
 
 
 def test_transformers_trainer(watched, tmp_path):
     watched.patch.syspath_prepend(package(tmp_path / "site-packages", "transformers", FIT))
-    facts = on_gpu(watched.run("""\
+    facts = on_gpu(
+        watched.run("""\
         import torch, transformers
         model = torch.nn.Linear(8, 8)
         trainer = transformers.Trainer()
         trainer.fit(model, torch.rand(8, 8))
-        """))
+        """)
+    )
     assert {each["library"] for each in facts["loaders"] + facts["optimizers"]} == {"transformers"}
     for name, words in {
-            "amp bfloat16": "bf16=True", "amp float16": "fp16=True", "tf32": "tf32=True",
-            "compile": "torch_compile=True", "fused": 'optim="adamw_torch_fused"',
-            "workers": "dataloader_num_workers=2, dataloader_persistent_workers=True",
-            "batch x2": "per_device_train_batch_size=8"}.items():
+        "amp bfloat16": "bf16=True",
+        "amp float16": "fp16=True",
+        "tf32": "tf32=True",
+        "compile": "torch_compile=True",
+        "fused": 'optim="adamw_torch_fused"',
+        "workers": "dataloader_num_workers=2, dataloader_persistent_workers=True",
+        "batch x2": "per_device_train_batch_size=8",
+    }.items():
         text = advice.write(name, facts, dict(workers=2, times=2))
         assert f"TrainingArguments({words})" in text, name
         assert "GradScaler" not in text and text.count("TrainingArguments") == 1
@@ -791,8 +887,9 @@ def test_transformers_trainer(watched, tmp_path):
 
 def test_accelerate_is_told_by_its_state(watched, monkeypatch):
     state = types.SimpleNamespace(_shared_state={"device": "cpu"})
-    monkeypatch.setitem(sys.modules, "accelerate.state",
-                        types.SimpleNamespace(AcceleratorState=state))
+    monkeypatch.setitem(
+        sys.modules, "accelerate.state", types.SimpleNamespace(AcceleratorState=state)
+    )
     facts = watched.run(LOADER.format(lines="loader = DataLoader(data, 4)"))
     assert 'Accelerator(mixed_precision="bf16")' in advice.write("amp bfloat16", facts)
     assert "GradScaler" not in advice.write("amp float16", on_gpu(facts))
@@ -806,12 +903,15 @@ def test_what_an_unknown_library_makes_and_calls(watched, tmp_path):
         import fitter, torch
         fitter.Trainer().fit(torch.nn.Linear(8, 8), torch.rand(64, 8))
         """)
-    begin = ("inside fitter, which has to be told to do this:\n"
-             "        train.py:2  fitter.Trainer().fit(torch.nn.Linear")
+    begin = (
+        "inside fitter, which has to be told to do this:\n"
+        "        train.py:2  fitter.Trainer().fit(torch.nn.Linear"
+    )
     for name in "amp bfloat16", "workers", "fused":
         assert advice.write(name, facts, dict(workers=2)).startswith(begin)
     assert 'model(...): torch.autocast("cpu", torch.bfloat16)(model)(...).float()\n' in (
-        advice.write("amp bfloat16", facts))
+        advice.write("amp bfloat16", facts)
+    )
     for of in facts["loaders"] + facts["optimizers"]:
         of["library"] = "transformers"
     facts["models"][0]["library"] = ""  # as in a Trainer with a compute_loss of the user's

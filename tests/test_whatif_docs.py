@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
 from helpers import ROOT
 from test_whatif_report import BASELINE, FACTS, LOADER
-
 from whatif import options, report, run, session, techniques
 from whatif.inside import loading, plans
 
@@ -22,22 +22,31 @@ FREE = ("failed", "excluded", "not_tried", "advice", "options", "facts")  # keys
 
 def rows_of(text):
     """Return the cells of each row of the tables in a text, without headings."""
-    return [[cell.strip() for cell in line.split("|")[1:-1]]
-            for line in text.splitlines() if line.startswith("|") and not line.startswith("|--")]
+    return [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in text.splitlines()
+        if line.startswith("|") and not line.startswith("|--")
+    ]
 
 
 def documented():
     """Return {key: its keys} of the table of the record."""
     rows = rows_of(re.search(r"<!-- keys -->(.*?)<!-- /keys -->", PAGE, re.S)[1])[1:]
-    return {key: {*filter(None, keys.split(", "))} for names, keys, _ in rows
-            for key in names.split(", ")}
+    return {
+        key: {*filter(None, keys.split(", "))}
+        for names, keys, _ in rows
+        for key in names.split(", ")
+    }
 
 
 def window(names, rate):
     """Return a window as the process of the script makes it."""
     sent = []
-    script = SimpleNamespace(ranks=lambda: (0, 1), last_loss=torch.ones(()),
-                             send=lambda **record: sent.append(record["window"]))
+    script = SimpleNamespace(
+        ranks=lambda: (0, 1),
+        last_loss=torch.ones(()),
+        send=lambda **record: sent.append(record["window"]),
+    )
     turns = SimpleNamespace(run=script, windows=[])
     plans.Turns.add(turns, names, dict(seconds=1.0, steps=4, samples=rate, memory=10**9))
     return json.loads(json.dumps(sent[0]))
@@ -54,20 +63,35 @@ class Data(torch.utils.data.Dataset):
 def result_of_run(command, spec, *_):
     """Return what a run of a session gives: the turns, or a whole process with a set or without."""
     base = run.Results().merged() | dict(error="", facts=SEEN)
-    watched = dict(seconds=2.0, steps=40, samples=400, wait=0.1, whole=2.2, batches=1.0,
-                   began=time.time() + 5, next=0.2)
+    watched = dict(
+        seconds=2.0,
+        steps=40,
+        samples=400,
+        wait=0.1,
+        whole=2.2,
+        batches=1.0,
+        began=time.time() + 5,
+        next=0.2,
+    )
     if spec["mode"] == "fixed":
         seconds = 1.0 if spec["techniques"] else 2.0 + spec["seed"] / 100
-        return base | dict(windows=[watched | dict(seconds=seconds)], memory=10**9,
-                           losses=[1.0] * 60)
+        return base | dict(
+            windows=[watched | dict(seconds=seconds)], memory=10**9, losses=[1.0] * 60
+        )
     loader = torch.utils.data.DataLoader(Data(), batch_size=4)
     names = [(), *[each for _ in range(6) for each in (("amp bfloat16",), ())]]
     return base | dict(
-        windows=[window(each, 200 + number / 9 if each else 100)
-                 for number, each in enumerate(names)],
-        watched=watched, turns_began=time.time(), turns_over=time.time(),
+        windows=[
+            window(each, 200 + number / 9 if each else 100) for number, each in enumerate(names)
+        ],
+        watched=watched,
+        turns_began=time.time(),
+        turns_over=time.time(),
         loading=loading.measure_loader(loader, 0.3, 1, lambda frame: False),
-        lines=FACTS["lines"], busy=0.01, kernels={"products": 1.0})
+        lines=FACTS["lines"],
+        busy=0.01,
+        kernels={"products": 1.0},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +122,21 @@ def test_the_documented_keys_are_those_of_the_record(record):
 
 def test_the_record_has_all_parts(record):
     """Otherwise the keys of one would not have been compared."""
-    assert all(record[key] for key in ("rows", "best", "loader", "forecast", "confirmation",
-                                       "losses", "host_waits", "windows", "advice", "also_seen"))
+    assert all(
+        record[key]
+        for key in (
+            "rows",
+            "best",
+            "loader",
+            "forecast",
+            "confirmation",
+            "losses",
+            "host_waits",
+            "windows",
+            "advice",
+            "also_seen",
+        )
+    )
     assert record["confirmation"]["n"] >= 3 and {*BASELINE} <= {*record["baseline"]}
 
 
@@ -114,7 +151,8 @@ def test_options_and_techniques_are_documented():
     assert f"with `--write` {more} is the default" in PAGE
     table = PAGE.split("## What a technique does")[1].split("\n## ")[0]
     assert {name for row in rows_of(table)[1:] for name in row[0].split(", ")} >= {
-        *techniques.NAMES}
+        *techniques.NAMES
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -127,9 +165,12 @@ def test_commands_can_be_copied(page, monkeypatch):
     found = []
     for line in lines:
         words = shlex.split(line.split("&&")[-1], comments=True)
-        places = [number for number, word in enumerate(words)
-                  if word.endswith(("whatif", "whatif.pyz")) and number]
+        places = [
+            number
+            for number, word in enumerate(words)
+            if word.endswith(("whatif", "whatif.pyz")) and number
+        ]
         for number in places[:1]:
-            args = options.parse(words[number + 1:])
+            args = options.parse(words[number + 1 :])
             found.append(args.compare if args.kind == "comparison" else args.command)
     assert all(found) and len(found) >= {"whatif.md": 6, "README.md": 1}.get(page.name, 0)

@@ -32,9 +32,11 @@ def is_users(frame):
 
 def near(rate):
     """Return whether a rate is less than twice as high; a busy machine may make it lower."""
+
     class Near(float):
         def __eq__(self, other):
             return rate / 4 < other < rate * 2
+
     return Near(rate)
 
 
@@ -109,8 +111,12 @@ def test_rates_and_summary():
 def test_start_of_workers_is_not_in_the_rate(persistent):
     """Workers take 0.4 s to start: with that, loading would seem a quarter as fast."""
     loader = data.DataLoader(
-        Sleeping(20), batch_size=4, num_workers=2, worker_init_fn=slow_start,
-        persistent_workers=persistent)
+        Sleeping(20),
+        batch_size=4,
+        num_workers=2,
+        worker_init_fn=slow_start,
+        persistent_workers=persistent,
+    )
     result = measured(loader, 2)
     assert result["rate"] == near(2 * ALONE)
     row = next(row for row in result["rows"] if row["workers"] == 2)
@@ -157,7 +163,8 @@ def test_iterable_dataset_of_one_pass():
 @pytest.mark.parametrize("workers", [0, 1])
 def test_dataset_that_fails(workers):
     result = measured(
-        data.DataLoader(Sleeping(40, fails_at="all"), batch_size=2, num_workers=workers))
+        data.DataLoader(Sleeping(40, fails_at="all"), batch_size=2, num_workers=workers)
+    )
     assert result["rate"] is None
     assert all(row["reason"] == "ValueError: a broken picture" for row in result["rows"])
     assert "a broken picture" in result["summary"]
@@ -189,11 +196,13 @@ def test_empty_loader():
 
 def test_spawn():
     """A dataset made in a function cannot be sent to a spawned worker; the one above can."""
+
     class Local(Sleeping):
         pass
 
-    result = measured(data.DataLoader(
-        Local(), batch_size=4, num_workers=1, multiprocessing_context="spawn"))
+    result = measured(
+        data.DataLoader(Local(), batch_size=4, num_workers=1, multiprocessing_context="spawn")
+    )
     assert result["as_is"]["method"] == "spawn" and rates(result)[0]
     assert "ickle" in next(row["reason"] for row in result["rows"] if row["workers"])
 
@@ -223,7 +232,6 @@ def test_loaders_of_their_own():
     result = measured(forever)
     assert result["as_is"]["persistent"] and result["rate"]
     loading.shut(forever.iterator, set())
-
 
 
 def test_hooks_are_passed_by(monkeypatch):
@@ -256,28 +264,41 @@ def pictures(tmp_path_factory):
 
 
 def test_class_folders(pictures):
-    transform = transforms.Compose([
-        Turn(), halve, transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(1),
-        transforms.GaussianBlur(9), transforms.ToTensor(),
-        transforms.Normalize([0.5] * 3, [0.5] * 3)])
+    transform = transforms.Compose(
+        [
+            Turn(),
+            halve,
+            transforms.RandomResizedCrop(224),
+            transforms.RandomHorizontalFlip(1),
+            transforms.GaussianBlur(9),
+            transforms.ToTensor(),
+            transforms.Normalize([0.5] * 3, [0.5] * 3),
+        ]
+    )
     loader = data.DataLoader(
-        datasets.ImageFolder(pictures, transform), batch_size=4, shuffle=True, num_workers=1)
+        datasets.ImageFolder(pictures, transform), batch_size=4, shuffle=True, num_workers=1
+    )
     result = measured(loader, 2)
     shares = {share["what"]: share["share"] for share in result["shares"]}
     assert {"decoding", "Turn", "GaussianBlur", "halve"} <= {*shares}
     allowed = {"reading", "decoding", "collating", "sampler", "other", "halve"} | {
-        type(each).__name__ for each in transform.transforms}
+        type(each).__name__ for each in transform.transforms
+    }
     assert {*shares} <= allowed
     assert 0.95 < sum(shares.values()) < 1.01
     assert any(line["text"] == "return image.rotate(20, expand=True)" for line in result["lines"])
 
 
 def test_transforms_v2(pictures):
-    transform = v2.Compose([
-        v2.ToImage(), v2.RandomResizedCrop(224), v2.RandomApply([v2.GaussianBlur(9)], p=1),
-        v2.ToDtype(torch.float32, scale=True)])
-    result = measured(data.DataLoader(
-        datasets.ImageFolder(pictures, transform), batch_size=4), 1.5)
+    transform = v2.Compose(
+        [
+            v2.ToImage(),
+            v2.RandomResizedCrop(224),
+            v2.RandomApply([v2.GaussianBlur(9)], p=1),
+            v2.ToDtype(torch.float32, scale=True),
+        ]
+    )
+    result = measured(data.DataLoader(datasets.ImageFolder(pictures, transform), batch_size=4), 1.5)
     shares = {share["what"] for share in result["shares"]}
     assert "GaussianBlur" in shares
     assert not shares & {"Compose", "RandomApply"}
@@ -298,14 +319,17 @@ def test_users_lines(pictures):
 
     result = measured(data.DataLoader(Own(), batch_size=4), 1.5)
     texts = {line["text"] for line in result["lines"]}
-    assert {'image = Image.open(self.files[index]).convert("RGB")',
-            "time.sleep(SLEEP / 2)"} <= texts
+    assert {
+        'image = Image.open(self.files[index]).convert("RGB")',
+        "time.sleep(SLEEP / 2)",
+    } <= texts
     assert {"decoding", "other"} <= {share["what"] for share in result["shares"]}
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 knows the line only")
 def test_kinds_by_name():
     """What a line in C does is known by the function that it calls."""
+
     def called(function):
         found = []
 
@@ -348,15 +372,25 @@ def test_threads_of_a_worker_are_seen():
             list(pools[0].map(zlib.compress, [bytes_of_noise] * 4))
             return 0
 
-    result = measured(data.DataLoader(Threads(), batch_size=2, num_workers=1,
-                                     worker_init_fn=lambda worker: pools.clear()), 4)
+    result = measured(
+        data.DataLoader(
+            Threads(), batch_size=2, num_workers=1, worker_init_fn=lambda worker: pools.clear()
+        ),
+        4,
+    )
     assert result["threads"]["busy"] >= 2
     assert "NUM_THREADS=1" in result["threads"]["note"]
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs Linux")
-@pytest.mark.parametrize("name, found", [("libopencv_core.so.410", {"cv2"}), ("cv2/cv2.abi3.so", {"cv2"}),
-                                         ("libopencv_ext.so.0", set())])  # DALI's, no OpenCV
+@pytest.mark.parametrize(
+    "name, found",
+    [
+        ("libopencv_core.so.410", {"cv2"}),
+        ("cv2/cv2.abi3.so", {"cv2"}),
+        ("libopencv_ext.so.0", set()),
+    ],
+)  # DALI's, no OpenCV
 def test_libraries_of_a_process(tmp_path, name, found):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(bytes(4096))
@@ -370,7 +404,8 @@ def test_threads_are_told_if_a_worker_takes_more_than_a_core(cores, is_told):
     told, result = [], dict(threads={})
     loading.Measurement.see_threads(
         types.SimpleNamespace(numbers=None, result=result, note=told.append),
-        types.SimpleNamespace(use=dict(busy=4, cores=cores, threads=8), pids=[os.getpid()]))
+        types.SimpleNamespace(use=dict(busy=4, cores=cores, threads=8), pids=[os.getpid()]),
+    )
     assert "NUM_THREADS=1" in result["threads"]["note"]
     assert told == [result["threads"]["note"]] * is_told
 

@@ -10,36 +10,105 @@ from whatif import report
 from whatif.report import FASTER, OPEN, SAME, SLOWER, Result, Row
 
 LOADER = dict(
-    at="train.py:20", text="loader = DataLoader(data, 32)", library="", workers=0, pin=False,
-    length=100, persistent=False, repeats=False, batch=32, can_grow=True, name="loader",
-    method="fork", shuffles=False, arguments={}, driver="", entry={})
+    at="train.py:20",
+    text="loader = DataLoader(data, 32)",
+    library="",
+    workers=0,
+    pin=False,
+    length=100,
+    persistent=False,
+    repeats=False,
+    batch=32,
+    can_grow=True,
+    name="loader",
+    method="fork",
+    shuffles=False,
+    arguments={},
+    driver="",
+    entry={},
+)
 MODEL = dict(
-    name="model", local="model", kind="Net", at="train.py:31", text="output = model(images)",
-    library="", statement="output = model(images)", target="output", is_tensor=True, role="trains",
-    above=dict(at="train.py:22", text="optimizer = SGD(model.parameters())"), is_wrapped=False,
-    bare="", before=None, own_to=False, device="cuda", autocast="", driver="", entry={}, made={},
-    calls=["train.py:31"])
+    name="model",
+    local="model",
+    kind="Net",
+    at="train.py:31",
+    text="output = model(images)",
+    library="",
+    statement="output = model(images)",
+    target="output",
+    is_tensor=True,
+    role="trains",
+    above=dict(at="train.py:22", text="optimizer = SGD(model.parameters())"),
+    is_wrapped=False,
+    bare="",
+    before=None,
+    own_to=False,
+    device="cuda",
+    autocast="",
+    driver="",
+    entry={},
+    made={},
+    calls=["train.py:31"],
+)
 OPTIMIZER = dict(
-    kind="SGD", at="train.py:22", text="optimizer = SGD(model.parameters())", library="",
-    fused=None, foreach=None, can_fuse=True, name="optimizer", arguments={}, driver="", entry={})
+    kind="SGD",
+    at="train.py:22",
+    text="optimizer = SGD(model.parameters())",
+    library="",
+    fused=None,
+    foreach=None,
+    can_fuse=True,
+    name="optimizer",
+    arguments={},
+    driver="",
+    entry={},
+)
 FACTS = dict(
-    models=[MODEL], optimizers=[OPTIMIZER], loaders=[LOADER], training=[0], device="cuda",
-    seen=["image", "convolution", "no set_epoch"], gpu="H100", cores=16, processes=1,
-    torch="2.14.1", python="3.11", capability=9, memory=80e9, peak=3e9, busy=0.035,
-    kernels={"products": 0.7, "memory": 0.3}, lines=[("train.py:40", "print(loss.item())")])
+    models=[MODEL],
+    optimizers=[OPTIMIZER],
+    loaders=[LOADER],
+    training=[0],
+    device="cuda",
+    seen=["image", "convolution", "no set_epoch"],
+    gpu="H100",
+    cores=16,
+    processes=1,
+    torch="2.14.1",
+    python="3.11",
+    capability=9,
+    memory=80e9,
+    peak=3e9,
+    busy=0.035,
+    kernels={"products": 0.7, "memory": 0.3},
+    lines=[("train.py:40", "print(loss.item())")],
+)
 BASELINE = dict(rate=812.4, n=24, memory=3.21e9, step_seconds=0.0394, data_time=0.03)
 BEST = ("amp bfloat16", "channels_last", "compile")
 
 
 def result(**changes):
-    return Result("train.py", ["--epochs", "3"], "samples", FACTS, BASELINE, **dict(dict(
-        rows=[Row(("amp bfloat16",), 1.52, 1.51, 1.54, 12, FASTER, memory=int(2.01e9)),
-              Row(("fused",), 1.001, 0.99, 1.01, 8, SAME),
-              Row(("cudnn",), 0.9, 0.88, 0.92, 6, SLOWER),
-              Row(("tf32",), 1.05, 0.9, 1.2, 6, OPEN, needs=40),
-              Row(("compile",), n=2, note="2 windows with a skipped step were thrown away"),
-              Row(BEST, 2.1, 2.08, 2.13, 10, FASTER)],
-        best=BEST, extra=dict(workers=8, times=2)) | changes))
+    return Result(
+        "train.py",
+        ["--epochs", "3"],
+        "samples",
+        FACTS,
+        BASELINE,
+        **dict(
+            dict(
+                rows=[
+                    Row(("amp bfloat16",), 1.52, 1.51, 1.54, 12, FASTER, memory=int(2.01e9)),
+                    Row(("fused",), 1.001, 0.99, 1.01, 8, SAME),
+                    Row(("cudnn",), 0.9, 0.88, 0.92, 6, SLOWER),
+                    Row(("tf32",), 1.05, 0.9, 1.2, 6, OPEN, needs=40),
+                    Row(("compile",), n=2, note="2 windows with a skipped step were thrown away"),
+                    Row(BEST, 2.1, 2.08, 2.13, 10, FASTER),
+                ],
+                best=BEST,
+                extra=dict(workers=8, times=2),
+            )
+            | changes
+        ),
+    )
 
 
 def text_of(**changes):
@@ -59,12 +128,15 @@ def test_the_table():
         ["cudnn", "0.90x ±0.02", "6", "-", "slower"],
         ["tf32", "1.05x ±0.15", "6", "-", "open: about 40 s more"],
         ["compile", "-", "2", "-", "open"],
-        ["amp bfloat16 + channels_last + compile", "2.10x ±0.03", "10", "-", "faster"]]
+        ["amp bfloat16 + channels_last + compile", "2.10x ±0.03", "10", "-", "faster"],
+    ]
     assert len({line.index("verdict" if "verdict" in line else "812") for line in lines[1:3]}) == 1
 
 
-@pytest.mark.parametrize("low, high, shown", [
-    (None, None, "1.05x"), (-math.inf, math.inf, "1.05x ±?"), (1, 1.2, "1.05x ±0.15")])
+@pytest.mark.parametrize(
+    "low, high, shown",
+    [(None, None, "1.05x"), (-math.inf, math.inf, "1.05x ±?"), (1, 1.2, "1.05x ±0.15")],
+)
 def test_intervals(low, high, shown):
     assert report.times(1.05, low, high) == shown
 
@@ -73,11 +145,14 @@ def test_reasons_stand_below_the_table():
     text = text_of(
         failed={("compile", "amp float16"): "CUDA out of memory", "batch": "CUDA out of memory"},
         excluded={"tf32": "this GPU has no TF32", "workers": "already there"},
-        not_tried={"batch": "no time left (--minutes)"}, by_turns=False,
-        notes=["The script is FSDP."])
+        not_tried={"batch": "no time left (--minutes)"},
+        by_turns=False,
+        notes=["The script is FSDP."],
+    )
     assert "\nFailed\n  compile + amp float16, batch: CUDA out of memory\n" in text
-    assert ("\nNot possible, or there already\n  tf32: this GPU has no TF32\n"
-            "  workers: already there\n") in text
+    assert (
+        "\nNot possible, or there already\n  tf32: this GPU has no TF32\n  workers: already there\n"
+    ) in text
     assert "Each set ran in a process of its own.\nThe script is FSDP.\n" in text
     none = text_of(rows=[], best=(), by_turns=False, notes=["The script is FSDP."])
     assert "Each set ran" not in none and "The script is FSDP." in none
@@ -88,22 +163,38 @@ def test_what_to_write_is_the_best_sets():
     text = text_of()
     _, advised = text.split("\nWhat to write\n")
     assert [line.strip() for line in advised.splitlines() if line[:3].strip()] == [
-        *BEST, "Together, amp bfloat16 + channels_last + compile: 2.10x ±0.03"]
+        *BEST,
+        "Together, amp bfloat16 + channels_last + compile: 2.10x ±0.03",
+    ]
     assert "\n  compile\n        above train.py:22  optimizer = SGD(model.parameters())\n" in text
     assert "What to write" not in text_of(best=())
     # it is said above why what is faster is not advised
     assert not {"Nothing", "Only"} & {line.split(" ")[0] for line in text_of(best=()).splitlines()}
     assert text_of(best=(), rows=[Row(("fused",), 1.1, 0.9, 1.3, 6, OPEN)]).endswith(
-        "for certain as yet: give it more --minutes.")
+        "for certain as yet: give it more --minutes."
+    )
     assert text_of(best=(), rows=[Row(("fused",), 1.0, 0.99, 1.01, 8, SAME)]).endswith(
-        "Nothing is faster.")
+        "Nothing is faster."
+    )
     assert text_of(best=(), rows=[Row(("batch x2",), 1.9, 1.8, 2.0, 8, FASTER)]).endswith(
-        "Only a larger batch is faster, which is another training.")
+        "Only a larger batch is faster, which is another training."
+    )
 
 
 def test_an_option_of_the_script_is_the_advice():
-    option = dict(flags=["--amp"], dest="amp", help="", default=False, type=None, choices=None,
-                  value=False, action="StoreTrue", nargs=0, style="argparse", front=False)
+    option = dict(
+        flags=["--amp"],
+        dest="amp",
+        help="",
+        default=False,
+        type=None,
+        choices=None,
+        value=False,
+        action="StoreTrue",
+        nargs=0,
+        style="argparse",
+        front=False,
+    )
     made = result(best=("amp bfloat16",))
     made.facts = FACTS | dict(options=[option])
     assert "        your script has an option: --amp\n" in report.text_of(made)
@@ -113,9 +204,11 @@ def test_an_option_of_the_script_is_the_advice():
 def test_where_the_first_seconds_went():
     spent = dict(began=6.0, next=0.5, steps=2.5, waiting=1.0, aside=0.0)
     text = text_of(parts=spent)
-    assert ("\nWhere the script's first 10 s went\n  SSSSSSSSSSSSSSSSSSSSSSSSNN==========....\n"
-            "  S start to the end of the first step 60%, N the next three steps 5%, = steps 25%, "
-            ". waiting for\n  data 10%, V validation, between epochs 0%\n") in text
+    assert (
+        "\nWhere the script's first 10 s went\n  SSSSSSSSSSSSSSSSSSSSSSSSNN==========....\n"
+        "  S start to the end of the first step 60%, N the next three steps 5%, = steps 25%, "
+        ". waiting for\n  data 10%, V validation, between epochs 0%\n"
+    ) in text
     assert report.record(result(parts=spent))["parts"] == spent
     assert "Where the script's" not in text_of()
 
@@ -133,7 +226,8 @@ def test_what_holds_it_back():
         "The host or the GPU; ": (FACTS | dict(busy=None), BASELINE),
         "The device's memory": (FACTS | dict(kernels={"memory": 0.9, "products": 0.1}), BASELINE),
         "The CPU, which computes": (FACTS | dict(device="cpu"), BASELINE),
-        "Unknown": (FACTS, {})}
+        "Unknown": (FACTS, {}),
+    }
     for begin, (facts, baseline) in told.items():
         assert report.held_back_by(facts, baseline).startswith(begin)
     # kept batches count where kernels were timed, not the slower first steps that were watched
@@ -145,52 +239,92 @@ def test_what_holds_it_back():
 
 def test_loader_forecast_confirmation_and_losses():
     loader = dict(
-        as_is=dict(workers=2, batch=32), notes=["OpenCV keeps 16 threads in each worker"],
-        rows=[dict(workers=0, rate=1.0), dict(workers=2, rate=25.39, rough=True),
-              dict(workers=4, rate=None, reason="RuntimeError: no"),
-              dict(workers=8, rate=99.0, pinned=True)],
-        between=dict(as_is=3.2, persistent=0.05), summary="8 workers keep up",
+        as_is=dict(workers=2, batch=32),
+        notes=["OpenCV keeps 16 threads in each worker"],
+        rows=[
+            dict(workers=0, rate=1.0),
+            dict(workers=2, rate=25.39, rough=True),
+            dict(workers=4, rate=None, reason="RuntimeError: no"),
+            dict(workers=8, rate=99.0, pinned=True),
+        ],
+        between=dict(as_is=3.2, persistent=0.05),
+        summary="8 workers keep up",
         shares=[dict(what="decoding", share=0.61), dict(what="collating", share=0.2)],
-        lines=[dict(at="data.py:9", text="image = Image.open(path)", share=0.5)])
+        lines=[dict(at="data.py:9", text="image = Image.open(path)", share=0.5)],
+    )
     text = text_of(
-        loader=loader, forecast=[
+        loader=loader,
+        forecast=[
             dict(techniques=BEST, speedup=1.9, low=None, high=None, how="longer"),
-            dict(techniques=BEST[:1], speedup=1.5, low=1.2, high=1.8, how="range")],
-        confirmation=dict(techniques=BEST, speedup=1.7, low=1.65, high=1.76, n=4, confirmed=True,
-                          off="loading took 12 ms more", options=dict(
-                              words=["--amp", "--channels-last"], speedup=1.6, why="")),
-        losses=[dict(techniques=BEST, changes=True, why="its mean loss 9 lies outside 1 to 2",
-                     culprit="compile"),
-                dict(techniques=BEST[:1], changes=None, why="losses could not be seen",
-                     culprit="")])
+            dict(techniques=BEST[:1], speedup=1.5, low=1.2, high=1.8, how="range"),
+        ],
+        confirmation=dict(
+            techniques=BEST,
+            speedup=1.7,
+            low=1.65,
+            high=1.76,
+            n=4,
+            confirmed=True,
+            off="loading took 12 ms more",
+            options=dict(words=["--amp", "--channels-last"], speedup=1.6, why=""),
+        ),
+        losses=[
+            dict(
+                techniques=BEST,
+                changes=True,
+                why="its mean loss 9 lies outside 1 to 2",
+                culprit="compile",
+            ),
+            dict(techniques=BEST[:1], changes=None, why="losses could not be seen", culprit=""),
+        ],
+    )
     for line in (
-            "  no workers           1.0 batches/s, 32.0 samples/s",
-            "  2 workers            25.4 batches/s, 812 samples/s  (as it is, of few batches)",
-            "  4 workers            RuntimeError: no",
-            "  8 workers, pinned    99.0 batches/s, 3,168 samples/s",
-            "  between epochs: 3.2 s, with persistent_workers=True 50 ms",
-            "  A worker's time: decoding 61%, collating 20%",
-            "     50%  data.py:9  image = Image.open(path)",
-            "  8 workers keep up", "  OpenCV keeps 16 threads in each worker",
-            "  amp bfloat16 + channels_last + compile: 1.90x (the longer of compute and loading)",
-            "  amp bfloat16: 1.20x to 1.80x (loading and steps share the cores)",
-            "  by the script's own --amp --channels-last: 1.60x in one whole run",
-            "  This finds a broken training, not a slightly worse one."):
+        "  no workers           1.0 batches/s, 32.0 samples/s",
+        "  2 workers            25.4 batches/s, 812 samples/s  (as it is, of few batches)",
+        "  4 workers            RuntimeError: no",
+        "  8 workers, pinned    99.0 batches/s, 3,168 samples/s",
+        "  between epochs: 3.2 s, with persistent_workers=True 50 ms",
+        "  A worker's time: decoding 61%, collating 20%",
+        "     50%  data.py:9  image = Image.open(path)",
+        "  8 workers keep up",
+        "  OpenCV keeps 16 threads in each worker",
+        "  amp bfloat16 + channels_last + compile: 1.90x (the longer of compute and loading)",
+        "  amp bfloat16: 1.20x to 1.80x (loading and steps share the cores)",
+        "  by the script's own --amp --channels-last: 1.60x in one whole run",
+        "  This finds a broken training, not a slightly worse one.",
+    ):
         assert f"\n{line}\n" in text, line
     joined = " ".join(text.split())
-    assert ("compile: 1.70x ±0.06 in whole runs with real loading (n=4). The forecast was off: "
-            "loading took 12 ms more") in joined
-    assert ("this changes the training: its mean loss 9 lies outside 1 to 2. Without compile it "
-            "does not") in joined
+    assert (
+        "compile: 1.70x ±0.06 in whole runs with real loading (n=4). The forecast was off: "
+        "loading took 12 ms more"
+    ) in joined
+    assert (
+        "this changes the training: its mean loss 9 lies outside 1 to 2. Without compile it "
+        "does not"
+    ) in joined
     assert "amp bfloat16: it cannot be said whether it changes the training: losses" in joined
-    text = text_of(confirmation=dict(techniques=BEST, speedup=None, low=None, high=None, n=0,
-                                     confirmed=False, why="time was over", off=""))
+    text = text_of(
+        confirmation=dict(
+            techniques=BEST,
+            speedup=None,
+            low=None,
+            high=None,
+            n=0,
+            confirmed=False,
+            why="time was over",
+            off="",
+        )
+    )
     assert "\nNot confirmed\n" in text and "compile: not confirmed; time was over" in text
 
 
 def test_no_line_is_wide_and_a_stop_is_told():
-    text = text_of(failed={"compile": "a long reason " * 20}, stopped=True, seconds=dict(
-        start=11.2, compute=95))
+    text = text_of(
+        failed={"compile": "a long reason " * 20},
+        stopped=True,
+        seconds=dict(start=11.2, compute=95),
+    )
     assert text.startswith("\nStopped: this table is not finished.\n")
     assert text.endswith("Time: start 11.2 s, compute 95 s")
     assert max(map(len, text.splitlines())) <= 100  # of what is not the user's
@@ -198,16 +332,27 @@ def test_no_line_is_wide_and_a_stop_is_told():
 
 def test_the_record_is_json_without_nan(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["whatif", "train.py"])
-    made = result(failed={BEST: "out of memory"}, losses=[dict(
-        techniques=BEST, changes=True, why="", mean=math.nan)])
+    made = result(
+        failed={BEST: "out of memory"},
+        losses=[dict(techniques=BEST, changes=True, why="", mean=math.nan)],
+    )
     made.rows.append(Row(("batch",), math.nan, -math.inf, math.inf))
     text = json.dumps(report.record(made), allow_nan=False)
     record = json.loads(text)
     assert record["version"] == 1 and record["command"] == "python whatif train.py"
     assert record["best"] == [*BEST] and record["machine"]["gpu"] == "H100"
     assert record["rows"][0] == dict(
-        name="amp bfloat16", techniques=["amp bfloat16"], speedup=1.52, low=1.51, high=1.54, n=12,
-        verdict="faster", needs=None, memory=2010000000, note="")
+        name="amp bfloat16",
+        techniques=["amp bfloat16"],
+        speedup=1.52,
+        low=1.51,
+        high=1.54,
+        n=12,
+        verdict="faster",
+        needs=None,
+        memory=2010000000,
+        note="",
+    )
     assert record["rows"][-1]["speedup"] is None and record["losses"][0]["mean"] is None
     assert record["failed"] == {"amp bfloat16 + channels_last + compile": "out of memory"}
     assert {*record["advice"]} == {*BEST} and record["options"] == {}

@@ -12,11 +12,12 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+
 from helpers import ROOT, assert_one_line, processes_of, run, start, wait_until
 
 PYTHON = sys.executable
 SCRIPTS = ROOT / "tests" / "whatif_scripts"
-SESSION = '''
+SESSION = """
 import json, os, sys, tempfile
 from pathlib import Path
 from whatif import copies, run
@@ -39,8 +40,8 @@ def main(args):
             return 130
     print(json.dumps(result))
     return 0
-'''  # in place of the package's own; it makes one run and prints what run_once returns
-INSIDE = '''
+"""  # in place of the package's own; it makes one run and prints what run_once returns
+INSIDE = """
 import os
 from whatif.records import send
 
@@ -53,9 +54,11 @@ def install(spec):
     torch.spec = spec
     if getattr(torch, "FAULT", ""):
         raise ValueError(torch.FAULT)
-'''
-TORCH = "spec = None\ndef done(**more):\n    from whatif.records import send\n" \
+"""
+TORCH = (
+    "spec = None\ndef done(**more):\n    from whatif.records import send\n"
     "    send(spec['folder'], done=True, **more)\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +98,12 @@ def ask(program, folder, *words, **variables):
 def once(program, folder, *command, mode="turns", limit=60, **variables):
     """Return what run_once returns of a command; without whatif's own process, which takes time."""
     from whatif import run as runs
-    with tempfile.TemporaryDirectory() as temporary, mock.patch.dict(
-            os.environ, {"TMPDIR": temporary} | variables), mock.patch.object(
-            tempfile, "tempdir", temporary):
+
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        mock.patch.dict(os.environ, {"TMPDIR": temporary} | variables),
+        mock.patch.object(tempfile, "tempdir", temporary),
+    ):
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
             os.environ.pop(name, None)
         command = command[1:] if command[0] == "--" else (PYTHON, *command)
@@ -113,18 +119,27 @@ def test_help_needs_no_torch():
     assert done.returncode == 0 and "-m package.train" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("words, told", [
-    ([], "name a training script, -m MODULE or -- COMMAND"),
-    (["missing.py"], "missing.py: there is no such script"),
-    (["-m"], "-m: name a module"), (["--"], "--: name a command"),
-    (["--", "no-such-command", "x"], "no-such-command: there is no such command"),
-    (["--only", "warp,amp", "x.py"], "--only warp: choose from .*channels_last"),
-    (["--seconds", "0", "x.py"], "above 0"), (["--minutes", "many", "x.py"], "many"),
-    (["--json", "/", "x.py"], "--json /: "), (["--json=/none/x", "x.py"], "--json /none/x: "),
-    (["--copy", "/bin/sh"], "--copy: .*/(da)?sh is not below"), (["--unknown", "x.py"], "unknown"),
-    (["--seconds"], "one argument")])
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        ([], "name a training script, -m MODULE or -- COMMAND"),
+        (["missing.py"], "missing.py: there is no such script"),
+        (["-m"], "-m: name a module"),
+        (["--"], "--: name a command"),
+        (["--", "no-such-command", "x"], "no-such-command: there is no such command"),
+        (["--only", "warp,amp", "x.py"], "--only warp: choose from .*channels_last"),
+        (["--seconds", "0", "x.py"], "above 0"),
+        (["--minutes", "many", "x.py"], "many"),
+        (["--json", "/", "x.py"], "--json /: "),
+        (["--json=/none/x", "x.py"], "--json /none/x: "),
+        (["--copy", "/bin/sh"], "--copy: .*/(da)?sh is not below"),
+        (["--unknown", "x.py"], "unknown"),
+        (["--seconds"], "one argument"),
+    ],
+)
 def test_wrong_use_is_told_in_one_line(words, told, capsys, monkeypatch, tmp_path):
     from whatif import options
+
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.py").touch()
     with pytest.raises(SystemExit) as end:
@@ -139,6 +154,7 @@ def test_wrong_use_ends_with_status_2():
 
 def test_words_of_the_command_stay_its_own(monkeypatch, tmp_path):
     from whatif import options
+
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.py").touch()
     own = ["--only", "amp,compile", "--seconds=3"]
@@ -152,22 +168,40 @@ def test_words_of_the_command_stay_its_own(monkeypatch, tmp_path):
     assert args.command == ["sh", "-c", "exit 3", "--", "--copy"] and not args.copy
 
 
-OWN = ("stats", "search", "run", "report", "options", "session", "records", "imports", "inside",
-       "hook", "enter", "processes", "machine")
+OWN = (
+    "stats",
+    "search",
+    "run",
+    "report",
+    "options",
+    "session",
+    "records",
+    "imports",
+    "inside",
+    "hook",
+    "enter",
+    "processes",
+    "machine",
+)
 
 
 @pytest.mark.parametrize("form", ["folder", "archive", "module", "command"])
 def test_no_module_of_ours_hides_one_of_the_users(form, program, folder, tmp_path):
     for name in OWN:
         write(folder, f"own = {name!r}", f"{name}.py")
-    write(folder, "import sys\n" + "".join(
-        f"import {name}; assert {name}.own == {name!r}\n" for name in OWN) + "import torch\n"
+    write(
+        folder,
+        "import sys\n"
+        + "".join(f"import {name}; assert {name}.own == {name!r}\n" for name in OWN)
+        + "import torch\n"
         "from whatif.inside import files\n"
         f"import {', '.join(OWN)}; assert inside.own and sys.argv[1:] == ['--copy', '-m', 'a b']\n"
         "assert not [path for path in sys.path if 'whatif' in path or 'hook' in path], sys.path\n"
-        "torch.done()\n")
+        "torch.done()\n",
+    )
     words = {"module": ["-m", "train"], "command": ["--", PYTHON, "train.py"]}.get(
-        form, ["train.py"])
+        form, ["train.py"]
+    )
     if form == "archive":
         zipapp.create_archive(program, tmp_path / "w.pyz")
         program = tmp_path / "w.pyz"
@@ -179,21 +213,27 @@ def test_no_module_of_ours_hides_one_of_the_users(form, program, folder, tmp_pat
 # ------------------------------------------------------------------------------------ the hook
 def test_the_next_sitecustomize_is_called(program, folder):
     write(folder, "import sys\nsys.first = __file__", "sitecustomize.py")
-    write(folder, "import sys, sitecustomize, torch\nassert sys.first == sitecustomize.__file__\n"
-          "import importlib; importlib.reload(sitecustomize)\ntorch.done()")
+    write(
+        folder,
+        "import sys, sitecustomize, torch\nassert sys.first == sitecustomize.__file__\n"
+        "import importlib; importlib.reload(sitecustomize)\ntorch.done()",
+    )
     result = once(program, folder, "train.py", PYTHONPATH=str(folder))
     assert result["done"] and not result["error"], result
 
 
 def test_without_another_sitecustomize_there_is_none(program, folder):
-    write(folder, "try:\n    import sitecustomize\nexcept ImportError:\n    import torch\n"
-          "    torch.done()\nelse:\n    assert 'whatif' not in sitecustomize.__file__\n"
-          "    import torch\n    torch.done()")
+    write(
+        folder,
+        "try:\n    import sitecustomize\nexcept ImportError:\n    import torch\n"
+        "    torch.done()\nelse:\n    assert 'whatif' not in sitecustomize.__file__\n"
+        "    import torch\n    torch.done()",
+    )
     result = once(program, folder, "train.py")
     assert not result["error"] and result["log"] == "", result
 
 
-IMPORTS = '''
+IMPORTS = """
 import importlib, importlib.util, multiprocessing, os, subprocess, sys
 before = [*sys.meta_path]
 spec = importlib.util.find_spec("torch")
@@ -226,12 +266,16 @@ if __name__ == "__main__":
     send(os.environ["WHATIF"], done=True)
     for line in open(os.environ["WHATIF"] + "/records"):
         print(line.strip())
-'''
+"""
 
 
 def test_torch_is_imported_in_every_way(program, folder):
-    write(folder, "import os\nif os.environ.get('BROKEN'): raise OSError('broken')\n"
-          "spec = globals().get('spec')", "torch/__init__.py")
+    write(
+        folder,
+        "import os\nif os.environ.get('BROKEN'): raise OSError('broken')\n"
+        "spec = globals().get('spec')",
+        "torch/__init__.py",
+    )
     write(folder, IMPORTS)
     log = once(program, folder, "train.py")["log"]
     lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
@@ -250,31 +294,59 @@ def test_a_fault_of_ours_is_told_to_the_parent_only(program, folder):
 
 # ----------------------------------------------------------------------------- stdin and errors
 def test_stdin_is_a_terminal_at_its_end(program, folder):
-    write(folder, "import os, sys\nrows, columns = os.popen('stty size', 'r').read().split()\n"
-          "assert int(columns) > 0 and sys.stdin.isatty()\n"
-          "assert sys.stdin.read() == sys.stdin.read() == ''\ninput('Go on? [y/n]')")
+    write(
+        folder,
+        "import os, sys\nrows, columns = os.popen('stty size', 'r').read().split()\n"
+        "assert int(columns) > 0 and sys.stdin.isatty()\n"
+        "assert sys.stdin.read() == sys.stdin.read() == ''\ninput('Go on? [y/n]')",
+    )
     result = once(program, folder, "train.py")
     assert result["error"].startswith("it asks for input, but whatif gives it none"), result
 
 
-@pytest.mark.parametrize("text, words, told", [
-    ("import torch\ndef step():\n    raise ValueError('my own\\nfault')\nstep()", ["train.py"],
-     r"ValueError: my own \(train.py:3\)$"),
-    ("import json\njson.loads('?')", ["train.py"], r"JSONDecodeError: .* \(train.py:2\)$"),
-    ("import absent", ["train.py"], r"ModuleNotFoundError: .*'absent' \(train.py:1\)"),
-    ("import sys\nsys.exit('bad option')", ["train.py"], "^it ended with status 1: bad option$"),
-    ("import os\nos.kill(os.getpid(), 9)", ["train.py"], "^it was killed by signal 9, probably"),
-    ("import os\nos.kill(os.getpid(), 11)", ["train.py"], "^it was killed by signal 11$"),
-    ("x = 1", ["train.py"], "no process of it was seen to import torch"),
-    ("", ["--", PYTHON, "-I", "-c", "import json"], "python -I, -E and -S, .* hide it"),
-    ("import subprocess, sys\nimport torch\nif sys.argv[1:]: raise KeyError('of a child')\n"
-     "subprocess.run([sys.executable, 'train.py', 'child'], check=True)", ["train.py"],
-     "KeyError: 'of a child' .train.py:3.$"),
-    ("import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import absent'])\n"
-     "import torch\nraise KeyError('own')", ["train.py"], "KeyError: 'own' .train.py:4.$"),
-    ("import torch\nraise KeyError('of a rank')", ["--", "sh", "-c",
-     f"'{PYTHON}' train.py || exit 3"], r"KeyError: 'of a rank' \(train.py:2\)$")],
-    ids=lambda value: None if isinstance(value, list) else str(value)[-20:])
+@pytest.mark.parametrize(
+    "text, words, told",
+    [
+        (
+            "import torch\ndef step():\n    raise ValueError('my own\\nfault')\nstep()",
+            ["train.py"],
+            r"ValueError: my own \(train.py:3\)$",
+        ),
+        ("import json\njson.loads('?')", ["train.py"], r"JSONDecodeError: .* \(train.py:2\)$"),
+        ("import absent", ["train.py"], r"ModuleNotFoundError: .*'absent' \(train.py:1\)"),
+        (
+            "import sys\nsys.exit('bad option')",
+            ["train.py"],
+            "^it ended with status 1: bad option$",
+        ),
+        (
+            "import os\nos.kill(os.getpid(), 9)",
+            ["train.py"],
+            "^it was killed by signal 9, probably",
+        ),
+        ("import os\nos.kill(os.getpid(), 11)", ["train.py"], "^it was killed by signal 11$"),
+        ("x = 1", ["train.py"], "no process of it was seen to import torch"),
+        ("", ["--", PYTHON, "-I", "-c", "import json"], "python -I, -E and -S, .* hide it"),
+        (
+            "import subprocess, sys\nimport torch\nif sys.argv[1:]: raise KeyError('of a child')\n"
+            "subprocess.run([sys.executable, 'train.py', 'child'], check=True)",
+            ["train.py"],
+            "KeyError: 'of a child' .train.py:3.$",
+        ),
+        (
+            "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import absent'])\n"
+            "import torch\nraise KeyError('own')",
+            ["train.py"],
+            "KeyError: 'own' .train.py:4.$",
+        ),
+        (
+            "import torch\nraise KeyError('of a rank')",
+            ["--", "sh", "-c", f"'{PYTHON}' train.py || exit 3"],
+            r"KeyError: 'of a rank' \(train.py:2\)$",
+        ),
+    ],
+    ids=lambda value: None if isinstance(value, list) else str(value)[-20:],
+)
 def test_errors_are_one_line(text, words, told, program, folder):
     write(program / "inside", INSIDE.replace("windows=[dict(steps=1)]", "facts={}"), "__init__.py")
     try:
@@ -286,21 +358,26 @@ def test_errors_are_one_line(text, words, told, program, folder):
         assert "whatif" not in result["traceback"] and "train.py" in result["traceback"]
 
 
-@pytest.mark.parametrize("sent, code, told", [
-    (dict(error="EOFError: EOF when reading a line (x.py:3)"), 1, "it asks for input, but"),
-    (dict(error="EOFError: Ran out of input"), 1, "EOFError: Ran out of input"),
-    (dict(done=True), 0, "it ended without a step of an optimizer"),
-    (dict(done=True, steps=1), 0, "it ended after 1 steps, before the warm-up was over"),
-    ({}, 1, "it ended with status 1: the last line"),
-    (dict(done=True, windows=[dict(steps=1)]), 1, "")])
+@pytest.mark.parametrize(
+    "sent, code, told",
+    [
+        (dict(error="EOFError: EOF when reading a line (x.py:3)"), 1, "it asks for input, but"),
+        (dict(error="EOFError: Ran out of input"), 1, "EOFError: Ran out of input"),
+        (dict(done=True), 0, "it ended without a step of an optimizer"),
+        (dict(done=True, steps=1), 0, "it ended after 1 steps, before the warm-up was over"),
+        ({}, 1, "it ended with status 1: the last line"),
+        (dict(done=True, windows=[dict(steps=1)]), 1, ""),
+    ],
+)
 def test_why_a_run_failed(sent, code, told):
     from whatif.run import why_failed
+
     why = why_failed(dict(windows=[]) | sent, code, "a line\nthe last line\n")
     assert why.startswith(told) and bool(why) == bool(told)
 
 
 # ----------------------------------------------------------------------------- several processes
-SEVERAL = '''
+SEVERAL = """
 import subprocess, sys
 if len(sys.argv) == 1:
     children = [subprocess.Popen([sys.executable, __file__, n]) for n in "12"]
@@ -313,22 +390,25 @@ else:
         time.sleep(0.01)
     torch.done(number=int(sys.argv[1]))
     time.sleep(60)
-'''
+"""
 
 
 def test_each_training_process_is_reported_by_itself(program, folder):
     write(folder, SEVERAL)
     result = once(program, folder, "train.py")
-    (pid, other), = result["others"].items()
+    ((pid, other),) = result["others"].items()
     assert {result["number"], other["number"]} == {1, 2} and result["pid"] != int(pid)
     assert other["windows"] == result["windows"] and not result["error"]
     assert not other.get("error")
 
 
 def test_torchrun_around_whatif(program, folder):
-    write(folder, "import os, torch\nassert os.environ['RANK'] == os.environ['LOCAL_RANK']\n"
-          "assert os.environ['MASTER_PORT'] != '1'\n"
-          "torch.done(rank=int(os.environ['RANK'])) if os.environ['RANK'] == '0' else None")
+    write(
+        folder,
+        "import os, torch\nassert os.environ['RANK'] == os.environ['LOCAL_RANK']\n"
+        "assert os.environ['MASTER_PORT'] != '1'\n"
+        "torch.done(rank=int(os.environ['RANK'])) if os.environ['RANK'] == '0' else None",
+    )
     ranks = dict(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_PORT="1")
     second = run(PYTHON, program, "train.py", env=ranks | dict(RANK="1"), cwd=folder)
     assert second.returncode == 0 and not second.stdout + second.stderr
@@ -336,12 +416,13 @@ def test_torchrun_around_whatif(program, folder):
     told = [result, *result["others"].values()]  # either process may be the first to report
     assert [each["rank"] for each in told if "rank" in each] == [0], result
     assert not result["error"], result
-    alone = run(PYTHON, program, "train.py", env=ranks | dict(RANK="0", LOCAL_WORLD_SIZE="1"),
-                cwd=folder)
+    alone = run(
+        PYTHON, program, "train.py", env=ranks | dict(RANK="0", LOCAL_WORLD_SIZE="1"), cwd=folder
+    )
     assert_one_line(alone, 2, "torchrun runs on several")
 
 
-HANGS = '''
+HANGS = """
 import os, subprocess, sys, tempfile, time
 from multiprocessing import shared_memory
 open(tempfile.mkdtemp() + "/ccX1.s", "w").close()  # as a compiler that was cut off leaves it
@@ -359,7 +440,7 @@ sys.stdout.flush()
 import torch
 open("ready", "w").close()
 time.sleep(600)
-'''
+"""
 
 
 def test_what_is_cut_off_leaves_nothing(program, folder):
@@ -385,9 +466,12 @@ def test_a_signal_ends_everything(number, program, folder):
 
 
 def test_a_copy_is_run_and_removed(program, folder):
-    write(folder, "import os, sys, torch\nopen('written', 'w').close()\n"
-          "assert os.getcwd() != sys.argv[1] and os.path.dirname(__file__) == os.getcwd()\n"
-          "torch.done()")
+    write(
+        folder,
+        "import os, sys, torch\nopen('written', 'w').close()\n"
+        "assert os.getcwd() != sys.argv[1] and os.path.dirname(__file__) == os.getcwd()\n"
+        "torch.done()",
+    )
     result = ask(program, folder, "--copy", folder / "train.py", f"{folder}2")
     assert not result["error"], result
     assert {each.name for each in folder.iterdir()} == {"torch", "train.py"}
@@ -395,12 +479,12 @@ def test_a_copy_is_run_and_removed(program, folder):
 
 
 # ------------------------------------------------------------------------------- files and more
-HOLD = '''
+HOLD = """
 import torch
 def hold():
     from whatif.inside.files import hold_everything
     hold_everything(torch.spec)
-'''
+"""
 
 
 @pytest.mark.parametrize("mode", ["turns", "fixed"])
@@ -444,7 +528,10 @@ class Run:
 def test_trackers_are_silent(program, folder):
     write(folder, "from math import log\n" + TRACKER.replace("def log", "def log_it", 1), "aim.py")
     write(folder, TRACKER, "wandb.py")
-    log = in_process(program, folder, """
+    log = in_process(
+        program,
+        folder,
+        """
 import wandb, math
 from wandb import log as own
 run = wandb.init()
@@ -453,12 +540,16 @@ hold()
 run.log(2); wandb.log(3); own(4); run.finish()
 import aim
 aim.log_it(5); aim.Run().log(6)
-assert math.log(1) == 0""")
+assert math.log(1) == 0""",
+    )
     assert log == "sent 1\nfinished\nsent 6\nend"
 
 
 def test_uploads_are_refused_and_this_machine_is_not(program, folder):
-    log = in_process(program, folder, """
+    log = in_process(
+        program,
+        folder,
+        """
 import http.server, threading, urllib.request
 class Server(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
@@ -471,14 +562,18 @@ print(urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}", b"x").rea
 try:
     urllib.request.urlopen("http://192.0.2.1/", b"x")  # an address that nobody has
 except urllib.error.URLError as error:
-    print(error.reason)""")
+    print(error.reason)""",
+    )
     assert log == "taken\nwhatif holds back POST to 192.0.2.1\nend"
 
 
 def test_large_files_are_not_copied(program, folder):
     (folder / "data.bin").write_bytes(b"user's own")
     (folder / "log.txt").write_text("user's own")
-    log = in_process(program, folder, """
+    log = in_process(
+        program,
+        folder,
+        """
 import mmap, os
 from whatif.inside import open_files
 open_files.LARGE = 5
@@ -488,26 +583,34 @@ log = open("log.txt", "a")
 hold()
 mapped[:4] = b"USER"
 print(mapped[:], data.read())
-print("more", file=log, flush=True)""")
-    assert log == "b\"USER's own\" b\"user's own\"\nend"
+print("more", file=log, flush=True)""",
+    )
+    assert log == 'b"USER\'s own" b"user\'s own"\nend'
     assert (folder / "data.bin").read_bytes() == b"user's own"
     assert (folder / "log.txt").read_text() == "user's own"
 
 
 def test_what_a_script_wrote_before_is_its_files_own_after_gc_freeze_too(program, folder):
-    log = in_process(program, folder, """
+    log = in_process(
+        program,
+        folder,
+        """
 import gc
 log = open("log.txt", "w")
 print("before", file=log)
 gc.freeze()
 hold()
 assert gc.get_freeze_count()
-print("after", file=log, flush=True)""")
+print("after", file=log, flush=True)""",
+    )
     assert log == "end" and (folder / "log.txt").read_text() == "before\n"
 
 
 def test_child_processes_hold_too(program, folder):
-    log = in_process(program, folder, """
+    log = in_process(
+        program,
+        folder,
+        """
 import subprocess, sys
 if sys.argv[1:]:
     import torch
@@ -515,7 +618,8 @@ if sys.argv[1:]:
 else:
     hold()
     print(subprocess.run([sys.executable, __file__, "child"], capture_output=True, text=True))
-    open("child.txt").close()""")
+    open("child.txt").close()""",
+    )
     assert log.endswith("\nend") and not (folder / "child.txt").exists(), log
 
 
@@ -567,19 +671,40 @@ def test_seeds_are_shifted(tmp_path):
 
 
 # --------------------------------------------------------------------------------- the machine
-@pytest.mark.parametrize("files, cores", [
-    ({}, 64),
-    ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/b/cpu.max": "150000 100000",
-      "sys/fs/cgroup/a/cpu.max": "max 100000"}, 2),
-    ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "50000 100000"}, 1),
-    ({"proc/self/cgroup": "5:cpu,cpuacct:/docker/x\n4:memory:/docker/x\n1:name=systemd:/",
-      "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "400000",  # a container sees its own on top
-      "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000"}, 4),
-    ({"proc/self/cgroup": "2:cpu:/j\n4:memory:/j\n0::/",
-      "sys/fs/cgroup/cpu/j/cpu.cfs_quota_us": "-1",
-      "sys/fs/cgroup/cpu/j/cpu.cfs_period_us": "100000"}, 64)])
+@pytest.mark.parametrize(
+    "files, cores",
+    [
+        ({}, 64),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b",
+                "sys/fs/cgroup/a/b/cpu.max": "150000 100000",
+                "sys/fs/cgroup/a/cpu.max": "max 100000",
+            },
+            2,
+        ),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "50000 100000"}, 1),
+        (
+            {
+                "proc/self/cgroup": "5:cpu,cpuacct:/docker/x\n4:memory:/docker/x\n1:name=systemd:/",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "400000",  # a container sees its own on top
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
+            },
+            4,
+        ),
+        (
+            {
+                "proc/self/cgroup": "2:cpu:/j\n4:memory:/j\n0::/",
+                "sys/fs/cgroup/cpu/j/cpu.cfs_quota_us": "-1",
+                "sys/fs/cgroup/cpu/j/cpu.cfs_period_us": "100000",
+            },
+            64,
+        ),
+    ],
+)
 def test_cores_of_the_machine_and_its_jobs(files, cores, tmp_path, monkeypatch):
     from whatif import machine
+
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
     for name, text in files.items():
         path = tmp_path / name
@@ -590,4 +715,5 @@ def test_cores_of_the_machine_and_its_jobs(files, cores, tmp_path, monkeypatch):
 
 def test_cores_of_this_machine():
     from whatif import machine
+
     assert 1 <= machine.cores() <= os.cpu_count()

@@ -10,8 +10,17 @@ from whatif import search, stats
 from whatif.search import Search, Step, Turn
 from whatif.stats import Estimate, Verdict, Window
 
-GPU = ["amp bfloat16", "amp float16", "channels_last", "fused", "cudnn", "tf32", "compile",
-       "compile reduce-overhead", "batch 2"]
+GPU = [
+    "amp bfloat16",
+    "amp float16",
+    "channels_last",
+    "fused",
+    "cudnn",
+    "tf32",
+    "compile",
+    "compile reduce-overhead",
+    "batch 2",
+]
 CPU = ["amp bfloat16", "channels_last", "fused", "compile"]
 
 
@@ -20,11 +29,15 @@ def resnet(one):
     has = {word for name in one for word in name.split()}
     images = "channels_last" in has
     amp = {"bfloat16": 1.5 if images else 1.11, "float16": 1.85 if images else 1.36}
-    return math.prod([
-        *(gain for name, gain in amp.items() if name in has),
-        (1.05 if "compile" in has else 1.42) if images else 1,
-        {"compile": 1.67}.get("compile" if "compile" in has else "", 1),
-        1.002 if "reduce-overhead" in has else 1, 1.05 if "batch" in has else 1])
+    return math.prod(
+        [
+            *(gain for name, gain in amp.items() if name in has),
+            (1.05 if "compile" in has else 1.42) if images else 1,
+            {"compile": 1.67}.get("compile" if "compile" in has else "", 1),
+            1.002 if "reduce-overhead" in has else 1,
+            1.05 if "batch" in has else 1,
+        ]
+    )
 
 
 def product(**gains):
@@ -47,6 +60,7 @@ def found_by(one, true, noise=0.002, seed=0, failed=(), stalls=0.0, seconds=math
         now += 0.75
         rate = true(techniques) * draw.lognormvariate(0, noise) * (1 + drift * now)
         windows.append(Window(techniques, rate * (0.5 if draw.random() < stalls else 1), now))
+
     take(())
     while now < seconds and (wanted := one.wanted(stats.estimates(windows), failed)):
         assert len(windows) < 3000 and len({*wanted}) == len(wanted) and () not in wanted
@@ -95,9 +109,11 @@ def test_drift_does_not_matter():
 
 def test_a_technique_that_gains_only_on_top_of_others_is_found():
     """fused does nothing alone; with amp and compile the optimizer is a tenth of a step."""
+
     def true(one):
         gain = product(amp=2, compile=1.5)(one)
         return gain * (1.1 if "fused" in one and gain > 2 else 1)
+
     best, estimates, *_ = found_by(Search(["amp", "fused", "cudnn", "compile"]), true)
     assert best == ("amp", "fused", "compile")
     # first all that is left, then what is in it, one by one, and no more once nothing is missing
@@ -115,9 +131,18 @@ def test_what_does_nothing_is_not_kept():
 
 def test_the_right_one_of_a_kind():
     one = Search(["amp bfloat16", "amp float16", "compile", "compile reduce-overhead"])
+
     def true(techniques):
-        return math.prod({"amp bfloat16": 1.5, "amp float16": 1.6, "compile": 1.2,
-                          "compile reduce-overhead": 1.4}[name] for name in techniques)
+        return math.prod(
+            {
+                "amp bfloat16": 1.5,
+                "amp float16": 1.6,
+                "compile": 1.2,
+                "compile reduce-overhead": 1.4,
+            }[name]
+            for name in techniques
+        )
+
     best, estimates, *_ = found_by(one, true)
     assert best == ("amp float16", "compile reduce-overhead")
     assert all(len({*map(search.kind, row)}) == len(row) for row in estimates)
@@ -125,11 +150,15 @@ def test_the_right_one_of_a_kind():
 
 
 # ------------------------------------------------------------------------------ when things fail
-@pytest.mark.parametrize("failed, right", [
-    ([("amp float16",)], ("amp bfloat16", "channels_last", "compile")),
-    ([("compile",), ("compile reduce-overhead",)], ("amp float16", "channels_last")),
-    ([("amp float16", "channels_last")], ("amp bfloat16", "channels_last", "compile")),
-    ([(name,) for name in GPU], ())])
+@pytest.mark.parametrize(
+    "failed, right",
+    [
+        ([("amp float16",)], ("amp bfloat16", "channels_last", "compile")),
+        ([("compile",), ("compile reduce-overhead",)], ("amp float16", "channels_last")),
+        ([("amp float16", "channels_last")], ("amp bfloat16", "channels_last", "compile")),
+        ([(name,) for name in GPU], ()),
+    ],
+)
 def test_sets_of_techniques_that_failed_are_out(failed, right):
     best, estimates, *_ = found_by(Search(GPU), resnet, failed=failed)
     assert best == right
@@ -139,8 +168,9 @@ def test_sets_of_techniques_that_failed_are_out(failed, right):
 def test_a_set_that_fails_later_is_out_at_once():
     """It ran out of memory after some of its windows."""
     one, some = Search(GPU), {(name,): resnet((name,)) for name in GPU}
-    estimates = {row: stats.estimate([speed + i / 1e4 for i in range(6)])
-                 for row, speed in some.items()}
+    estimates = {
+        row: stats.estimate([speed + i / 1e4 for i in range(6)]) for row, speed in some.items()
+    }
     assert one.wanted(estimates) == [("amp float16", "channels_last")]
     estimates["amp float16", "channels_last"] = stats.estimate([2.6, 2.6])
     assert one.best(estimates) == ("compile",)  # until the sum has its interval
@@ -161,16 +191,22 @@ def test_what_is_hopeless_does_not_hold_up_the_sum_and_gets_its_verdict_later():
     one = Search(CPU, margin=stats.MARGIN_CPU)
     _, estimates, *_ = found_by(one, product(amp=0.3, channels_last=1.5, compile=1.2))
     assert one.verdict(("amp bfloat16",), estimates) is Verdict.SLOWER
-    early = {(name,): stats.estimate([0.3, 0.31, 0.3] if "amp" in name else [1.0] * 3)
-             for name in CPU if name != "compile"}
+    early = {
+        (name,): stats.estimate([0.3, 0.31, 0.3] if "amp" in name else [1.0] * 3)
+        for name in CPU
+        if name != "compile"
+    }
     assert one.wanted(early) == [("channels_last",), ("fused",)]
 
 
 def test_more_windows_go_only_where_the_verdict_is_open():
     wide, narrow = [0.85, 0.9, 1, 1.1, 1.2, 1.3], [0.99, 1, 1, 1, 1, 1.01]
     one = Search(["a", "b", "c"])
-    estimates = {("a",): stats.estimate(wide), ("b",): stats.estimate(narrow),
-                 ("c",): stats.estimate(narrow)}
+    estimates = {
+        ("a",): stats.estimate(wide),
+        ("b",): stats.estimate(narrow),
+        ("c",): stats.estimate(narrow),
+    }
     assert one.wanted(estimates) == [("a",)]
     estimates["a",] = stats.estimate(narrow)
     assert one.wanted(estimates) == [] and one.best(estimates) == ()
@@ -179,9 +215,11 @@ def test_more_windows_go_only_where_the_verdict_is_open():
 def test_a_set_is_kept_only_if_it_is_clearly_faster_than_without_its_last_technique():
     """Both are clearly faster than the script as it is."""
     one = Search(["a", "b"])
-    estimates = {("a",): stats.estimate([1.45, 1.5, 1.5, 1.5, 1.5, 1.55]),
-                 ("b",): stats.estimate([1.03, 1.03, 1.03, 1.03, 1.03, 1.04]),
-                 ("a", "b"): stats.estimate([1.4, 1.5, 1.55, 1.55, 1.6, 1.7])}
+    estimates = {
+        ("a",): stats.estimate([1.45, 1.5, 1.5, 1.5, 1.5, 1.55]),
+        ("b",): stats.estimate([1.03, 1.03, 1.03, 1.03, 1.03, 1.04]),
+        ("a", "b"): stats.estimate([1.4, 1.5, 1.55, 1.55, 1.6, 1.7]),
+    }
     assert one.best(estimates) == ("a",)
     assert one.wanted(estimates) == [("a", "b"), ("a",)]  # both get windows until it is clear
     estimates["a", "b"] = stats.estimate([1.6, 1.62, 1.6, 1.61, 1.6, 1.63])
@@ -201,8 +239,11 @@ def test_compile_is_tried_a_handful_of_times():
     names = [*"abcde", "compile", "compile max-autotune"]
     for seed in range(3):
         _, estimates, *_ = found_by(
-            Search(names), lambda one: math.prod({"compile": 1.1}.get(name, 1.03) for name in one),
-            0.02, seed)
+            Search(names),
+            lambda one: math.prod({"compile": 1.1}.get(name, 1.03) for name in one),
+            0.02,
+            seed,
+        )
         compiled = [row for row in estimates if any(name.startswith("compile") for name in row)]
         assert 2 < len(compiled) <= search.MOST_COSTLY
 
@@ -212,17 +253,36 @@ def test_what_is_due_on_top_of_a_set():
     """Of two kinds, x and y; `a` is in the set, so its kind x is out."""
     kinds = dict(zip("abcdefghi", "xxyzuvwrr"))
     gain, loss, none = (Estimate(ratio, ratio - 0.1, ratio + 0.1, 4) for ratio in (1.4, 0.7, 1.03))
-    steps = {"b": Step((), gain), "d": Step((), loss), "e": Step((), gain), "f": Step(("a",), gain),
-             "g": Step(("a",), none), "h": Step(("a",), loss, is_settled=True),
-             "a": Step((), gain)}
+    steps = {
+        "b": Step((), gain),
+        "d": Step((), loss),
+        "e": Step((), gain),
+        "f": Step(("a",), gain),
+        "g": Step(("a",), none),
+        "h": Step(("a",), loss, is_settled=True),
+        "a": Step((), gain),
+    }
     told = search.due(("a",), list("abcdefghi"), steps, kinds.get)
-    assert told == [(Turn.REST, "i"), (Turn.GAINS, "e"), (Turn.GAINS, "f"), (Turn.NEW, "c"),
-                    (Turn.AGAIN, "d"), (Turn.OPEN, "g")]
+    assert told == [
+        (Turn.REST, "i"),
+        (Turn.GAINS, "e"),
+        (Turn.GAINS, "f"),
+        (Turn.NEW, "c"),
+        (Turn.AGAIN, "d"),
+        (Turn.OPEN, "g"),
+    ]
     assert search.due(("a",), list("abcdefghi"), steps, kinds.get, first="cdg", last="e") == [
-        (Turn.NEW, "c"), (Turn.REST, "i"), (Turn.GAINS, "f"), (Turn.GAINS, "e"),
-        (Turn.AGAIN, "d"), (Turn.OPEN, "g")]
+        (Turn.NEW, "c"),
+        (Turn.REST, "i"),
+        (Turn.GAINS, "f"),
+        (Turn.GAINS, "e"),
+        (Turn.AGAIN, "d"),
+        (Turn.OPEN, "g"),
+    ]
     steps["c"], steps["i"] = Step(failed=True), Step(("a",), rate=90.0)
     assert [name for _, name in search.due(("a",), list("aci"), steps, kinds.get)] == ["i"]
-    orders = {tuple(search.due(("a",), names, steps, kinds.get)[-1])
-              for names in itertools.permutations("adg")}
+    orders = {
+        tuple(search.due(("a",), names, steps, kinds.get)[-1])
+        for names in itertools.permutations("adg")
+    }
     assert orders == {(Turn.OPEN, "g")}

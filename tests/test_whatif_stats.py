@@ -16,9 +16,18 @@ FAST = ("fast",)
 def windows(n, speedup=1.0, noise=0.02, seed=0, drift=lambda at: 1.0, stalls=()):
     """Return n windows of a set by turns with plain ones; those numbered in `stalls` are halved."""
     draw = random.Random(seed)
-    return [Window(FAST if i % 2 else (), 100 * (speedup if i % 2 else 1) * drift(i)
-                   * draw.lognormvariate(0, noise) * (0.5 if i in stalls else 1), float(i))
-            for i in range(2 * n + 1)]
+    return [
+        Window(
+            FAST if i % 2 else (),
+            100
+            * (speedup if i % 2 else 1)
+            * drift(i)
+            * draw.lognormvariate(0, noise)
+            * (0.5 if i in stalls else 1),
+            float(i),
+        )
+        for i in range(2 * n + 1)
+    ]
 
 
 def estimate(*args, **options):
@@ -31,8 +40,14 @@ def scattered(draw, n, middle=1.0, noise=0.02):
 
 # ------------------------------------------------------------------------------ windows
 def test_a_window_is_compared_with_its_two_neighbours():
-    some = [Window((), 100, 0), Window(FAST, 150, 1), Window((), 144, 2), Window(("b",), 72, 3),
-            Window((), 100, 4), Window(FAST, 100, 5)]
+    some = [
+        Window((), 100, 0),
+        Window(FAST, 150, 1),
+        Window((), 144, 2),
+        Window(("b",), 72, 3),
+        Window((), 100, 4),
+        Window(FAST, 100, 5),
+    ]
     assert stats.ratios_of(some) == {FAST: [150 / 120], ("b",): [0.6]}
     assert stats.ratios_of(reversed(some)) == stats.ratios_of(some)  # their times count
     # a window was thrown away: the plain one before it is still a neighbour of the next
@@ -55,9 +70,15 @@ def test_one_stall_of_the_machine_does_not_widen_the_interval_for_ever():
     assert estimate(15, 1.1, stalls=[5, 12, 21]).spread < 0.04
 
 
-@pytest.mark.parametrize("drift", [
-    lambda at: 1 - 0.01 * at, lambda at: 1 + 0.3 * math.sin(at / 8),
-    lambda at: 0.7 + 0.6 * (at > 15)], ids=["slower", "swings", "jumps"])
+@pytest.mark.parametrize(
+    "drift",
+    [
+        lambda at: 1 - 0.01 * at,
+        lambda at: 1 + 0.3 * math.sin(at / 8),
+        lambda at: 0.7 + 0.6 * (at > 15),
+    ],
+    ids=["slower", "swings", "jumps"],
+)
 def test_drift_of_the_machine_is_not_in_the_ratio(drift):
     found = [estimate(15, 1.2, 0.005, seed, drift) for seed in range(200)]
     assert sum(each.low <= 1.2 <= each.high for each in found) > 185
@@ -68,15 +89,18 @@ def test_drift_of_the_machine_is_not_in_the_ratio(drift):
 def test_the_interval_holds_the_true_speedup(n):
     """In 95 % of all cases and more, with noise of whatever kind."""
     draw = random.Random(n)
-    kinds = [lambda: draw.lognormvariate(0, 0.1), lambda: draw.choice([0.5, 0.99, 1, 1.01, 1.02]),
-             lambda: 1 - draw.expovariate(5) + math.log(2) / 5]
+    kinds = [
+        lambda: draw.lognormvariate(0, 0.1),
+        lambda: draw.choice([0.5, 0.99, 1, 1.01, 1.02]),
+        lambda: 1 - draw.expovariate(5) + math.log(2) / 5,
+    ]
     for noise in kinds:
         found = [stats.estimate([noise() for _ in range(n)]) for _ in range(1000)]
         assert sum(each.low <= 1 <= each.high for each in found) > 940
     # without any assumption: the binomial says so
     out = stats.left_out(n)
-    tail = sum(math.comb(n, k) for k in range(out + 1)) / 2 ** n
-    assert 2 * tail <= 0.05 < 2 * (tail + math.comb(n, out + 1) / 2 ** n)
+    tail = sum(math.comb(n, k) for k in range(out + 1)) / 2**n
+    assert 2 * tail <= 0.05 < 2 * (tail + math.comb(n, out + 1) / 2**n)
 
 
 def test_noise_does_not_make_a_set_seem_slower():
@@ -84,11 +108,18 @@ def test_noise_does_not_make_a_set_seem_slower():
     assert abs(statistics.fmean(found) - 1) < 0.02
 
 
-@pytest.mark.parametrize("low, high, on_gpu, on_cpu", [
-    (1.001, 1.01, "faster", "faster"), (0.8, 0.99, "slower", "slower"),
-    (0.98, 1.02, "not significant", "not significant"), (0.96, 1.02, "open", "not significant"),
-    (0.98, 1.04, "open", "not significant"), (0.95, 1.2, "open", "open"),
-    (None, None, "open", "open")])
+@pytest.mark.parametrize(
+    "low, high, on_gpu, on_cpu",
+    [
+        (1.001, 1.01, "faster", "faster"),
+        (0.8, 0.99, "slower", "slower"),
+        (0.98, 1.02, "not significant", "not significant"),
+        (0.96, 1.02, "open", "not significant"),
+        (0.98, 1.04, "open", "not significant"),
+        (0.95, 1.2, "open", "open"),
+        (None, None, "open", "open"),
+    ],
+)
 def test_three_verdicts(low, high, on_gpu, on_cpu):
     found = Estimate((low + high) / 2 if low else 1.5, low, high, 6)
     assert stats.verdict(found, stats.MARGIN_GPU).value == on_gpu
@@ -107,8 +138,11 @@ def test_a_set_that_does_nothing_is_rarely_advised():
     for seed in range(200):
         some = windows(60, noise=0.05, seed=seed)
         found = (stats.estimates(some[:end])[FAST] for end in range(13, 122, 2))
-        told.append(next(each for each in found
-                         if stats.verdict(each, stats.MARGIN_CPU) is not Verdict.OPEN))
+        told.append(
+            next(
+                each for each in found if stats.verdict(each, stats.MARGIN_CPU) is not Verdict.OPEN
+            )
+        )
     assert sum(map(stats.gains, told)) < 0.08 * len(told)
 
 
@@ -126,8 +160,14 @@ def test_how_many_windows_an_open_row_needs():
         ratios = [draw.lognormvariate(0, 0.1) for _ in range(200)]
         found = stats.estimate(ratios[:12])
         if more := stats.windows_needed(found, 0.03):
-            taken = next((n for n in range(13, 200) if stats.verdict(
-                stats.estimate(ratios[:n]), 0.03) is not Verdict.OPEN), 200)
+            taken = next(
+                (
+                    n
+                    for n in range(13, 200)
+                    if stats.verdict(stats.estimate(ratios[:n]), 0.03) is not Verdict.OPEN
+                ),
+                200,
+            )
             needed.append(more / (taken - 12))
     assert 0.3 < statistics.median(needed) < 5
 
@@ -146,9 +186,14 @@ def test_the_ratio_of_two_sets_by_windows_in_turn_with_the_same_plain_ones():
     held = 0
     for seed in range(300):
         draw = random.Random(seed)
-        some = [Window(((), ("a",), (), ("b",))[i % 4],
-                       (1, 1.5, 1, 1.6)[i % 4] * draw.lognormvariate(0, 0.05), i)
-                for i in range(33)]
+        some = [
+            Window(
+                ((), ("a",), (), ("b",))[i % 4],
+                (1, 1.5, 1, 1.6)[i % 4] * draw.lognormvariate(0, 0.05),
+                i,
+            )
+            for i in range(33)
+        ]
         found = stats.estimates(some)
         ratio = stats.quotient(found["b",], found["a",])
         held += ratio.low <= 1.6 / 1.5 <= ratio.high
@@ -166,16 +211,33 @@ def test_the_ratio_of_two_sets_survives_a_stall():
 
 def test_rank_sums_are_those_of_the_tables():
     """The critical values of U for 5 %, two-sided (Mann and Whitney)."""
-    for (n, m), critical in {(4, 4): 0, (5, 5): 2, (6, 6): 5, (6, 9): 10, (8, 8): 13,
-                             (10, 10): 23, (20, 20): 127, (3, 3): -1}.items():
+    for (n, m), critical in {
+        (4, 4): 0,
+        (5, 5): 2,
+        (6, 6): 5,
+        (6, 9): 10,
+        (8, 8): 13,
+        (10, 10): 23,
+        (20, 20): 127,
+        (3, 3): -1,
+    }.items():
         assert stats.rank_sum_out(n, m) == stats.rank_sum_out(m, n) == critical
     assert stats.rank_sum_out(50, 51) - stats.rank_sum_out(50, 50) in range(15, 26)  # normal
 
 
 # ------------------------------------------------------------------------------ processes
 def test_students_t_is_that_of_the_tables():
-    for df, t in {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 10: 2.228, 30: 2.042,
-                  100: 1.984, 1001: 1.962}.items():
+    for df, t in {
+        1: 12.706,
+        2: 4.303,
+        3: 3.182,
+        4: 2.776,
+        5: 2.571,
+        10: 2.228,
+        30: 2.042,
+        100: 1.984,
+        1001: 1.962,
+    }.items():
         assert abs(stats.student(df) - t) < 0.001
 
 
@@ -270,8 +332,11 @@ def test_losses_that_are_not_finite_are_said():
 
 # ------------------------------------------------------------------------------ forecast
 def test_a_step_takes_the_longer_or_the_sum():
-    assert (forecast.forecast(0.1, 0.3, prefetches=False).low
-            == forecast.forecast(0.1, 0.3, prefetches=False).high == 0.4)
+    assert (
+        forecast.forecast(0.1, 0.3, prefetches=False).low
+        == forecast.forecast(0.1, 0.3, prefetches=False).high
+        == 0.4
+    )
     hidden, waiting = forecast.forecast(0.3, 0.1, 0.02), forecast.forecast(0.1, 0.3, 0.02)
     assert hidden.low == hidden.high == waiting.low == 0.32
     assert hidden.waits == pytest.approx((0, 0)) and waiting.waits == pytest.approx((0.2, 0.2))
@@ -293,10 +358,17 @@ def test_what_does_not_train_stays():
     assert forecast.speedup(plain, fast) == pytest.approx((1.5, 1.5))
 
 
-@pytest.mark.parametrize("confirmed, parts", [
-    ((0.21, 0.0, 0.02), []), ((0.40, 0.2, 0.02), ["loading"]), ((0.40, 0.0, 0.02), ["compute"]),
-    ((0.40, 0.0, 0.22), ["between"]), ((0.40, 0.1, 0.12), ["loading", "between"]),
-    ((0.12, 0.0, 0.02), ["compute"])])
+@pytest.mark.parametrize(
+    "confirmed, parts",
+    [
+        ((0.21, 0.0, 0.02), []),
+        ((0.40, 0.2, 0.02), ["loading"]),
+        ((0.40, 0.0, 0.02), ["compute"]),
+        ((0.40, 0.0, 0.22), ["between"]),
+        ((0.40, 0.1, 0.12), ["loading", "between"]),
+        ((0.12, 0.0, 0.02), ["compute"]),
+    ],
+)
 def test_which_part_of_a_forecast_was_off(confirmed, parts):
     found = forecast.parts_off(forecast.forecast(0.18, 0.1, 0.02), forecast.Confirmed(*confirmed))
     assert sorted(part for part, _ in found) == sorted(parts)
@@ -307,10 +379,15 @@ def test_other_workers_are_proposed_only_if_loading_is_clearly_faster(rate, is_p
     """The loader by itself is measured once, and two measurements differ by some percent."""
     loader = dict(workers=20, threaded=False)
     session = SimpleNamespace(
-        only=["workers"], estimates=dict, baseline=lambda: dict(compute_seconds=0.05),
+        only=["workers"],
+        estimates=dict,
+        baseline=lambda: dict(compute_seconds=0.05),
         facts=lambda: dict(device="cuda", cores=64, loaders=[loader], training=[0]),
-        found=dict(loading=dict(rate=9.97, as_is=loader, enough=dict(workers=16, rate=rate)),
-                   watched=dict(steps=40, batches=1.0, whole=4.0, seconds=4.0)))
+        found=dict(
+            loading=dict(rate=9.97, as_is=loader, enough=dict(workers=16, rate=rate)),
+            watched=dict(steps=40, batches=1.0, whole=4.0, seconds=4.0),
+        ),
+    )
     names = confirm.Outlook(session).with_workers(("fused",))
     assert names == (("fused", "workers") if is_proposed else ("fused",))
     assert session.found["workers"] == (16 if is_proposed else 0)

@@ -34,16 +34,23 @@ ALL = ["amp", "channels_last", "fused", "compile", "batch"]
 LAST = torch.channels_last
 SGD = importlib.import_module("torch.optim.sgd")
 HOOKED = [
-    (torch.utils.data.DataLoader, "__init__"), (torch.utils.data.DataLoader, "__iter__"),
-    (torch.autograd, "backward"), (torch.amp.GradScaler, "scale"),
-    (torch.amp.GradScaler, "__init__"), (torch.optim.Optimizer, "__init__"),
+    (torch.utils.data.DataLoader, "__init__"),
+    (torch.utils.data.DataLoader, "__iter__"),
+    (torch.autograd, "backward"),
+    (torch.amp.GradScaler, "scale"),
+    (torch.amp.GradScaler, "__init__"),
+    (torch.optim.Optimizer, "__init__"),
     (torch.optim.Optimizer, "add_param_group"),
     *((getattr(lr_scheduler, name), "__init__") for name in hooks.SCHEDULERS),
     (torch.amp.autocast_mode.autocast, "__enter__"),
     (torch.utils.data.distributed.DistributedSampler, "set_epoch"),
-    (nn.utils, "clip_grad_norm_"), (nn.utils, "clip_grad_value_"),
-    (nn.DataParallel, "__init__"), (nn.parallel.DistributedDataParallel, "__init__"),
-    (nn.Module, "__call__"), (watch.Run, "active")]
+    (nn.utils, "clip_grad_norm_"),
+    (nn.utils, "clip_grad_value_"),
+    (nn.DataParallel, "__init__"),
+    (nn.parallel.DistributedDataParallel, "__init__"),
+    (nn.Module, "__call__"),
+    (watch.Run, "active"),
+]
 OPTIMIZERS = {
     "sgd": lambda weights: torch.optim.SGD(weights, 0.05),
     "momentum": lambda weights: torch.optim.SGD(weights, 0.05, 0.9, weight_decay=0.01),
@@ -61,9 +68,23 @@ OPTIMIZERS = {
 
 def spec_of(folder, **more):
     (folder / "records").touch()
-    return dict(mode="turns", techniques=[], only=ALL, cwd=str(folder), roots=[str(folder)],
-                folder=str(folder), cores=2, seconds=1, least_steps=5, window=0.001,
-                deadline=time.time() + 60, free=[]) | more
+    return (
+        dict(
+            mode="turns",
+            techniques=[],
+            only=ALL,
+            cwd=str(folder),
+            roots=[str(folder)],
+            folder=str(folder),
+            cores=2,
+            seconds=1,
+            least_steps=5,
+            window=0.001,
+            deadline=time.time() + 60,
+            free=[],
+        )
+        | more
+    )
 
 
 @pytest.fixture
@@ -71,14 +92,20 @@ def make_run(monkeypatch, tmp_path):
     """Return a function that makes a Run with its hooks, which are gone after the test."""
     for owner, name in HOOKED:
         monkeypatch.setattr(owner, name, getattr(owner, name))
-    monkeypatch.setattr(torch.optim.Optimizer, "profile_hook_step",
-                        staticmethod(torch.optim.Optimizer.profile_hook_step))
+    monkeypatch.setattr(
+        torch.optim.Optimizer,
+        "profile_hook_step",
+        staticmethod(torch.optim.Optimizer.profile_hook_step),
+    )
     classes = [each for each in vars(torch.optim).values() if isinstance(each, type)]
     for owner in classes:  # one that has hooks gets none of the new run
         step = owner.__dict__.get("step")
         if step and owner is not torch.optim.Optimizer:
-            monkeypatch.setattr(owner, "step", getattr(step, "__wrapped__", step) if hasattr(
-                step, "hooked") else step)
+            monkeypatch.setattr(
+                owner,
+                "step",
+                getattr(step, "__wrapped__", step) if hasattr(step, "hooked") else step,
+            )
     for owner in vars(lr_scheduler).values():
         if isinstance(owner, type) and hasattr(owner, "step"):
             monkeypatch.setattr(owner, "step", owner.step)
@@ -86,8 +113,9 @@ def make_run(monkeypatch, tmp_path):
     monkeypatch.setattr(plans.files, "hold_everything", lambda spec: None)
     monkeypatch.setattr(gc, "freeze", lambda: None)
     added, register = [], hooks.register_optimizer_step_post_hook
-    monkeypatch.setattr(hooks, "register_optimizer_step_post_hook",
-                        lambda hook: added.append(register(hook)))
+    monkeypatch.setattr(
+        hooks, "register_optimizer_step_post_hook", lambda hook: added.append(register(hook))
+    )
 
     def make(**more):
         run = watch.Run(spec_of(tmp_path, **more))
@@ -96,6 +124,7 @@ def make_run(monkeypatch, tmp_path):
         run.plan = itertools.repeat(None)
         run.settings = dict(cudnn=False, tf32="highest")
         return run
+
     yield make
     for hook in added:
         hook.remove()
@@ -110,8 +139,13 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(),
-                                    nn.Conv2d(4, 5, 3), nn.ReLU())
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 4, 3, bias=False),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Conv2d(4, 5, 3),
+            nn.ReLU(),
+        )
         self.last, self.unused = nn.Linear(5, 2), nn.Linear(2, 2)
 
     def forward(self, images):
@@ -153,13 +187,22 @@ def values_of(net):
 def assert_alike(one, other, **limits):
     assert one.keys() == other.keys()
     for name in one:
-        torch.testing.assert_close(one[name], other[name], **limits, msg=lambda text, name=name:
-                                   f"{name}: {text}")
+        torch.testing.assert_close(
+            one[name], other[name], **limits, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 # ----------------------------------------------------------------------- sets switched and back
-TURNS = {2: ("channels_last",), 4: (), 5: ("fused",), 7: ("channels_last", "fused"), 9: (),
-         10: ("fused",), 12: ("channels_last",), 13: ()}
+TURNS = {
+    2: ("channels_last",),
+    4: (),
+    5: ("fused",),
+    7: ("channels_last", "fused"),
+    9: (),
+    10: ("fused",),
+    12: ("channels_last",),
+    13: (),
+}
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
@@ -176,12 +219,14 @@ def test_a_training_that_switches_ends_where_it_would_without(make_run, kind):
         """Momentum and gradients have the weights' layout; the kernels find the step."""
         for weight in net.layers.parameters():
             if weight.dim() == 4:
-                assert weight.is_contiguous(memory_format=LAST if "channels_last" in run.names else
-                                            torch.contiguous_format)
+                assert weight.is_contiguous(
+                    memory_format=LAST if "channels_last" in run.names else torch.contiguous_format
+                )
             assert weight.grad.stride() == weight.stride()
             for value in optimizer.state[weight].values():
                 if getattr(value, "shape", None) == weight.shape:
                     assert value.stride() == weight.stride()
+
     assert train(net, [optimizer], 16, run, TURNS, check) == pytest.approx(want, rel=1e-4)
     assert_alike(values_of(net), want_end, rtol=1e-4, atol=1e-5)
     after = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
@@ -208,8 +253,13 @@ def test_fused_kernels_take_the_place_of_foreach(make_run, monkeypatch):
     taken = []
     for name in ("_fused_sgd", "_multi_tensor_sgd", "_single_tensor_sgd"):
         real = getattr(SGD, name)
-        monkeypatch.setattr(SGD, name, lambda *args, real=real, name=name, **more: (
-            taken.append(name), real(*args, **more))[1])
+        monkeypatch.setattr(
+            SGD,
+            name,
+            lambda *args, real=real, name=name, **more: (taken.append(name), real(*args, **more))[
+                1
+            ],
+        )
     run, net = make_run(), new_net()
     train(net, [OPTIMIZERS["foreach"](net.parameters())], 4, run, {1: ("fused",), 3: ()})
     assert taken == ["_multi_tensor_sgd", "_fused_sgd", "_fused_sgd", "_multi_tensor_sgd"]
@@ -228,6 +278,7 @@ def test_the_device_is_that_of_the_optimizers_tensors(make_run):
 
 def test_groups_and_optimizers_that_come_later(make_run):
     """A group is added under a set, and each epoch makes its own optimizers."""
+
     def trained(run=None, turns={}):
         net, extra = new_net(), nn.Linear(2, 2)
         nn.init.ones_(extra.weight)
@@ -243,12 +294,15 @@ def test_groups_and_optimizers_that_come_later(make_run):
                     if run:
                         groups = other.param_groups
                         assert [group.get("fused") for group in groups] == [
-                            True if "fused" in run.names else None] * 2
+                            True if "fused" in run.names else None
+                        ] * 2
+
             losses += train(net, [one, other], 4, run, turns, after, ahead=4 * epoch)
         if run:
             run.switch(())
             assert [group.get("fused") for group in other.param_groups] == [None, None]
         return losses, values_of(net)
+
     want = trained()
     got = trained(make_run(), {3: ("fused",), 9: ("channels_last",)})
     assert got[0] == pytest.approx(want[0], rel=1e-4)
@@ -257,17 +311,20 @@ def test_groups_and_optimizers_that_come_later(make_run):
 
 def test_a_step_of_the_users_own_is_not_taken_for_a_fused_one(make_run):
     """It would get gradients that are still scaled."""
+
     class Own(torch.optim.Adam):
         def step(self, closure=None):
             for weight in self.param_groups[0]["params"]:
                 if weight.grad is not None:
                     weight.data.sub_(weight.grad, alpha=0.1)
+
     run, net = make_run(), new_net()
     optimizer = Own(net.parameters())
     train(net, [optimizer], 2, run)
     run.switch(("fused",))
     assert not optimizer.param_groups[0]["fused"] and not hasattr(
-        optimizer, "_step_supports_amp_scaling")
+        optimizer, "_step_supports_amp_scaling"
+    )
 
 
 def test_scripts_that_save_or_copy_a_model_under_a_set(make_run):
@@ -327,12 +384,16 @@ def infinite(scaler):
     return torch.full((4,), 3e38 / scaler.get_scale() * 4)
 
 
-@pytest.mark.parametrize("make", [
-    lambda weights: torch.optim.SGD(weights, 0.01, 0.9),
-    lambda weights: torch.optim.SGD(weights, 0.01, 0.9, fused=True),
-    lambda weights: torch.optim.Adam(weights, 0.01, fused=True),
-    lambda weights: torch.optim.AdamW(weights, 0.01)], ids=["sgd", "fused sgd", "fused adam",
-                                                            "adamw"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda weights: torch.optim.SGD(weights, 0.01, 0.9),
+        lambda weights: torch.optim.SGD(weights, 0.01, 0.9, fused=True),
+        lambda weights: torch.optim.Adam(weights, 0.01, fused=True),
+        lambda weights: torch.optim.AdamW(weights, 0.01),
+    ],
+    ids=["sgd", "fused sgd", "fused adam", "adamw"],
+)
 @pytest.mark.parametrize("names", [HALF, (*HALF, "fused")], ids=["amp", "amp+fused"])
 def test_a_skipped_step_is_counted_and_changes_nothing(make_run, make, names):
     run, net, optimizer = sharp_run(make_run, make)
@@ -369,6 +430,7 @@ def test_a_window_with_a_skipped_step_is_thrown_away(make_run, tmp_path):
         found.append((yield from turns.timed(HALF)))
         while True:
             yield
+
     turns.known = {HALF: 1.0, (): 1.0}
     turns.base = {"memory": 0}
     run.plan = plan()
@@ -377,13 +439,13 @@ def test_a_window_with_a_skipped_step_is_thrown_away(make_run, tmp_path):
         net(infinite(run.scaler) if step == 4 else torch.ones(4)).backward()
         optimizer.step()
     assert found[0] is None and found[1]["steps"] >= plans.LEAST
-    assert [each["thrown_away"] for each in records(tmp_path) if "thrown_away" in each] == [
-        [*HALF]]
+    assert [each["thrown_away"] for each in records(tmp_path) if "thrown_away" in each] == [[*HALF]]
 
 
 def test_windows_of_float16_wait_for_20_steps_without_a_skip(make_run):
-    run, net, optimizer = sharp_run(make_run, lambda weights: torch.optim.SGD(
-        weights, 0.01, 0.9, fused=True))
+    run, net, optimizer = sharp_run(
+        make_run, lambda weights: torch.optim.SGD(weights, 0.01, 0.9, fused=True)
+    )
     run.switch(HALF)
     done = []
 
@@ -392,6 +454,7 @@ def test_windows_of_float16_wait_for_20_steps_without_a_skip(make_run):
         done.append(run.steps)
         while True:
             yield
+
     run.plan, begin = plan(), run.steps
     for step in range(60):
         optimizer.zero_grad()
@@ -465,6 +528,7 @@ def test_a_closure_and_schedulers_that_wrapped_the_step(make_run):
         loss = net(torch.ones(4))
         loss.backward()
         return loss
+
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # that a scheduler stepped before its optimizer
         assert optimizer.step(closure).item() == 4
@@ -487,6 +551,7 @@ def test_a_scaler_of_the_scripts_own_is_put_back(make_run):
         scaler.scale(net(some)).backward()
         scaler.step(optimizer)
         scaler.update()
+
     step(torch.ones(4))
     run.models.choose(1)
     assert "amp" in run.seen and run.last_loss == 4  # without the scale
@@ -505,15 +570,23 @@ def test_a_scaler_of_the_scripts_own_is_put_back(make_run):
 def test_state_is_put_back(make_run):
     run, net = make_run(), new_net()
     net.register_buffer("queue", torch.zeros(3))
-    optimizers = [OPTIMIZERS["momentum"](net.layers.parameters()), torch.optim.Adam(
-        net.last.parameters(), 0.01)]
+    optimizers = [
+        OPTIMIZERS["momentum"](net.layers.parameters()),
+        torch.optim.Adam(net.last.parameters(), 0.01),
+    ]
     train(net, optimizers, 1, run)
     train(net, optimizers, 2, run, ahead=1)
     kept = state.State([net], optimizers)
 
     def now():
-        return (values_of(net), [copy.deepcopy(each.state_dict()) for each in optimizers],
-                torch.rand(1), random.random(), np.random.rand())
+        return (
+            values_of(net),
+            [copy.deepcopy(each.state_dict()) for each in optimizers],
+            torch.rand(1),
+            random.random(),
+            np.random.rand(),
+        )
+
     want = now()
     assert want[0]["layers.1.num_batches_tracked"] == 3
     for round in range(2):
@@ -533,9 +606,9 @@ def test_state_is_put_back(make_run):
             assert one["state"].keys() == other["state"].keys()
             for key in one["state"]:
                 assert_alike(one["state"][key], other["state"][key], rtol=0, atol=0)
-                assert [str(each.device) for each in one["state"][key].values()
-                        if each is not None] == ["cpu"] * sum(
-                            each is not None for each in one["state"][key].values())
+                assert [
+                    str(each.device) for each in one["state"][key].values() if each is not None
+                ] == ["cpu"] * sum(each is not None for each in one["state"][key].values())
 
 
 SCHEDULERS = {
@@ -543,11 +616,14 @@ SCHEDULERS = {
     "OneCycleLR": lambda it: lr_scheduler.OneCycleLR(it, 0.1, total_steps=4),
     "LambdaLR": lambda it: lr_scheduler.LambdaLR(it, lambda step: 1 / (step + 1)),
     "plateau": lambda it: lr_scheduler.ReduceLROnPlateau(it, patience=0),
-    "sequence": lambda it: lr_scheduler.SequentialLR(it, [
-        lr_scheduler.ConstantLR(it, 0.1, 2), lr_scheduler.ExponentialLR(it, 0.9)], [2]),
-    "chain": lambda it: lr_scheduler.ChainedScheduler([
-        lr_scheduler.ConstantLR(it, 0.1, 9), lr_scheduler.ExponentialLR(it, 0.9)]),
-    "cyclic": lambda it: lr_scheduler.CyclicLR(it, 0.01, 0.1, 3)}
+    "sequence": lambda it: lr_scheduler.SequentialLR(
+        it, [lr_scheduler.ConstantLR(it, 0.1, 2), lr_scheduler.ExponentialLR(it, 0.9)], [2]
+    ),
+    "chain": lambda it: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(it, 0.1, 9), lr_scheduler.ExponentialLR(it, 0.9)]
+    ),
+    "cyclic": lambda it: lr_scheduler.CyclicLR(it, 0.01, 0.1, 3),
+}
 
 
 @pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["float", "Tensor"])
@@ -570,8 +646,13 @@ def test_schedulers_are_put_back_and_stand_still(make_run, kind, rate):
 
     def now():
         return float(optimizer.param_groups[0]["lr"]), copy.deepcopy(
-            {name: value for name, value in scheduler.state_dict().items()
-             if isinstance(value, (int, float))})
+            {
+                name: value
+                for name, value in scheduler.state_dict().items()
+                if isinstance(value, (int, float))
+            }
+        )
+
     step()
     kept = state.State([], [optimizer], run.live("schedulers"))
     want = now()
@@ -589,8 +670,13 @@ def test_schedulers_are_put_back_and_stand_still(make_run, kind, rate):
         step()
     assert now() == want
     assert isinstance(optimizer.param_groups[0]["lr"], type(rate))
-    pickle.dumps({name: value for name, value in scheduler.state_dict().items()
-                  if kind != "LambdaLR" and not name.startswith("_")})
+    pickle.dumps(
+        {
+            name: value
+            for name, value in scheduler.state_dict().items()
+            if kind != "LambdaLR" and not name.startswith("_")
+        }
+    )
 
 
 # ----------------------------------------------------------------------- kept batches
@@ -600,6 +686,7 @@ Pair = collections.namedtuple("Pair", "images labels")
 @dataclasses.dataclass
 class Own:
     """A batch in a class of its own, as detection and graphs have them."""
+
     images: torch.Tensor
     more: dict
 
@@ -618,28 +705,50 @@ def kept_of(*some, settle=True):
 
 def changed(kind):
     """Return (a batch, what a step does with it, how to read it)."""
-    one = torch.arange(6.).view(2, 3)
+    one = torch.arange(6.0).view(2, 3)
     return {
         "in place": ([one, one + 1], lambda batch: batch[0].mul_(2), lambda batch: batch[0]),
-        "pop": (dict(x=one, y=one), lambda batch: (batch.pop("y"), batch["x"].add_(1)),
-                lambda batch: batch["x"] + 0 * batch["y"]),
-        "append": ([one, [one]], lambda batch: batch[1].append(one[:1] + len(batch[1])),
-                   lambda batch: torch.cat(batch[1])),
-        "namedtuple": (Pair(one, one), lambda batch: batch.images.zero_(),
-                       lambda batch: batch.images),
-        "own": (Own(one, dict(y=one)), lambda batch: (batch.more.pop("y").zero_(), setattr(
-            batch, "images", None)), lambda batch: batch.images + batch.more["y"]),
-        "list of own": ([Own(one, {})], lambda batch: setattr(batch[0], "images", None),
-                        lambda batch: batch[0].images),
-        "gradient": ([one], lambda batch: batch[0].requires_grad_().sum().backward(),
-                     lambda batch: batch[0].clone() if batch[0].grad is None and
-                     not batch[0].requires_grad else None),
+        "pop": (
+            dict(x=one, y=one),
+            lambda batch: (batch.pop("y"), batch["x"].add_(1)),
+            lambda batch: batch["x"] + 0 * batch["y"],
+        ),
+        "append": (
+            [one, [one]],
+            lambda batch: batch[1].append(one[:1] + len(batch[1])),
+            lambda batch: torch.cat(batch[1]),
+        ),
+        "namedtuple": (
+            Pair(one, one),
+            lambda batch: batch.images.zero_(),
+            lambda batch: batch.images,
+        ),
+        "own": (
+            Own(one, dict(y=one)),
+            lambda batch: (batch.more.pop("y").zero_(), setattr(batch, "images", None)),
+            lambda batch: batch.images + batch.more["y"],
+        ),
+        "list of own": (
+            [Own(one, {})],
+            lambda batch: setattr(batch[0], "images", None),
+            lambda batch: batch[0].images,
+        ),
+        "gradient": (
+            [one],
+            lambda batch: batch[0].requires_grad_().sum().backward(),
+            lambda batch: (
+                batch[0].clone() if batch[0].grad is None and not batch[0].requires_grad else None
+            ),
+        ),
         "data": ([one], lambda batch: setattr(batch[0], "data", one[:1]), lambda batch: batch[0]),
-        "tensor": (one, lambda batch: batch.neg_(), lambda batch: batch)}[kind]
+        "tensor": (one, lambda batch: batch.neg_(), lambda batch: batch),
+    }[kind]
 
 
-@pytest.mark.parametrize("kind", ["in place", "pop", "append", "namedtuple", "own", "list of own",
-                                  "gradient", "data", "tensor"])
+@pytest.mark.parametrize(
+    "kind",
+    ["in place", "pop", "append", "namedtuple", "own", "list of own", "gradient", "data", "tensor"],
+)
 def test_a_batch_is_as_the_loader_gave_it_whatever_steps_do(kind):
     batch, step, read = changed(kind)
     want = read(batch).clone()
@@ -673,8 +782,10 @@ def test_smaller_last_batches_are_dropped_but_not_other_shapes():
 
 
 def test_batches_are_joined():
-    some = [dict(x=torch.full((2, 3), float(at)), name="a", pair=Pair(torch.ones(2), [at]))
-            for at in range(3)]
+    some = [
+        dict(x=torch.full((2, 3), float(at)), name="a", pair=Pair(torch.ones(2), [at]))
+        for at in range(3)
+    ]
     kept, _ = kept_of(*some)
     for times, want in (2, [0, 0, 1, 1]), (4, [0, 0, 1, 1, 2, 2, 0, 0]):
         batch = kept.next(times)
@@ -706,7 +817,7 @@ def test_memory_of_kept_batches_has_a_limit(monkeypatch):
 
 def test_a_loader_gives_its_kept_batches_without_end(make_run):
     run = make_run()
-    data = torch.utils.data.TensorDataset(torch.arange(11.))
+    data = torch.utils.data.TensorDataset(torch.arange(11.0))
     loader = torch.utils.data.DataLoader(data, batch_size=4)
     net = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(net.parameters(), 0.0)
@@ -714,6 +825,7 @@ def test_a_loader_gives_its_kept_batches_without_end(make_run):
     def step(some):
         net(torch.ones(len(some), 4)).sum().backward()
         optimizer.step()
+
     for (some,) in loader:
         step(some)
     run.models.choose(3)
@@ -750,8 +862,9 @@ class Broken(Net):
 
 def surroundings(inputs):
     half = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-    return half, tuple(each.stride() for each in inputs
-                       if isinstance(each, torch.Tensor) and each.dim() == 4)
+    return half, tuple(
+        each.stride() for each in inputs if isinstance(each, torch.Tensor) and each.dim() == 4
+    )
 
 
 @pytest.fixture
@@ -766,7 +879,9 @@ def recorded(monkeypatch):
         def call(*args):
             called.append((where, surroundings(args)))
             return graph.forward(*args)
+
         return call
+
     real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda what, mode=None: real(what, backend=backend))
     torch._dynamo.reset()
@@ -774,13 +889,19 @@ def recorded(monkeypatch):
     torch._dynamo.reset()
 
 
-SETS = [("compile",), ("amp bfloat16", "compile"), ("channels_last", "compile"),
-        ("amp float16", "compile"), ("amp bfloat16", "channels_last", "compile")]
+SETS = [
+    ("compile",),
+    ("amp bfloat16", "compile"),
+    ("channels_last", "compile"),
+    ("amp float16", "compile"),
+    ("amp bfloat16", "channels_last", "compile"),
+]
 
 
 @pytest.mark.parametrize("kind", [Net, Broken])
-@pytest.mark.parametrize("script", [None, torch.float32, torch.bfloat16],
-                         ids=["plain", "own float32", "own bfloat16"])
+@pytest.mark.parametrize(
+    "script", [None, torch.float32, torch.bfloat16], ids=["plain", "own float32", "own bfloat16"]
+)
 def test_what_is_compiled_for_one_set_is_not_called_in_another(make_run, recorded, kind, script):
     made, called = recorded
     torch.manual_seed(0)
@@ -795,6 +916,7 @@ def test_what_is_compiled_for_one_set_is_not_called_in_another(make_run, recorde
         output.float().square().mean().backward()
         optimizer.step()
         return output.dtype
+
     step(0)
     run.models.choose(1)
     counts = {}
@@ -803,15 +925,21 @@ def test_what_is_compiled_for_one_set_is_not_called_in_another(make_run, recorde
             run.switch(names)
             before = len(made), len(called)
             for again in range(2):
-                assert step(2 * at + again) == (torch.float32 if script is None or any(
-                    "amp" in name for name in names) else torch.bfloat16
-                    if script is torch.bfloat16 else torch.float32)
+                assert step(2 * at + again) == (
+                    torch.float32
+                    if script is None or any("amp" in name for name in names)
+                    else torch.bfloat16
+                    if script is torch.bfloat16
+                    else torch.float32
+                )
             assert not run.failed
-            since = called[before[1]:]
+            since = called[before[1] :]
             assert since and all(where == there for where, there in since)
             halves = {where[0] for where, _ in since}
-            wanted = next((getattr(torch, name.split()[1]) for name in names if "amp" in name),
-                          script if script is torch.bfloat16 else None)
+            wanted = next(
+                (getattr(torch, name.split()[1]) for name in names if "amp" in name),
+                script if script is torch.bfloat16 else None,
+            )
             assert halves == {wanted}
             layouts = [strides for where, _ in since for strides in where[1] if strides[1] != 1]
             assert bool(layouts) != ("channels_last" in names)
@@ -821,6 +949,7 @@ def test_what_is_compiled_for_one_set_is_not_called_in_another(make_run, recorde
 
 def test_a_cache_on_the_disk_that_mixes_types_is_left_alone(monkeypatch):
     from torch._functorch import config
+
     monkeypatch.setattr(config, "enable_autograd_cache", True)
     monkeypatch.setattr(compiling.inspect, "getsource", lambda it: "autocast_state")
     compiling.keep_apart()
@@ -875,6 +1004,7 @@ def drive(run, net, optimizer, measured, most=4000):
         done.append(True)
         while True:
             yield
+
     run.plan = plan()
     while not done and len(losses) < most:
         optimizer.zero_grad()
@@ -897,13 +1027,15 @@ def turns_of(run, net, optimizer, wanted, rounds=3):
     def sets():
         left[0] -= 1
         return [each for each in wanted if each not in turns.failed] if left[0] >= 0 else []
+
     turns.wanted = sets
     return turns
 
 
 @pytest.mark.parametrize("kind", ["forward", "backward", "memory", "step"])
 def test_a_set_that_fails_is_given_up_and_the_training_is_as_before(
-        make_run, monkeypatch, tmp_path, kind):
+    make_run, monkeypatch, tmp_path, kind
+):
     run = make_run()
     torch.manual_seed(0)
     net = Faulty(kind)
@@ -911,6 +1043,7 @@ def test_a_set_that_fails_is_given_up_and_the_training_is_as_before(
     bad = ("amp bfloat16",)
     if kind == "step":
         bad = ("fused",)
+
         def refuse(*args, **options):
             raise RuntimeError("no step here")
 
@@ -921,9 +1054,11 @@ def test_a_set_that_fails_is_given_up_and_the_training_is_as_before(
     losses = drive(run, net, optimizer, turns.measure)
     assert all(np.isfinite(losses))
     why = turns.failed[bad]
-    assert [*turns.failed] == [bad] and ("OutOfMemoryError: CUDA out of memory" in why
-                                         if kind == "memory" else f"no {kind} here" in why
-                                         or "no autocast here" in why)
+    assert [*turns.failed] == [bad] and (
+        "OutOfMemoryError: CUDA out of memory" in why
+        if kind == "memory"
+        else f"no {kind} here" in why or "no autocast here" in why
+    )
     fails = [each["fails"] for each in records(tmp_path) if "fails" in each]
     assert fails == [[[*bad], why]]
     names = [each["names"] for each in turns.windows]
@@ -942,6 +1077,7 @@ def test_nothing_of_a_failed_forward_is_in_memory_when_the_plain_one_runs(make_r
 
     class Large:
         """What a forward has computed."""
+
     real, alive = Net.forward, []
 
     def forward(module, some):
@@ -951,6 +1087,7 @@ def test_nothing_of_a_failed_forward_is_in_memory_when_the_plain_one_runs(make_r
             raise torch.OutOfMemoryError("CUDA out of memory")
         alive.append(held and held[-1]() is not None)
         return real(module, some)
+
     monkeypatch.setattr(Net, "forward", forward)
     train(net, [optimizer], 2, run)
     del alive[:]
@@ -972,14 +1109,31 @@ def test_a_proof_counts_the_steps_that_turns_count():
     assert proof.steps == 3
 
 
-@pytest.mark.parametrize("turn, until, last", [
-    ("ab", 99, "b"), ("abc", 99, "c"), ("acab", 99, "bc"), ("aaaaab", 99, "b"), ("ab", 8, "a"),
-    ("ba", 99, "a"), ("abbb", 99, "b"), ("a", 99, "a")], ids=[
-    "a GAN", "three", "in turn", "five of a critic", "a generator that ends", "a generator first",
-    "more of a generator", "one"])
+@pytest.mark.parametrize(
+    "turn, until, last",
+    [
+        ("ab", 99, "b"),
+        ("abc", 99, "c"),
+        ("acab", 99, "bc"),
+        ("aaaaab", 99, "b"),
+        ("ab", 8, "a"),
+        ("ba", 99, "a"),
+        ("abbb", 99, "b"),
+        ("a", 99, "a"),
+    ],
+    ids=[
+        "a GAN",
+        "three",
+        "in turn",
+        "five of a critic",
+        "a generator that ends",
+        "a generator first",
+        "more of a generator",
+        "one",
+    ],
+)
 @pytest.mark.parametrize("steps", range(7, 12))
-def test_states_are_exchanged_where_no_graph_waits_for_another_optimizer(
-        turn, until, last, steps):
+def test_states_are_exchanged_where_no_graph_waits_for_another_optimizer(turn, until, last, steps):
     """A GAN's generator steps after the discriminator, through a graph of before that."""
     optimizers = {name: OPTIMIZERS["sgd"](new_net().parameters()) for name in "abc"}
     proof = proving.Proving(dict(warm=1, steps=1, least_steps=steps, seconds=1, warm_seconds=0))
@@ -991,7 +1145,7 @@ def test_states_are_exchanged_where_no_graph_waits_for_another_optimizer(
         for number, name in enumerate(turn * 20):
             if number < until or name == "a":
                 proof.step(optimizers[name])
-    number, = seen
+    (number,) = seen
     assert (turn * 20)[number] in last
 
 
@@ -1050,9 +1204,11 @@ def test_a_window_that_began_anew_does_not_lose_a_script_that_ends(monkeypatch):
     assert sent["ended"] and sent["first"] == 0 and sent["whole"]["steps"] == 3
 
 
-@pytest.mark.parametrize("steps, compiles_at, slow, first, last", [
-    (None, 99, 99, 0, 4), (None, 99, 1, 3, 7), (None, 3, 99, 4, 8), (4, 1, 1, 0, 4)],
-    ids=["usual steps", "between epochs", "compiling", "given steps"])
+@pytest.mark.parametrize(
+    "steps, compiles_at, slow, first, last",
+    [(None, 99, 99, 0, 4), (None, 99, 1, 3, 7), (None, 3, 99, 4, 8), (4, 1, 1, 0, 4)],
+    ids=["usual steps", "between epochs", "compiling", "given steps"],
+)
 def test_a_proofs_window_has_usual_steps(monkeypatch, steps, compiles_at, slow, first, last):
     """The run that chooses the steps begins anew; the other runs time the same ones."""
     one, clock = proving.Proving(dict(steps=steps, seconds=1.0)), [0.0]
@@ -1092,8 +1248,13 @@ def test_errors_of_the_script_itself_stay_errors(make_run):
 
 
 # ----------------------------------------------------------------------- several processes
-OPTIONS = [{}, dict(find_unused_parameters=True), dict(gradient_as_bucket_view=True),
-           dict(static_graph=True), dict(broadcast_buffers=False, find_unused_parameters=True)]
+OPTIONS = [
+    {},
+    dict(find_unused_parameters=True),
+    dict(gradient_as_bucket_view=True),
+    dict(static_graph=True),
+    dict(broadcast_buffers=False, find_unused_parameters=True),
+]
 
 
 class Calm(Net):
@@ -1112,8 +1273,11 @@ def gradients_of(net, optimizer, rank, step, ranks=2):
     some = images(step, 4).chunk(ranks)[rank] if ranks > 1 else images(step, 4)
     optimizer.zero_grad()
     (net(some) - 1).square().mean().backward()
-    found = {name: each.grad.contiguous().clone() for name, each in net.named_parameters()
-             if each.grad is not None and "unused" not in name}
+    found = {
+        name: each.grad.contiguous().clone()
+        for name, each in net.named_parameters()
+        if each.grad is not None and "unused" not in name
+    }
     return {name.removeprefix("module."): each for name, each in found.items()}
 
 
@@ -1132,6 +1296,7 @@ def check_wrappers(run, rank):
     def hook(state, bucket):
         calls.append(True)
         return allreduce_hook(None, bucket)
+
     for number, options in enumerate([*OPTIONS, "hook"]):
         has_hook, options = options == "hook", {} if options == "hook" else options
         unused = "find_unused_parameters" in options
@@ -1153,7 +1318,8 @@ def check_wrappers(run, rank):
                 run.switch(("channels_last", "fused") if step == 2 else ())
                 assert ddp.reducer is not reducer and vars(ddp).keys() >= before
                 assert net.layers[0].weight.is_contiguous(
-                    memory_format=LAST if step == 2 else torch.contiguous_format)
+                    memory_format=LAST if step == 2 else torch.contiguous_format
+                )
             got = gradients_of(ddp, optimizer, rank, step)
             want = gradients_of(alone, other, 0, step, ranks=1)
             assert_alike(got, want, rtol=1e-4, atol=1e-5)
@@ -1187,12 +1353,14 @@ def check_turns(run, rank):
             if names == ("amp bfloat16",) and len(turns.windows) > 9:
                 run.failed = "not here" if rank == 0 else ""
             return real(names)
+
         turns.timed = timed
         turns.deadline = time.time() + (6 if rank == 0 else 99)  # ranks share busy cores
         yield from turns.measure()
         ended.append((taken, sorted(turns.failed), run.names))
         while True:
             yield
+
     run.plan, run.steps = plan(), 0
     while not ended:
         optimizer.zero_grad()
@@ -1212,8 +1380,9 @@ def rank_of_two(rank, folder):
     """What each of two processes does."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank,
-                                         world_size=2)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
     plans.files.hold_everything = lambda spec: None
     plans.WATCH_SECONDS = 0.1, 5.0
     gc.freeze()  # as turns do
@@ -1242,29 +1411,59 @@ class Machine:
         for module in confirm, session_module, trials:
             monkeypatch.setattr(module, "time", fake)
         monkeypatch.setattr(confirm.run, "run_once", self.run_once)
-        args = types.SimpleNamespace(minutes=minutes, seconds=6.0, only=ALL + ["cudnn", "tf32"],
-                                     script=None, name="a.py", kind="script")
+        args = types.SimpleNamespace(
+            minutes=minutes,
+            seconds=6.0,
+            only=ALL + ["cudnn", "tf32"],
+            script=None,
+            name="a.py",
+            kind="script",
+        )
         self.session = session_module.Session(args, ["python", "a.py"], "/", "/tmp")
         self.session.clock = 0.0
-        self.session.found = dict(facts=dict(
-            device="cpu", cores=2, training=[0], loaders=[dict(
-                workers=0, threaded=False, at="a.py:1", method="fork", persistent=False,
-                pin=False)], models=[], optimizers=[], seen=[]), watched=dict(
-                    steps=100, seconds=12.0, whole=13.0, wait=2.0, batches=1))
+        self.session.found = dict(
+            facts=dict(
+                device="cpu",
+                cores=2,
+                training=[0],
+                loaders=[
+                    dict(
+                        workers=0,
+                        threaded=False,
+                        at="a.py:1",
+                        method="fork",
+                        persistent=False,
+                        pin=False,
+                    )
+                ],
+                models=[],
+                optimizers=[],
+                seen=[],
+            ),
+            watched=dict(steps=100, seconds=12.0, whole=13.0, wait=2.0, batches=1),
+        )
 
     def turns(self, names, speedup, n=8, step=0.1):
         """Add windows of a set by turns."""
         for at in range(len(self.session.windows), len(self.session.windows) + 2 * n + 1):
             mine = at % 2 == 1
-            self.session.windows.append(dict(
-                names=names if mine else (), rate=(speedup if mine else 1) / step, at=float(at),
-                steps=10, seconds=10 * step / (speedup if mine else 1), unit="steps", memory=None,
-                finite=True))
+            self.session.windows.append(
+                dict(
+                    names=names if mine else (),
+                    rate=(speedup if mine else 1) / step,
+                    at=float(at),
+                    steps=10,
+                    seconds=10 * step / (speedup if mine else 1),
+                    unit="steps",
+                    memory=None,
+                    finite=True,
+                )
+            )
 
     def turns_of(self, names):
         """Add windows of a set that gains by each of its techniques."""
         for count in range(1, len(names) + 1):
-            self.turns(names[:count], 1.2 ** count)
+            self.turns(names[:count], 1.2**count)
             self.turns(names[-1:], 1.2)
 
     def run_once(self, command, spec, limit, show):
@@ -1275,12 +1474,13 @@ class Machine:
             return dict(error=self.errors[names], windows=[], failed=[])
         speed = self.speeds.get(names, 1.0)
         step = 0.13 / (speed() if callable(speed) else speed)
-        draw = self.losses.get(names, self.losses.get("all", lambda: 1 + self.noise.gauss(0, .01)))
+        draw = self.losses.get(names, self.losses.get("all", lambda: 1 + self.noise.gauss(0, 0.01)))
         one = draw() if draw else None
         losses = [] if one is None else [one] * 60
         window = dict(seconds=100 * (step - 0.01), steps=100, samples=0, wait=2.0, whole=100 * step)
-        return dict(error="", windows=[window], losses=losses, memory=None,
-                    facts=self.session.facts())
+        return dict(
+            error="", windows=[window], losses=losses, memory=None, facts=self.session.facts()
+        )
 
     def confirmed(self):
         made = confirm.Confirmation(self.session, lambda text: None)
@@ -1338,17 +1538,28 @@ def test_what_is_not_confirmed_says_why(monkeypatch):
     assert made.line() is None and not machine.calls and not made.forecast_lines()
 
 
-AMP_OPTION = dict(flags=["--amp"], dest="amp", help="mixed precision", default=False, value=False,
-                  type=None, choices=None, nargs=0, action="StoreTrue", style="argparse",
-                  front=False)
+AMP_OPTION = dict(
+    flags=["--amp"],
+    dest="amp",
+    help="mixed precision",
+    default=False,
+    value=False,
+    type=None,
+    choices=None,
+    nargs=0,
+    action="StoreTrue",
+    style="argparse",
+    front=False,
+)
 
 
 @pytest.mark.parametrize("error", ["", "ValueError: no GPU (a.py:3)"])
 def test_the_scripts_own_option_is_tried(error, monkeypatch):
     """In place of what whatif does; if it fails, lines are advised. Other techniques stay."""
     names, by_option = ("amp bfloat16", "fused"), ("fused", "--amp")
-    machine = Machine(monkeypatch, {names: 1.5, by_option: 1.4},
-                      errors={by_option: error} if error else {})
+    machine = Machine(
+        monkeypatch, {names: 1.5, by_option: 1.4}, errors={by_option: error} if error else {}
+    )
     machine.session.found["facts"] |= dict(options=[AMP_OPTION], models=[])
     machine.turns_of(names)
     made = machine.confirmed()
@@ -1373,8 +1584,9 @@ def test_what_changes_the_training_is_named(monkeypatch):
     machine = Machine(monkeypatch, {names: 1.5}, losses={names: lambda: 2.0, FUSED: lambda: 2.0})
     machine.turns_of(names)
     assert machine.confirmed().losses[0]["culprit"] == "fused"
-    machine = Machine(monkeypatch, {names: 1.5}, losses={"all": lambda: float("nan"),
-                                                         (): lambda: 1.0})
+    machine = Machine(
+        monkeypatch, {names: 1.5}, losses={"all": lambda: float("nan"), (): lambda: 1.0}
+    )
     machine.turns_of(names)
     made = machine.confirmed()
     assert made.losses[0]["changes"] and "not finite" in made.losses[0]["why"]
@@ -1406,8 +1618,12 @@ def test_a_set_without_memory_runs_in_a_process_of_its_own(monkeypatch):
     machine = Machine(monkeypatch, {("compile",): 1.4})
     machine.turns(FUSED, 1.0)
     why = "OutOfMemoryError: CUDA out of memory"
-    machine.session.failed = [[("compile",), why], [("batch x2",), why], [("tf32",), "ValueError"],
-                              [("amp bfloat16",), why]]
+    machine.session.failed = [
+        [("compile",), why],
+        [("batch x2",), why],
+        [("tf32",), "ValueError"],
+        [("amp bfloat16",), why],
+    ]
     machine.errors = {("amp bfloat16",): why}
     trials.Trials(machine.session, lambda text: None).measure()
     assert [call[0] for call in machine.calls] == [(), ("compile",), (), ("amp bfloat16",)]
@@ -1415,20 +1631,30 @@ def test_a_set_without_memory_runs_in_a_process_of_its_own(monkeypatch):
     assert row.techniques == ("compile",) and row.speedup == pytest.approx(1.4, rel=0.05)
     assert (row.n, row.low, row.verdict) == (1, None, "open")
     assert row.note == "by turns it ran out of memory; in a process of its own"
-    assert machine.session.failed == [[("batch x2",), why], [("tf32",), "ValueError"], [
-        ("amp bfloat16",), f"{why} (in a process of its own)"]]
+    assert machine.session.failed == [
+        [("batch x2",), why],
+        [("tf32",), "ValueError"],
+        [("amp bfloat16",), f"{why} (in a process of its own)"],
+    ]
 
 
 def test_without_turns_each_technique_runs_in_processes_of_its_own(monkeypatch):
-    machine = Machine(monkeypatch, {FUSED: 1.2, ("amp bfloat16",): 1.5, (
-        "amp bfloat16", "fused"): 1.8}, minutes=20)
+    machine = Machine(
+        monkeypatch,
+        {FUSED: 1.2, ("amp bfloat16",): 1.5, ("amp bfloat16", "fused"): 1.8},
+        minutes=20,
+    )
     session = machine.session
     machine.turns((), 1.0, n=0)
-    session.found |= dict(no_turns="Turns cannot change a model that FSDP shards.",
-                          why_not=dict.fromkeys(["cudnn", "tf32", "amp float16"], "no GPU"))
+    session.found |= dict(
+        no_turns="Turns cannot change a model that FSDP shards.",
+        why_not=dict.fromkeys(["cudnn", "tf32", "amp float16"], "no GPU"),
+    )
     trials.Trials(session, lambda text: None).measure()
-    assert [(row.techniques, row.n) for row in session.rows()] == [(("amp bfloat16",), 3), (
-        FUSED, 3)]
+    assert [(row.techniques, row.n) for row in session.rows()] == [
+        (("amp bfloat16",), 3),
+        (FUSED, 3),
+    ]
     assert session.best() == ("amp bfloat16", "fused")
     made = machine.confirmed()
     assert made.line()["confirmed"] and made.is_advised() and not made.line()["off"]
@@ -1454,8 +1680,7 @@ def test_a_sharded_model_is_measured_as_it_is(make_run, tmp_path, monkeypatch):
     loader = torch.utils.data.DataLoader(torch.ones(9, 4), batch_size=2)
     run.plan = None
     ended = []
-    monkeypatch.setattr(run, "finish", lambda: (ended.append(True), setattr(
-        run, "is_over", True)))
+    monkeypatch.setattr(run, "finish", lambda: (ended.append(True), setattr(run, "is_over", True)))
     while not ended:
         for some in loader:
             net(some).sum().backward()

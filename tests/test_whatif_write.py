@@ -9,16 +9,16 @@ import textwrap
 
 import pytest
 import torch
+
 from helpers import ROOT, run
 from test_whatif_advice import Watched
-
 from whatif.inside.facts import form_of, has_loss
 from whatif.write import extras, overlay, patch, sources
 from whatif.write.sources import MARK
 
 pytestmark = pytest.mark.fault("patch of unusual files")
 
-LOOP = '''\
+LOOP = """\
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -33,8 +33,8 @@ for images, labels in loader:
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-'''
-AUTOCAST = '''\
+"""
+AUTOCAST = """\
     # new #
     # convolutions and matrix products run in half precision; the output is float32 again
     with torch.autocast("cpu", torch.bfloat16):
@@ -42,7 +42,7 @@ AUTOCAST = '''\
     output = output.float()
 
     loss = loss_function(output, labels)
-'''
+"""
 ALL = ["amp bfloat16", "channels_last", "fused", "compile", "workers", "cudnn", "tf32"]
 
 
@@ -50,83 +50,157 @@ ALL = ["amp bfloat16", "channels_last", "fused", "compile", "workers", "cudnn", 
 class Seen:
     """Facts of a script whose models, optimizers and loaders have known names."""
 
-    def __init__(self, text, file="train.py", models=("model",), optimizers=("optimizer",),
-                 images=(0,), device="cpu", holds="tensor", floats=(),
-                 has_loss=False, **about):
+    def __init__(
+        self,
+        text,
+        file="train.py",
+        models=("model",),
+        optimizers=("optimizer",),
+        images=(0,),
+        device="cpu",
+        holds="tensor",
+        floats=(),
+        has_loss=False,
+        **about,
+    ):
         self.tree, self.file = ast.parse(text), file
-        self.parents = {child: node for node in ast.walk(self.tree)
-                        for child in ast.iter_child_nodes(node)}
+        self.parents = {
+            child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)
+        }
         self.optimizers, self.device = optimizers, device
         self.output = dict(holds=holds, floats=[*floats], has_loss=has_loss)
         made = {name: self.made(name) for name in (*models, *optimizers)}
         self.facts = dict(
-            seen=[], device=device, cores=4, processes=1, options=[], files=[file], loaders=[],
-            training=[], autocasts=[], sites={}, capability=9,
-            models=[self.model(name, made[optimizers[min(number, len(optimizers) - 1)]], images)
-                    | about for number, name in enumerate(models)],
-            optimizers=[self.optimizer(name, made[name]) for name in optimizers])
+            seen=[],
+            device=device,
+            cores=4,
+            processes=1,
+            options=[],
+            files=[file],
+            loaders=[],
+            training=[],
+            autocasts=[],
+            sites={},
+            capability=9,
+            models=[
+                self.model(name, made[optimizers[min(number, len(optimizers) - 1)]], images) | about
+                for number, name in enumerate(models)
+            ],
+            optimizers=[self.optimizer(name, made[name]) for name in optimizers],
+        )
         for number, node in enumerate(self.calls("DataLoader")):
             self.facts["loaders"].append(self.loader(node))
             self.facts["training"].append(number)
-        for what, names in dict(backwards=["backward"], steps=["step"],
-                                clips=["clip_grad_norm_", "clip_grad_value_"]).items():
+        for what, names in dict(
+            backwards=["backward"], steps=["step"], clips=["clip_grad_norm_", "clip_grad_value_"]
+        ).items():
             self.facts["sites"][what] = [
-                self.site(node) for name in names for node in self.calls(name)
-                if what != "steps" or ast.unparse(node.func).rpartition(".")[0] in optimizers]
+                self.site(node)
+                for name in names
+                for node in self.calls(name)
+                if what != "steps" or ast.unparse(node.func).rpartition(".")[0] in optimizers
+            ]
 
     def calls(self, name):
         """Return the calls whose name ends so, in the order of lines."""
-        found = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)
-                 and re.search(rf"(^|\.){name}$", ast.unparse(node.func))]
+        found = [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Call) and re.search(rf"(^|\.){name}$", ast.unparse(node.func))
+        ]
         return sorted(found, key=lambda node: (node.lineno, node.col_offset))
 
     def at(self, node):
         return f"{self.file}:{node.lineno}"
 
     def made(self, name):
-        return [node for node in ast.walk(self.tree) if isinstance(node, ast.Assign)
-                and name in map(ast.unparse, node.targets)][-1]
+        return [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets)
+        ][-1]
 
     def model(self, name, optimizer, images):
-        calls = [node for node in self.calls(re.escape(name))
-                 if ast.unparse(node.func) == name]
+        calls = [node for node in self.calls(re.escape(name)) if ast.unparse(node.func) == name]
         first = calls[0]
         return dict(
-            name=name, local=name, kind="Net", role="trains", traits=["image", "convolution"],
-            at=self.at(first), text="", is_tensor=True, are_tensors=False, own_to=False,
-            is_wrapped=False, before=None, bare="", above=dict(at=self.at(optimizer), text=""),
-            driver="", library="", entry={}, made={}, statement="", target="",
+            name=name,
+            local=name,
+            kind="Net",
+            role="trains",
+            traits=["image", "convolution"],
+            at=self.at(first),
+            text="",
+            is_tensor=True,
+            are_tensors=False,
+            own_to=False,
+            is_wrapped=False,
+            before=None,
+            bare="",
+            above=dict(at=self.at(optimizer), text=""),
+            driver="",
+            library="",
+            entry={},
+            made={},
+            statement="",
+            target="",
             calls=[self.at(node) for node in calls],
-            spots=[dict(at=self.at(node), name=name, images=[*images], **self.output)
-                   for node in calls])
+            spots=[
+                dict(at=self.at(node), name=name, images=[*images], **self.output) for node in calls
+            ],
+        )
 
     def arguments(self, node, positional):
-        return dict(call=ast.unparse(node), function=ast.unparse(node.func),
-                    positional=positional[:len(node.args)], spreads=[],
-                    keywords={each.arg: ast.unparse(each.value) for each in node.keywords})
+        return dict(
+            call=ast.unparse(node),
+            function=ast.unparse(node.func),
+            positional=positional[: len(node.args)],
+            spreads=[],
+            keywords={each.arg: ast.unparse(each.value) for each in node.keywords},
+        )
 
     def optimizer(self, name, made):
         words = {each.arg: ast.unparse(each.value) for each in made.value.keywords}
-        return dict(name=name, kind=ast.unparse(made.value.func).rpartition(".")[2],
-                    at=self.at(made), text="", library="", can_fuse=True,
-                    fused=words.get("fused") == "True", foreach=words.get("foreach") == "True",
-                    momentum="momentum" in words, driver="", entry={},
-                    arguments=self.arguments(made.value, ["params", "lr"]))
+        return dict(
+            name=name,
+            kind=ast.unparse(made.value.func).rpartition(".")[2],
+            at=self.at(made),
+            text="",
+            library="",
+            can_fuse=True,
+            fused=words.get("fused") == "True",
+            foreach=words.get("foreach") == "True",
+            momentum="momentum" in words,
+            driver="",
+            entry={},
+            arguments=self.arguments(made.value, ["params", "lr"]),
+        )
 
     def loader(self, node):
         words = {each.arg: ast.unparse(each.value) for each in node.keywords}
         names = ["dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers"]
         given = dict(zip(names, map(ast.unparse, node.args))) | words
-        return dict(at=self.at(node), text="", workers=int(given.get("num_workers", 0)),
-                    pin=False, persistent=False, library="", driver="", threaded=False,
-                    method="fork",
-                    arguments=self.arguments(node, names))
+        return dict(
+            at=self.at(node),
+            text="",
+            workers=int(given.get("num_workers", 0)),
+            pin=False,
+            persistent=False,
+            library="",
+            driver="",
+            threaded=False,
+            method="fork",
+            arguments=self.arguments(node, names),
+        )
 
     def site(self, node):
         name = ast.unparse(node.func)
         owner = name.rpartition(".")[0]
-        number = self.optimizers.index(owner) if owner in self.optimizers else (
-            0 if len(self.optimizers) == 1 else None)
+        number = (
+            self.optimizers.index(owner)
+            if owner in self.optimizers
+            else (0 if len(self.optimizers) == 1 else None)
+        )
         return dict(at=self.at(node), name=name, optimizer=number)
 
 
@@ -141,6 +215,7 @@ def write(tmp_path, monkeypatch):
         plain = text.removeprefix(b"\xef\xbb\xbf").decode(encoding).replace("\r\n", "\n")
         facts = Seen(plain, **seen).facts
         return patch.make(facts, names, dict(workers=workers), tmp_path, with_extras)
+
     return make
 
 
@@ -160,91 +235,154 @@ def blocks_of(text):
     for number, line in enumerate(lines):
         if line.strip() == MARK:
             end = next((n for n in range(number, len(lines)) if not lines[n].strip()), len(lines))
-            found.append(textwrap.dedent("\n".join(lines[number + 1:end])))
+            found.append(textwrap.dedent("\n".join(lines[number + 1 : end])))
     return found
 
 
 # ------------------------------------------------------------------------------------- amp
 def test_autocast_around_a_call(write):
     text = only(write(LOOP, ["amp bfloat16"]), "amp bfloat16")
-    assert text == LOOP.replace("    output = model(images)\n"
-                                "    loss = loss_function(output, labels)\n", AUTOCAST)
+    assert text == LOOP.replace(
+        "    output = model(images)\n    loss = loss_function(output, labels)\n", AUTOCAST
+    )
 
 
-@pytest.mark.parametrize("line, new, about", [
-    ("loss = loss_function(model(images), labels)",
-     ["    output = model(images)", "loss = loss_function(output.float(), labels)"], {}),
-    ("loss = loss_function(model(images).squeeze(1), labels)",
-     ["    output = model(images)", "loss = loss_function(output.float().squeeze(1), labels)"],
-     {}),
-    ("output = model(images).squeeze(1)",
-     ["    output = model(images).squeeze(1)", "output = output.float()"], {}),
-    ("output, extra = model(images)",
-     ["    output, extra = model(images)",
-      "output, extra = (each.float() for each in (output, extra))"],
-     dict(holds="tuple")),
-    ("output = model(images)",
-     ["    output = model(images)", "output = [each.float() for each in output]"],
-     dict(holds="tuple")),
-    ("loss = model(images) - model(labels)",
-     ["    output = model(images)", "    outputs = model(labels)",
-      "loss = output.float() - outputs.float()"], {}),
-    ("total += model(images)",
-     ["    output = model(images)", "total += output.float()"], {})])
+@pytest.mark.parametrize(
+    "line, new, about",
+    [
+        (
+            "loss = loss_function(model(images), labels)",
+            ["    output = model(images)", "loss = loss_function(output.float(), labels)"],
+            {},
+        ),
+        (
+            "loss = loss_function(model(images).squeeze(1), labels)",
+            [
+                "    output = model(images)",
+                "loss = loss_function(output.float().squeeze(1), labels)",
+            ],
+            {},
+        ),
+        (
+            "output = model(images).squeeze(1)",
+            ["    output = model(images).squeeze(1)", "output = output.float()"],
+            {},
+        ),
+        (
+            "output, extra = model(images)",
+            [
+                "    output, extra = model(images)",
+                "output, extra = (each.float() for each in (output, extra))",
+            ],
+            dict(holds="tuple"),
+        ),
+        (
+            "output = model(images)",
+            ["    output = model(images)", "output = [each.float() for each in output]"],
+            dict(holds="tuple"),
+        ),
+        (
+            "loss = model(images) - model(labels)",
+            [
+                "    output = model(images)",
+                "    outputs = model(labels)",
+                "loss = output.float() - outputs.float()",
+            ],
+            {},
+        ),
+        ("total += model(images)", ["    output = model(images)", "total += output.float()"], {}),
+    ],
+)
 def test_autocast_around_calls_in_other_statements(write, line, new, about):
     source = LOOP.replace("    output = model(images)\n", f"    {line}\n").replace(
-        "    loss = loss_function(output, labels)\n", "    loss = 1\n")
+        "    loss = loss_function(output, labels)\n", "    loss = 1\n"
+    )
     found = blocks_of(only(write(source, ["amp bfloat16"], **about), "amp bfloat16"))
-    assert found == ["\n".join([
-        "# convolutions and matrix products run in half precision; the output is float32 again",
-        'with torch.autocast("cpu", torch.bfloat16):', *new])]
+    assert found == [
+        "\n".join(
+            [
+                "# convolutions and matrix products run in half precision; the output is float32 again",
+                'with torch.autocast("cpu", torch.bfloat16):',
+                *new,
+            ]
+        )
+    ]
 
 
-@pytest.mark.parametrize("line, new", [
-    ("loss = loss_function(draw(), model(images))",
-     'loss = loss_function(draw(), torch.autocast("cpu", torch.bfloat16)(model)(images).float())'),
-    ("ask = lambda x: model(x)",
-     'ask = lambda x: torch.autocast("cpu", torch.bfloat16)(model)(x).float()'),
-    ("all = [model(x) for x in images]",
-     'all = [torch.autocast("cpu", torch.bfloat16)(model)(x).float() for x in images]'),
-    ("loss = model(images) if labels else 0",
-     'loss = torch.autocast("cpu", torch.bfloat16)(model)(images).float() if labels else 0'),
-    ("if model(images).sum() > 0: pass",
-     'if torch.autocast("cpu", torch.bfloat16)(model)(images).float().sum() > 0: pass'),
-    ("a = 1; output = model(images)",
-     'a = 1; output = torch.autocast("cpu", torch.bfloat16)(model)(images).float()')])
+@pytest.mark.parametrize(
+    "line, new",
+    [
+        (
+            "loss = loss_function(draw(), model(images))",
+            'loss = loss_function(draw(), torch.autocast("cpu", torch.bfloat16)(model)(images).float())',
+        ),
+        (
+            "ask = lambda x: model(x)",
+            'ask = lambda x: torch.autocast("cpu", torch.bfloat16)(model)(x).float()',
+        ),
+        (
+            "all = [model(x) for x in images]",
+            'all = [torch.autocast("cpu", torch.bfloat16)(model)(x).float() for x in images]',
+        ),
+        (
+            "loss = model(images) if labels else 0",
+            'loss = torch.autocast("cpu", torch.bfloat16)(model)(images).float() if labels else 0',
+        ),
+        (
+            "if model(images).sum() > 0: pass",
+            'if torch.autocast("cpu", torch.bfloat16)(model)(images).float().sum() > 0: pass',
+        ),
+        (
+            "a = 1; output = model(images)",
+            'a = 1; output = torch.autocast("cpu", torch.bfloat16)(model)(images).float()',
+        ),
+    ],
+)
 def test_autocast_of_a_call_that_cannot_move(write, line, new):
     """In a lambda or a comprehension, beside another statement, or after another call."""
-    text = only(write(LOOP.replace("output = model(images)", line), ["amp bfloat16"]),
-                "amp bfloat16")
+    text = only(
+        write(LOOP.replace("output = model(images)", line), ["amp bfloat16"]), "amp bfloat16"
+    )
     assert f"    {new}\n" in text
 
 
 def test_autocast_at_both_places_that_call_a_model(write):
-    source = LOOP.replace("    optimizer.zero_grad()\n",
-                          "    more = model(images.flip(3))\n    optimizer.zero_grad()\n")
+    source = LOOP.replace(
+        "    optimizer.zero_grad()\n",
+        "    more = model(images.flip(3))\n    optimizer.zero_grad()\n",
+    )
     text = only(write(source, ["amp bfloat16"]), "amp bfloat16")
     assert text.count("with torch.autocast") == 2 and "        more = model(images.flip(3))" in text
 
 
 def test_a_call_over_several_lines_keeps_them(write):
     call = "    output = model(\n        images,  # a batch\n    )\n"
-    text = only(write(LOOP.replace("    output = model(images)\n", call), ["amp bfloat16"]),
-                "amp bfloat16")
-    assert ("        output = model(\n            images,  # a batch\n        )\n"
-            "    output = output.float()\n") in text
+    text = only(
+        write(LOOP.replace("    output = model(images)\n", call), ["amp bfloat16"]), "amp bfloat16"
+    )
+    assert (
+        "        output = model(\n            images,  # a batch\n        )\n"
+        "    output = output.float()\n"
+    ) in text
 
 
 def test_a_long_text_in_a_call_is_not_indented(write):
     call = '    output = model(images, """\nfirst\n  second""")\n'
-    text = only(write(LOOP.replace("    output = model(images)\n", call), ["amp bfloat16"]),
-                "amp bfloat16")
+    text = only(
+        write(LOOP.replace("    output = model(images)\n", call), ["amp bfloat16"]), "amp bfloat16"
+    )
     assert '        output = model(images, """\nfirst\n  second""")\n' in text
 
 
-@pytest.mark.parametrize("about, why", [
-    (dict(holds=""), "is no tensor"), (dict(library="lib"), "lib calls the model"),
-    (dict(driver="lightning"), "lightning runs the loop"), (dict(spots=[{}]), "is not known")])
+@pytest.mark.parametrize(
+    "about, why",
+    [
+        (dict(holds=""), "is no tensor"),
+        (dict(library="lib"), "lib calls the model"),
+        (dict(driver="lightning"), "lightning runs the loop"),
+        (dict(spots=[{}]), "is not known"),
+    ],
+)
 def test_amp_that_is_not_safe_is_not_written(write, about, why):
     made = write(LOOP, ["amp bfloat16"], **about)
     assert not made.files and re.search(why, made.reasons["amp bfloat16"])
@@ -256,7 +394,7 @@ def test_a_model_that_gives_its_loss_needs_no_cast(write):
     assert ".float()" not in text and "        output = model(images)\n" in text
 
 
-HOLDS = '''\
+HOLDS = """\
 import collections
 import dataclasses
 import torch
@@ -304,38 +442,73 @@ for key in range(2):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-'''
-DICT, USE = 'output = model(x)', 'loss = criterion(output["logits"], y)'
-MIXED = ['for keys, value in [*output.items()]:',
-         '    if getattr(value, "dtype", None) == torch.bfloat16:',
-         '        output[keys] = value.float()']
+"""
+DICT, USE = "output = model(x)", 'loss = criterion(output["logits"], y)'
+MIXED = [
+    "for keys, value in [*output.items()]:",
+    '    if getattr(value, "dtype", None) == torch.bfloat16:',
+    "        output[keys] = value.float()",
+]
 
 
-@pytest.mark.parametrize("output, lines, cast", [
-    ('{"logits": logits, "aux": logits}', (DICT, USE),
-     ["output = {key: each.float() for key, each in output.items()}"]),
-    ('collections.OrderedDict(logits=logits)', (DICT, USE),
-     ["output = {key: each.float() for key, each in output.items()}"]),
-    ('{"logits": logits, "mask": x > 0, "size": 2, "more": None}', (DICT, USE), MIXED),
-    ('ModelOutput(logits=logits)', (DICT, "loss = criterion(output.logits, y)"), MIXED),
-    ('ModelOutput(loss=logits.mean(), logits=logits, states=(logits, logits))',
-     (DICT, "loss = criterion(output.logits, y) + output.loss"), MIXED),
-    ('Pair(logits, logits)', (DICT, "loss = criterion(output.logits, y)"),
-     ["output = output._make(each.float() for each in output)"]),
-    ('Pair(logits, logits)', ("one, two = model(x)", "loss = criterion(one, y)"),
-     ["one, two = (each.float() for each in (one, two))"]),
-    ('{"logits": logits}', ("loss = of_output(model(x), y)",),
-     ["outputs = {key: each.float() for key, each in outputs.items()}"]),
-    ('{"logits": logits, "states": [logits]}', ('loss = criterion(model(x)["logits"], y)',), []),
-    ('{"logits": logits, "states": [logits]}',
-     ('output = model(x)["logits"]', "loss = criterion(output, y)"),
-     ["output = output.float()"]),
-    ('Data(logits)', ("loss = criterion(model(x).logits, y)",), []),
-    ('(logits, None)', ("loss = criterion(model(x)[0], y)",), []),
-    ('{"logits": logits}', ('loss = min(criterion(model(each)["logits"], y) for each in [x])',),
-     [])], ids=range(13))
-def test_tensors_that_an_output_holds_are_float32_for_the_loss(tmp_path, monkeypatch, output,
-                                                               lines, cast):
+@pytest.mark.parametrize(
+    "output, lines, cast",
+    [
+        (
+            '{"logits": logits, "aux": logits}',
+            (DICT, USE),
+            ["output = {key: each.float() for key, each in output.items()}"],
+        ),
+        (
+            "collections.OrderedDict(logits=logits)",
+            (DICT, USE),
+            ["output = {key: each.float() for key, each in output.items()}"],
+        ),
+        ('{"logits": logits, "mask": x > 0, "size": 2, "more": None}', (DICT, USE), MIXED),
+        ("ModelOutput(logits=logits)", (DICT, "loss = criterion(output.logits, y)"), MIXED),
+        (
+            "ModelOutput(loss=logits.mean(), logits=logits, states=(logits, logits))",
+            (DICT, "loss = criterion(output.logits, y) + output.loss"),
+            MIXED,
+        ),
+        (
+            "Pair(logits, logits)",
+            (DICT, "loss = criterion(output.logits, y)"),
+            ["output = output._make(each.float() for each in output)"],
+        ),
+        (
+            "Pair(logits, logits)",
+            ("one, two = model(x)", "loss = criterion(one, y)"),
+            ["one, two = (each.float() for each in (one, two))"],
+        ),
+        (
+            '{"logits": logits}',
+            ("loss = of_output(model(x), y)",),
+            ["outputs = {key: each.float() for key, each in outputs.items()}"],
+        ),
+        (
+            '{"logits": logits, "states": [logits]}',
+            ('loss = criterion(model(x)["logits"], y)',),
+            [],
+        ),
+        (
+            '{"logits": logits, "states": [logits]}',
+            ('output = model(x)["logits"]', "loss = criterion(output, y)"),
+            ["output = output.float()"],
+        ),
+        ("Data(logits)", ("loss = criterion(model(x).logits, y)",), []),
+        ("(logits, None)", ("loss = criterion(model(x)[0], y)",), []),
+        (
+            '{"logits": logits}',
+            ('loss = min(criterion(model(each)["logits"], y) for each in [x])',),
+            [],
+        ),
+    ],
+    ids=range(13),
+)
+def test_tensors_that_an_output_holds_are_float32_for_the_loss(
+    tmp_path, monkeypatch, output, lines, cast
+):
     monkeypatch.chdir(tmp_path)
     watched = Watched(tmp_path, monkeypatch)
     facts = watched.run(HOLDS.replace("OUTPUT", output).replace("LINE", "\n    ".join(lines)))
@@ -351,25 +524,31 @@ def test_an_object_that_fails_does_not_fail_the_script():
     class Output:
         def __getattr__(self, name):
             return {}[name]
+
     assert not has_loss(Output()) and form_of(Output()) == ("", [])
 
 
-@pytest.mark.parametrize("output, line", [
-    ('{"logits": logits, "states": [logits]}', 'loss = criterion(output["logits"], y)'),
-    ('Data(logits)', "loss = criterion(output.logits, y)")])
+@pytest.mark.parametrize(
+    "output, line",
+    [
+        ('{"logits": logits, "states": [logits]}', 'loss = criterion(output["logits"], y)'),
+        ("Data(logits)", "loss = criterion(output.logits, y)"),
+    ],
+)
 def test_an_output_that_cannot_be_cast_is_not_written(tmp_path, monkeypatch, output, line):
     monkeypatch.chdir(tmp_path)
     watched = Watched(tmp_path, monkeypatch)
-    facts = watched.run(HOLDS.replace("OUTPUT", output).replace(
-        "LINE", f"{DICT}\n    {line}"))
+    facts = watched.run(HOLDS.replace("OUTPUT", output).replace("LINE", f"{DICT}\n    {line}"))
     watched.hook.remove()
     made = patch.make(facts, ["amp bfloat16"], {}, tmp_path)
     assert not made.diff and "is no tensor" in made.reasons["amp bfloat16"]
 
 
 def test_an_output_that_has_a_part_only_at_times_is_mixed(write):
-    spots = [dict(at="train.py:10", name="model", images=[], holds=holds, floats=floats)
-             for holds, floats in (("dict", ["out"]), ("mixed", ["out", "aux"]))]
+    spots = [
+        dict(at="train.py:10", name="model", images=[], holds=holds, floats=floats)
+        for holds, floats in (("dict", ["out"]), ("mixed", ["out", "aux"]))
+    ]
     text = only(write(LOOP, ["amp bfloat16"], spots=spots), "amp bfloat16")
     assert "    for key, value in [*output.items()]:\n        if getattr(value, " in text
 
@@ -382,7 +561,7 @@ def float16(made):
 
 def test_float16_scales_the_loss(write):
     text = float16(write(LOOP, ["amp float16"], device="cuda"))
-    assert text.endswith('''\
+    assert text.endswith("""\
     optimizer.zero_grad()
     # new #
     # small gradients would become zero in float16, so the loss is scaled
@@ -392,46 +571,58 @@ def test_float16_scales_the_loss(write):
     # the scaler divides gradients again, and skips a step that overflowed
     scaler.step(optimizer)
     scaler.update()
-''')
+""")
     assert "lr=0.1)\n# new #\n# small gradients" in text
     assert '\nscaler = torch.amp.GradScaler("cuda")\n' in text
 
 
 def test_float16_unscales_before_clipping_and_with_accumulation(write):
-    source = LOOP.replace("    optimizer.step()\n", '''\
+    source = LOOP.replace(
+        "    optimizer.step()\n",
+        """\
     if number % 4 == 3:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-''')
+""",
+    )
     text = float16(write(source, ["amp float16"], device="cuda"))
-    assert ('''\
+    assert (
+        """\
         # gradients are clipped at their own size
         scaler.unscale_(optimizer)
 
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-''') in text
+"""
+    ) in text
     assert "        scaler.step(optimizer)\n        scaler.update()\n" in text
 
 
 def test_float16_keeps_the_scaler_in_the_checkpoint(write):
-    source = LOOP.replace("for images", '''\
+    source = (
+        LOOP.replace(
+            "for images",
+            """\
 if resume:
     checkpoint = torch.load('last.pt')
     model.load_state_dict(checkpoint['model'])
     optimizer.load_state_dict(checkpoint['optimizer'])
-for images''') + '''\
+for images""",
+        )
+        + """\
     torch.save({
         'model': model.state_dict(),
         'optimizer': optimizer.state_dict(),
     }, 'last.pt')
-'''
+"""
+    )
     text = float16(write(source, ["amp float16"], device="cuda"))
     assert "        'scaler': scaler.state_dict(),\n    }, 'last.pt')" in text
-    assert ("    if 'scaler' in checkpoint:\n"
-            "        scaler.load_state_dict(checkpoint['scaler'])\n") in text
+    assert (
+        "    if 'scaler' in checkpoint:\n        scaler.load_state_dict(checkpoint['scaler'])\n"
+    ) in text
 
 
-GAN = '''\
+GAN = """\
 import torch
 from torch import nn
 G, D = None, None
@@ -447,42 +638,62 @@ for real in data:
     loss_G = D(fake).mean()
     loss_G.backward()
     opt_G.step()
-'''
+"""
 
 
 def test_float16_of_two_optimizers_updates_after_each(write):
-    text = float16(write(GAN, ["amp float16"], device="cuda", models=("G", "D"),
-                         optimizers=("opt_G", "opt_D")))
+    text = float16(
+        write(GAN, ["amp float16"], device="cuda", models=("G", "D"), optimizers=("opt_G", "opt_D"))
+    )
     assert text.count("scaler.update()") == 2 and text.count("GradScaler(") == 1
     assert "    scaler.step(opt_D)\n    scaler.update()\n" in text
 
 
 def test_float16_of_two_optimizers_that_step_together_updates_once(write):
     source = GAN.replace("    opt_D.step()\n", "").replace(
-        "    opt_G.step()\n", "    opt_D.step()\n    opt_G.step()\n")
-    text = float16(write(source, ["amp float16"], device="cuda", models=("G", "D"),
-                         optimizers=("opt_G", "opt_D")))
+        "    opt_G.step()\n", "    opt_D.step()\n    opt_G.step()\n"
+    )
+    text = float16(
+        write(
+            source, ["amp float16"], device="cuda", models=("G", "D"), optimizers=("opt_G", "opt_D")
+        )
+    )
     assert text.count("scaler.update()") == 1
     assert text.endswith("    scaler.step(opt_G)\n    scaler.update()\n")
 
 
 def test_float16_of_a_step_in_a_function_makes_the_scaler_at_the_top(write):
-    body = LOOP[LOOP.index("for images"):].replace("for images, labels in loader:\n",
-                                                   "def step(images, labels):\n")
-    source = LOOP[:LOOP.index("for images")] + body
+    body = LOOP[LOOP.index("for images") :].replace(
+        "for images, labels in loader:\n", "def step(images, labels):\n"
+    )
+    source = LOOP[: LOOP.index("for images")] + body
     text = float16(write(source, ["amp float16"], device="cuda"))
-    assert 'DataLoader\n\n# new #\n# small gradients would become zero in float16' in text
+    assert "DataLoader\n\n# new #\n# small gradients would become zero in float16" in text
 
 
-@pytest.mark.parametrize("old, new, why", [
-    ("    optimizer.step()\n", "    optimizer.step(lambda: loss)\n", "gives step.. an argument"),
-    ("    optimizer.step()\n", "    x = model.weight.grad.norm()\n    optimizer.step()\n",
-     "reads gradients"),
-    ("    optimizer.step()\n", "    torch.autograd.grad(loss, w)\n    optimizer.step()\n",
-     "autograd.grad"),
-    ("    loss.backward()\n", "    torch.autograd.backward(loss)\n", "autograd.backward"),
-    ("    loss.backward()\n", "    x = loss.backward()\n", "part of another statement"),
-    ("loader = ", "scaler = StandardScaler()\nloader = ", "variable called scaler")])
+@pytest.mark.parametrize(
+    "old, new, why",
+    [
+        (
+            "    optimizer.step()\n",
+            "    optimizer.step(lambda: loss)\n",
+            "gives step.. an argument",
+        ),
+        (
+            "    optimizer.step()\n",
+            "    x = model.weight.grad.norm()\n    optimizer.step()\n",
+            "reads gradients",
+        ),
+        (
+            "    optimizer.step()\n",
+            "    torch.autograd.grad(loss, w)\n    optimizer.step()\n",
+            "autograd.grad",
+        ),
+        ("    loss.backward()\n", "    torch.autograd.backward(loss)\n", "autograd.backward"),
+        ("    loss.backward()\n", "    x = loss.backward()\n", "part of another statement"),
+        ("loader = ", "scaler = StandardScaler()\nloader = ", "variable called scaler"),
+    ],
+)
 def test_float16_that_is_not_safe_is_not_written(write, old, new, why):
     made = write(LOOP.replace(old, new), ["amp float16"], device="cuda")
     assert not made.files and re.search(why, made.reasons["amp float16"]), made.reasons
@@ -495,17 +706,21 @@ def test_channels_last_of_model_and_images(write):
         "# convolutions are faster in this layout, which images get as well\n"
         "model.to(memory_format=torch.channels_last)",
         "# images get the same layout as the weights\n"
-        "output = model(images.to(memory_format=torch.channels_last))"]
+        "output = model(images.to(memory_format=torch.channels_last))",
+    ]
     text = only(write(LOOP, ["channels_last"], images=()), "channels_last")  # uint8 images
-    assert blocks_of(text) == ["# convolutions are faster in this layout\n"
-                               "model.to(memory_format=torch.channels_last)"]
+    assert blocks_of(text) == [
+        "# convolutions are faster in this layout\nmodel.to(memory_format=torch.channels_last)"
+    ]
 
 
 def test_channels_last_of_an_expression_and_a_keyword(write):
     source = LOOP.replace("model(images)", "model(images - 1, mask=images)")
     text = only(write(source, ["channels_last"], images=(0, "mask")), "channels_last")
-    assert ("model((images - 1).to(memory_format=torch.channels_last), "
-            "mask=images.to(memory_format=torch.channels_last))") in text
+    assert (
+        "model((images - 1).to(memory_format=torch.channels_last), "
+        "mask=images.to(memory_format=torch.channels_last))"
+    ) in text
 
 
 def test_channels_last_where_to_may_fail_goes_weight_by_weight(write):
@@ -513,7 +728,7 @@ def test_channels_last_where_to_may_fail_goes_weight_by_weight(write):
     assert "\nfor weights in model.parameters():\n    if weights.dim() == 4:\n" in text
 
 
-DDP = '''\
+DDP = """\
 import torch as th
 from torch import nn
 
@@ -533,19 +748,24 @@ def main(args):
         loss = model(images).mean()
         loss.backward()
         optimizer.step()
-'''
+"""
 
 
-@pytest.mark.parametrize("name, line", [
-    ("compile", "model.compile()"), ("compile reduce-overhead",
-                                     'model.compile(mode="reduce-overhead")'),
-    ("channels_last", "model.to(memory_format=th.channels_last)")])
+@pytest.mark.parametrize(
+    "name, line",
+    [
+        ("compile", "model.compile()"),
+        ("compile reduce-overhead", 'model.compile(mode="reduce-overhead")'),
+        ("channels_last", "model.to(memory_format=th.channels_last)"),
+    ],
+)
 def test_a_model_is_changed_before_ddp_in_all_branches(write, name, line):
     """Also if this run has no DDP, and the optimizer is made in one branch."""
     text = only(write(DDP, [name]), name)
     before, after = text.split(f"    {line}\n")
-    assert before.endswith("nn.Conv2d(3, 8, 3)\n    # new #\n    " + before.splitlines()[-1].strip()
-                           + "\n")
+    assert before.endswith(
+        "nn.Conv2d(3, 8, 3)\n    # new #\n    " + before.splitlines()[-1].strip() + "\n"
+    )
     assert after.startswith("\n    if args.distributed:")
 
 
@@ -562,25 +782,40 @@ def test_a_model_that_is_made_in_a_loop_is_not_compiled(write):
 
 def test_a_frozen_model_is_compiled_below_its_line(write):
     source = LOOP.replace("optimizer = ", "teacher = nn.Linear(2, 2)\noptimizer = ").replace(
-        "    output = model(images)\n", "    output = model(images)\n    t = teacher(images)\n")
+        "    output = model(images)\n", "    output = model(images)\n    t = teacher(images)\n"
+    )
     made = write(source, ["compile"], models=("model", "teacher"), above=None)
     assert "teacher = nn.Linear(2, 2)\n# new #" in only(made, "compile")
 
 
 # ------------------------------------------------------------------------ arguments of a call
-@pytest.mark.parametrize("old, new", [
-    ("SGD(model.parameters(), lr=0.1)", "SGD(model.parameters(), lr=0.1, fused=True)"),
-    ("SGD(model.parameters(), lr=0.1, foreach=True)",
-     "SGD(model.parameters(), lr=0.1, fused=True)"),
-    ("SGD(model.parameters(), **options)",
-     'SGD(model.parameters(), **{**options, "fused": True})'),
-    ("SGD(model.parameters(), lr=0.1, fused=False)",
-     "SGD(model.parameters(), lr=0.1, fused=True)"),
-    ("SGD((model.parameters()))", "SGD((model.parameters()), fused=True)"),
-    ("SGD(model.parameters(),  # all\n    lr=0.1)",
-     "SGD(model.parameters(),  # all\n    lr=0.1, fused=True)"),
-    ("SGD(\n    model.parameters(),\n    lr=0.1,  # high\n)",
-     "SGD(\n    model.parameters(),\n    lr=0.1,\n    fused=True,  # high\n)")])
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("SGD(model.parameters(), lr=0.1)", "SGD(model.parameters(), lr=0.1, fused=True)"),
+        (
+            "SGD(model.parameters(), lr=0.1, foreach=True)",
+            "SGD(model.parameters(), lr=0.1, fused=True)",
+        ),
+        (
+            "SGD(model.parameters(), **options)",
+            'SGD(model.parameters(), **{**options, "fused": True})',
+        ),
+        (
+            "SGD(model.parameters(), lr=0.1, fused=False)",
+            "SGD(model.parameters(), lr=0.1, fused=True)",
+        ),
+        ("SGD((model.parameters()))", "SGD((model.parameters()), fused=True)"),
+        (
+            "SGD(model.parameters(),  # all\n    lr=0.1)",
+            "SGD(model.parameters(),  # all\n    lr=0.1, fused=True)",
+        ),
+        (
+            "SGD(\n    model.parameters(),\n    lr=0.1,  # high\n)",
+            "SGD(\n    model.parameters(),\n    lr=0.1,\n    fused=True,  # high\n)",
+        ),
+    ],
+)
 def test_fused_in_the_call_of_the_optimizer(write, old, new):
     text = only(write(LOOP.replace("SGD(model.parameters(), lr=0.1)", old), ["fused"]), "fused")
     assert f"# one kernel updates all weights\noptimizer = torch.optim.{new}\n" in text
@@ -619,7 +854,8 @@ def test_momentum_has_the_layout_that_weights_get_later(write):
     """In another layout a fused step is right, but its checkpoint has the wrong momentum."""
     source = LOOP.replace("lr=0.1)", "lr=0.1, momentum=0.9)").replace(
         "for images, labels in loader:\n    output = model(images)",
-        "net = nn.Sequential(model)\nfor images, labels in loader:\n    output = net(images)")
+        "net = nn.Sequential(model)\nfor images, labels in loader:\n    output = net(images)",
+    )
     made = write(source, ["amp float16", "channels_last", "fused"], models=("net",))
     assert made.written == ("amp float16", "channels_last", "fused"), made.reasons
     text = text_of(made).replace("DataLoader(data, batch_size=8)", "[]")
@@ -654,18 +890,32 @@ def test_fused_makes_momentum_only_beside_a_scaler(tmp_path):
     assert "momentum_buffer" not in text_of(made)
 
 
-@pytest.mark.parametrize("old, new", [
-    ("DataLoader(data, batch_size=8)",
-     "DataLoader(data, batch_size=8, num_workers=2, persistent_workers=True)"),
-    ("DataLoader(data, 8, True, None, None, 1)",
-     "DataLoader(data, 8, True, None, None, 2, persistent_workers=True)"),
-    ("DataLoader(data, num_workers=0, batch_size=8)",
-     "DataLoader(data, num_workers=2, batch_size=8, persistent_workers=True)"),
-    ("DataLoader(data, **options)",
-     'DataLoader(data, **{**options, "num_workers": 2, "persistent_workers": True})'),
-    ("DataLoader(\n    data,\n    batch_size=8,\n)",
-     "DataLoader(\n    data,\n    batch_size=8,\n    num_workers=2,\n    persistent_workers=True,\n"
-     ")")])
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        (
+            "DataLoader(data, batch_size=8)",
+            "DataLoader(data, batch_size=8, num_workers=2, persistent_workers=True)",
+        ),
+        (
+            "DataLoader(data, 8, True, None, None, 1)",
+            "DataLoader(data, 8, True, None, None, 2, persistent_workers=True)",
+        ),
+        (
+            "DataLoader(data, num_workers=0, batch_size=8)",
+            "DataLoader(data, num_workers=2, batch_size=8, persistent_workers=True)",
+        ),
+        (
+            "DataLoader(data, **options)",
+            'DataLoader(data, **{**options, "num_workers": 2, "persistent_workers": True})',
+        ),
+        (
+            "DataLoader(\n    data,\n    batch_size=8,\n)",
+            "DataLoader(\n    data,\n    batch_size=8,\n    num_workers=2,\n    persistent_workers=True,\n"
+            ")",
+        ),
+    ],
+)
 def test_workers_in_the_call_of_the_loader(write, old, new):
     text = only(write(LOOP.replace("DataLoader(data, batch_size=8)", old), ["workers"]), "workers")
     assert f"loader = {new}\n" in text
@@ -678,16 +928,18 @@ def test_workers_on_a_gpu_pin_memory(write):
 
 def test_a_line_that_would_be_too_long_is_broken(write):
     call = "DataLoader(data, batch_size=8, collate_fn=put_together, generator=torch.Generator())"
-    text = only(write(LOOP.replace("DataLoader(data, batch_size=8)", call), ["workers"]),
-                "workers")
-    assert (f"loader = {call[:-1]},\n                    num_workers=2, "
-            "persistent_workers=True)\n") in text
+    text = only(write(LOOP.replace("DataLoader(data, batch_size=8)", call), ["workers"]), "workers")
+    assert (
+        f"loader = {call[:-1]},\n                    num_workers=2, persistent_workers=True)\n"
+    ) in text
 
 
 # ---------------------------------------------------------------------------------- the top
 def test_settings_stand_below_the_imports(write):
     made = write(LOOP, ["cudnn", "tf32"], device="cuda")
-    assert text_of(made).startswith(LOOP[:LOOP.index("\nmodel")] + '''
+    assert text_of(made).startswith(
+        LOOP[: LOOP.index("\nmodel")]
+        + """
 # new #
 # cuDNN tries its algorithms on each new shape and keeps the fastest
 torch.backends.cudnn.benchmark = True
@@ -696,12 +948,14 @@ torch.backends.cudnn.benchmark = True
 # products of float32 matrices use TensorFloat-32
 torch.set_float32_matmul_precision("high")
 
-model = nn''')
+model = nn"""
+    )
 
 
 def test_torch_is_imported_where_it_is_not(write):
     source = LOOP.replace("import torch\n", "from torch.optim import SGD\n", 1).replace(
-        "torch.optim.SGD", "SGD")
+        "torch.optim.SGD", "SGD"
+    )
     text = only(write(source, ["amp bfloat16"]), "amp bfloat16")
     assert "import DataLoader\n# new #\n# the lines below need it\nimport torch\n" in text
 
@@ -718,15 +972,20 @@ def test_two_spaces_stay_two(write):
     assert "\n    output = model(images)\n  output = output.float()\n" in text
 
 
-@pytest.mark.parametrize("change", [
-    lambda text: text.replace("\n", "\r\n").encode(),
-    lambda text: b"\xef\xbb\xbf" + text.encode(),
-    lambda text: text.rstrip("\n").encode(),
-    lambda text: text.replace("    loss.", "\x0c\n    loss.").encode(),
-    lambda text: ("# coding: latin-1\nname = 'é'\n" + text).encode("latin-1"),
-    lambda text: text.replace("import torch\n", "import torch\nlong = '" + 300 * "x" + "'\n"
-                              ).encode()],
-    ids=["crlf", "bom", "no-newline-at-the-end", "form-feed", "latin-1", "long-line"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("\n", "\r\n").encode(),
+        lambda text: b"\xef\xbb\xbf" + text.encode(),
+        lambda text: text.rstrip("\n").encode(),
+        lambda text: text.replace("    loss.", "\x0c\n    loss.").encode(),
+        lambda text: ("# coding: latin-1\nname = 'é'\n" + text).encode("latin-1"),
+        lambda text: text.replace(
+            "import torch\n", "import torch\nlong = '" + 300 * "x" + "'\n"
+        ).encode(),
+    ],
+    ids=["crlf", "bom", "no-newline-at-the-end", "form-feed", "latin-1", "long-line"],
+)
 def test_patches_apply_to_the_byte(write, change, tmp_path):
     """Once, with git apply and with patch -p1; the second time each says so."""
     text = change(LOOP)
@@ -737,8 +996,10 @@ def test_patches_apply_to_the_byte(write, change, tmp_path):
     assert (b"\r\n" in text) == (b"\r\n" in new) and new.count(b"\r") in (0, new.count(b"\n"))
     file = tmp_path / "fast.patch"
     file.write_bytes(made.diff)
-    for command, told in (["patch", "-p1", "-N", "-i", file], "previously applied"), (
-            ["git", "apply", file], "does not apply"):
+    for command, told in (
+        (["patch", "-p1", "-N", "-i", file], "previously applied"),
+        (["git", "apply", file], "does not apply"),
+    ):
         (tmp_path / "train.py").write_bytes(text)
         done = run(*command, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -748,7 +1009,7 @@ def test_patches_apply_to_the_byte(write, change, tmp_path):
     assert (tmp_path / "train.py").read_bytes() == new
 
 
-NOTEBOOK = '''\
+NOTEBOOK = """\
 #!/usr/bin/env python
 # coding: utf-8
 
@@ -766,7 +1027,7 @@ from torch import nn
 
 from torch.utils.data import DataLoader
 get_ipython().system('nvidia-smi')
-''' + LOOP.split("DataLoader\n", 1)[1].replace("for images", "\n# In[ ]:\n\n\nfor images")
+""" + LOOP.split("DataLoader\n", 1)[1].replace("for images", "\n# In[ ]:\n\n\nfor images")
 
 
 def test_an_exported_notebook(write):
@@ -777,16 +1038,20 @@ def test_an_exported_notebook(write):
 
 def test_a_line_of_more_than_200_columns_keeps_its_length(write):
     call = f"DataLoader(data, batch_size=8, collate_fn={200 * 'c'})"
-    text = only(write(LOOP.replace("DataLoader(data, batch_size=8)", call), ["workers"]),
-                "workers")
+    text = only(write(LOOP.replace("DataLoader(data, batch_size=8)", call), ["workers"]), "workers")
     assert f"loader = {call[:-1]},\n" in text
 
 
 def test_decorated_functions(write):
-    body = LOOP[LOOP.index("for images"):].replace("for images, labels in loader:\n",
-                                                   "@timed\ndef step(images, labels):\n")
-    source = LOOP[:LOOP.index("for images")].replace("optimizer = ", "@once\ndef f():\n    pass\n"
-                                                     "optimizer = ") + body
+    body = LOOP[LOOP.index("for images") :].replace(
+        "for images, labels in loader:\n", "@timed\ndef step(images, labels):\n"
+    )
+    source = (
+        LOOP[: LOOP.index("for images")].replace(
+            "optimizer = ", "@once\ndef f():\n    pass\noptimizer = "
+        )
+        + body
+    )
     made = write(source, ALL)
     assert not made.reasons and "    pass\n# new #\n# convolutions are" in text_of(made)
     assert "@timed\ndef step(images, labels):\n    # new #" in text_of(made)
@@ -813,10 +1078,15 @@ def test_installed_packages_are_not_changed(tmp_path):
 def test_all_techniques_together_are_python_with_marked_blocks(write):
     text = text_of(write(LOOP, ALL))
     assert len(blocks_of(text)) == text.count(MARK) == 7
-    assert all(block.startswith("# ") and not block.splitlines()[-1].startswith("#")
-               for block in blocks_of(text))
-    kept = [line for line in LOOP.splitlines() if line.strip() in [
-        each.strip() for each in text.splitlines()]]
+    assert all(
+        block.startswith("# ") and not block.splitlines()[-1].startswith("#")
+        for block in blocks_of(text)
+    )
+    kept = [
+        line
+        for line in LOOP.splitlines()
+        if line.strip() in [each.strip() for each in text.splitlines()]
+    ]
     assert len(kept) == len(LOOP.splitlines()) - 3  # a loader, an optimizer, a call with images
 
 
@@ -828,9 +1098,19 @@ def test_what_is_there_is_not_written_again(write):
 
 def test_options_of_the_script_take_the_place_of_lines(write, tmp_path):
     write(LOOP, ["amp bfloat16"])
-    option = dict(flags=["--amp"], dest="amp", help="mixed precision", default=False, type=None,
-                  choices=None, action="StoreTrue", nargs=0, value=False, style="argparse",
-                  front=False)
+    option = dict(
+        flags=["--amp"],
+        dest="amp",
+        help="mixed precision",
+        default=False,
+        type=None,
+        choices=None,
+        action="StoreTrue",
+        nargs=0,
+        value=False,
+        style="argparse",
+        front=False,
+    )
     facts = Seen(LOOP).facts | dict(options=[option])
     made = patch.make(facts, ["amp bfloat16", "fused"], {}, tmp_path)
     assert made.options == {"amp bfloat16": ["--amp"]} and made.written == ("fused",)
@@ -840,15 +1120,23 @@ def test_options_of_the_script_take_the_place_of_lines(write, tmp_path):
 
 # ------------------------------------------------------------------------------ extra lines
 def test_copies_and_sums_of_a_gpu(write):
-    source = LOOP.replace("for images, labels in loader:\n", '''\
+    source = (
+        LOOP.replace(
+            "for images, labels in loader:\n",
+            """\
 total = 0.0
 for images, labels in loader:
     images, labels = images.to(device), labels.cuda()
-''') + "    total += loss.item() * len(images)\nprint(total / 10)\n"
+""",
+        )
+        + "    total += loss.item() * len(images)\nprint(total / 10)\n"
+    )
     made = write(source, ["fused"], extras.NAMES, device="cuda")
     assert made.extras == ("non_blocking", "sums")
-    assert ("    images, labels = images.to(device, non_blocking=True), "
-            "labels.cuda(non_blocking=True)\n") in text_of(made)
+    assert (
+        "    images, labels = images.to(device, non_blocking=True), "
+        "labels.cuda(non_blocking=True)\n"
+    ) in text_of(made)
     assert "    total += loss.detach().double() * len(images)\n" in text_of(made)
     assert "\n# one copy to the host for all steps\ntotal = float(total)\n\nprint" in text_of(made)
 
@@ -856,7 +1144,8 @@ for images, labels in loader:
 @pytest.mark.parametrize("line", ["if total > 3: break", "history.append(total)"])
 def test_a_sum_that_is_used_in_the_loop_stays(write, line):
     source = LOOP.replace("for images, ", "total = 0\nfor images, ") + (
-        f"    total += loss.item()\n    {line}\n")
+        f"    total += loss.item()\n    {line}\n"
+    )
     assert write(source, ["fused"], ["sums"], device="cuda").extras == ()
 
 
@@ -888,8 +1177,8 @@ def test_a_repository_with_changes_that_are_not_committed(repository):
     done = run("bash", "-c", command, cwd=repository)
     assert done.returncode == 0, done.stderr
     assert (repository / "train.py").read_text() == text.replace(
-        "optimizer =", "# new #\n# one kernel updates all weights\noptimizer =").replace(
-        "lr=0.2)\n", "lr=0.2, fused=True)\n\n")
+        "optimizer =", "# new #\n# one kernel updates all weights\noptimizer ="
+    ).replace("lr=0.2)\n", "lr=0.2, fused=True)\n\n")
 
 
 def test_a_link_leads_to_its_file(tmp_path, monkeypatch):
@@ -921,8 +1210,9 @@ def test_a_read_only_folder_is_read_only(write, tmp_path):
 
 def test_the_text_of_a_file_stays_while_a_technique_is_refused(write):
     """What a technique has written before it is refused is taken back."""
-    made = write(LOOP, ["fused", "amp bfloat16"], spots=[
-        dict(at="train.py:10", name="model", images=[]), {}])
+    made = write(
+        LOOP, ["fused", "amp bfloat16"], spots=[dict(at="train.py:10", name="model", images=[]), {}]
+    )
     assert made.written == ("fused",) and "autocast" not in text_of(made)
 
 
@@ -935,12 +1225,24 @@ def test_no_line_of_the_original_changes_its_number(tmp_path):
 
 
 # ------------------------------------------------------------------ the own calls of a library
-@pytest.mark.parametrize("library, technique, old, new", [
-    ("lightning", "amp bfloat16", "Trainer(max_epochs=3)",
-     "Trainer(max_epochs=3, precision='bf16-mixed')"),
-    ("accelerate", "amp float16", "Accelerator()", "Accelerator(mixed_precision='fp16')"),
-    ("transformers", "workers", "TrainingArguments(bf16=True)",
-     "TrainingArguments(bf16=True, dataloader_num_workers=2, dataloader_persistent_workers=True)")])
+@pytest.mark.parametrize(
+    "library, technique, old, new",
+    [
+        (
+            "lightning",
+            "amp bfloat16",
+            "Trainer(max_epochs=3)",
+            "Trainer(max_epochs=3, precision='bf16-mixed')",
+        ),
+        ("accelerate", "amp float16", "Accelerator()", "Accelerator(mixed_precision='fp16')"),
+        (
+            "transformers",
+            "workers",
+            "TrainingArguments(bf16=True)",
+            "TrainingArguments(bf16=True, dataloader_num_workers=2, dataloader_persistent_workers=True)",
+        ),
+    ],
+)
 def test_a_library_that_runs_the_loop_gets_an_argument(write, library, technique, old, new):
     source = LOOP.replace("loader = ", f"it = lib.{old}\ntexts = ['a', 'b', 'c']\nloader = ")
     text = only(write(source, [technique], driver=library), technique)
@@ -957,7 +1259,8 @@ def test_a_patch_of_several_files(write, tmp_path):
     write(LOOP, ["amp bfloat16"])
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "make.py").write_text(
-        "import torch\n\n\ndef make(model):\n    return torch.optim.SGD(model.parameters())\n")
+        "import torch\n\n\ndef make(model):\n    return torch.optim.SGD(model.parameters())\n"
+    )
     facts = Seen(LOOP).facts
     facts["optimizers"][0] |= dict(at="lib/make.py:5", name="")
     facts["optimizers"][0]["arguments"] |= dict(function="torch.optim.SGD")
@@ -965,8 +1268,10 @@ def test_a_patch_of_several_files(write, tmp_path):
     assert made.changed == ["lib/make.py", "train.py"] and not made.reasons
     (tmp_path / "fast.patch").write_bytes(made.diff)
     assert run("git", "apply", "fast.patch", cwd=tmp_path).returncode == 0
-    assert "    return torch.optim.SGD(model.parameters(), fused=True)\n" in (
-        tmp_path / "lib" / "make.py").read_text()
+    assert (
+        "    return torch.optim.SGD(model.parameters(), fused=True)\n"
+        in (tmp_path / "lib" / "make.py").read_text()
+    )
 
 
 # ------------------------------------------------------------- copies laid over the originals
@@ -986,17 +1291,20 @@ if __name__ == "__main__":
     print(__file__, sys.argv[1:], os.path.basename(sys.path[0]), __doc__, os.path.exists("new.py"))
 '''
 HELPER = 'value = "original"\n\n\ndef f():\n    return "original"\n'
-HOOK = '''\
+HOOK = """\
 import sys
 sys.path.insert(0, {root!r})
 from whatif.write import overlay
 sys.path.pop(0)
 overlay.lay({files!r}, {starter!r})
-'''
+"""
 
 
-@pytest.mark.parametrize("words", [["train.py", "a", "b"], ["-m", "train", "a", "b"],
-                                   ["-u", "link.py", "a", "b"]], ids=["script", "module", "link"])
+@pytest.mark.parametrize(
+    "words",
+    [["train.py", "a", "b"], ["-m", "train", "a", "b"], ["-u", "link.py", "a", "b"]],
+    ids=["script", "module", "link"],
+)
 def test_copies_are_laid_over_a_script_and_its_modules(words, tmp_path):
     """The script, a module, a link to the script, and a process that it spawns get the copies."""
     folder, hook = tmp_path / "work", tmp_path / "hook"
@@ -1009,8 +1317,9 @@ def test_copies_are_laid_over_a_script_and_its_modules(words, tmp_path):
         files[str(folder / name)] = str(hook / f"0-{name}")
     (folder / "link.py").symlink_to("train.py")
     (hook / "start.py").write_text(overlay.STARTER)
-    (hook / "sitecustomize.py").write_text(HOOK.format(
-        root=str(ROOT), files=files, starter=str(hook / "start.py")))
+    (hook / "sitecustomize.py").write_text(
+        HOOK.format(root=str(ROOT), files=files, starter=str(hook / "start.py"))
+    )
     before = {path: path.read_bytes() for path in folder.iterdir()}
     done = run(sys.executable, "-B", *words, cwd=folder, env={"PYTHONPATH": str(hook)})
     assert done.returncode == 0, done.stderr
@@ -1038,8 +1347,10 @@ def test_a_fused_step_after_an_old_checkpoint_is_right(kind, more):
             model.to(memory_format=torch.channels_last)
         optimizer = getattr(torch.optim, kind)(model.parameters(), 0.1, fused=is_new, **more)
         if is_new:
-            exec(FOUND["fused"].KEEP.format(name="optimizer", torch="torch"),
-                 dict(torch=torch, optimizer=optimizer))
+            exec(
+                FOUND["fused"].KEEP.format(name="optimizer", torch="torch"),
+                dict(torch=torch, optimizer=optimizer),
+            )
         return model, optimizer
 
     def train(model, optimizer, seed):
@@ -1048,6 +1359,7 @@ def test_a_fused_step_after_an_old_checkpoint_is_right(kind, more):
             optimizer.zero_grad()
             model(images).square().mean().backward()
             optimizer.step()
+
     old, new = make(False), make(True)
     train(*old, 0)
     for one, other in zip(new, old, strict=True):

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
 from helpers import ROOT, run, start
 from test_whatif_write import LOOP, Seen
-
 from whatif import confirm, forecast, options, session
 from whatif.write import compare, proof
 
@@ -54,14 +54,36 @@ class Script:
     def turns(spec):
         names = [(), *[each for number in range(7) for each in (("amp bfloat16", "fused"), ())]]
         watched = dict(seconds=2.0, steps=40, samples=400, wait=0.1, whole=2.2, batches=1.0)
-        windows = [dict(names=names_of, rate=200 + number / 9 if names_of else 100, at=number,
-                        steps=4, seconds=1.0, unit="samples", memory=None, finite=True)
-                   for number, names_of in enumerate(names)]
-        singles = [dict(each, names=name, rate=150 + each["at"] / 9) for each in windows
-                   if each["names"] for name in (("amp bfloat16",), ("fused",))]
-        return dict(windows=windows + singles, failed=[], error="", watched=watched,
-                    turns_began=time.time(), turns_over=time.time(), loading=None,
-                    facts=Seen(LOOP).facts | dict(seen=[], lines=[]), why_not={})
+        windows = [
+            dict(
+                names=names_of,
+                rate=200 + number / 9 if names_of else 100,
+                at=number,
+                steps=4,
+                seconds=1.0,
+                unit="samples",
+                memory=None,
+                finite=True,
+            )
+            for number, names_of in enumerate(names)
+        ]
+        singles = [
+            dict(each, names=name, rate=150 + each["at"] / 9)
+            for each in windows
+            if each["names"]
+            for name in (("amp bfloat16",), ("fused",))
+        ]
+        return dict(
+            windows=windows + singles,
+            failed=[],
+            error="",
+            watched=watched,
+            turns_began=time.time(),
+            turns_over=time.time(),
+            loading=None,
+            facts=Seen(LOOP).facts | dict(seen=[], lines=[]),
+            why_not={},
+        )
 
 
 @pytest.fixture
@@ -75,14 +97,19 @@ def whatif(tmp_path, monkeypatch, capsys):
     def call(script, *words, text=LOOP):
         (folder / "train.py").write_text(text)
         monkeypatch.setattr(session.run, "run_once", script)
-        args = options.parse(["--write", "fast.patch", "--json", "found.json", *words,
-                              "train.py"])
+        args = options.parse(["--write", "fast.patch", "--json", "found.json", *words, "train.py"])
         one = session.Session(args, args.command, folder, tmp_path)
         status = session.measure_all(one)
         assert (folder / "train.py").read_text() == text
         record = json.loads((folder / "found.json").read_text())
-        return SimpleNamespace(status=status, record=record, text=capsys.readouterr().out,
-                               patch=folder / "fast.patch", session=one)
+        return SimpleNamespace(
+            status=status,
+            record=record,
+            text=capsys.readouterr().out,
+            patch=folder / "fast.patch",
+            session=one,
+        )
+
     return call
 
 
@@ -109,22 +136,35 @@ def test_original_and_copy_time_the_same_steps_by_turns(whatif):
     assert [bool(each["load_from"]) for each in specs] == [False] * 7  # nothing was saved here
 
 
-@pytest.mark.parametrize("wrong", [
-    lambda text: "ValueError: no bfloat16" if "autocast" in text else None,
-    lambda text: ["model Net 0 does not load"] if "autocast" in text else None,
-    lambda text: 2 if "autocast" in text else None], ids=["fails", "states", "losses"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda text: "ValueError: no bfloat16" if "autocast" in text else None,
+        lambda text: ["model Net 0 does not load"] if "autocast" in text else None,
+        lambda text: 2 if "autocast" in text else None,
+    ],
+    ids=["fails", "states", "losses"],
+)
 def test_what_breaks_a_patch_is_left_out(whatif, wrong):
     found = whatif(Script(wrong))
     assert found.status == 3 and found.record["proof"]["techniques"] == ["fused"]
     assert "autocast" not in found.patch.read_text() and "fused=True" in found.patch.read_text()
-    assert re.match("with it (the changed copy: |the training changes: )",
-                    found.record["reasons"]["amp bfloat16"])
+    assert re.match(
+        "with it (the changed copy: |the training changes: )",
+        found.record["reasons"]["amp bfloat16"],
+    )
     assert "Not in the patch\n  amp bfloat16: with it" in found.text
 
 
-@pytest.mark.parametrize("wrong, gain, kind", [
-    (lambda text: "ValueError: never", 2, "fails"), (lambda text: 3, 2, "changes"),
-    (lambda text: None, 1, "same"), (lambda text: None, 0.5, "same")])
+@pytest.mark.parametrize(
+    "wrong, gain, kind",
+    [
+        (lambda text: "ValueError: never", 2, "fails"),
+        (lambda text: 3, 2, "changes"),
+        (lambda text: None, 1, "same"),
+        (lambda text: None, 0.5, "same"),
+    ],
+)
 def test_a_patch_that_is_not_proved_is_not_handed_out(whatif, wrong, gain, kind):
     found = whatif(Script(wrong, gain))
     assert found.status == 4 and not found.patch.exists()
@@ -134,14 +174,21 @@ def test_a_patch_that_is_not_proved_is_not_handed_out(whatif, wrong, gain, kind)
 
 def test_of_two_that_fail_together_the_one_that_gains_less_is_left_out(whatif):
     """Lightning refuses to clip gradients of a fused optimizer under mixed precision."""
+
     class Both(Script):
         def __call__(self, command, spec, *rest):
             found = super().__call__(command, spec, *rest)
             for each in found["windows"] if spec["mode"] == "turns" else ():
                 each["rate"] *= 0.9 if each["names"] == ("fused",) else 1
             return found
-    found = whatif(Both(lambda text: "RuntimeError: both" if "autocast" in text
-                        and "fused=True" in text else None))
+
+    found = whatif(
+        Both(
+            lambda text: (
+                "RuntimeError: both" if "autocast" in text and "fused=True" in text else None
+            )
+        )
+    )
     assert found.status == 3 and found.record["proof"]["techniques"] == ["amp bfloat16"]
     assert {*found.record["reasons"]} == {"fused"}
 
@@ -156,8 +203,10 @@ class OnGpu(Script):
     def __call__(self, command, spec, *rest):
         found = super().__call__(command, spec, *rest)
         if spec["mode"] == "turns":
-            return found | dict(facts=found["facts"] | dict(Seen(COPIES, device="cuda").facts,
-                                                            seen=[], lines=[], busy=None))
+            return found | dict(
+                facts=found["facts"]
+                | dict(Seen(COPIES, device="cuda").facts, seen=[], lines=[], busy=None)
+            )
         text = "".join(open(path).read() for path in spec["files"].values())
         if "non_blocking=True" in text:
             found["windows"][0]["seconds"] /= self.factor
@@ -169,7 +218,8 @@ COPIES = LOOP.replace("    output =", "    images = images.to(device)\n    outpu
 
 @pytest.mark.parametrize("factor, is_written", [(1.1, True), (0.9, False)])
 def test_extra_lines_are_written_if_the_proof_is_not_slower_with_them(
-        whatif, tmp_path, factor, is_written):
+    whatif, tmp_path, factor, is_written
+):
     found = whatif(OnGpu(factor), text=COPIES)
     assert found.status == 0
     assert ("images.to(device, non_blocking=True)" in found.patch.read_text()) == is_written
@@ -177,14 +227,14 @@ def test_extra_lines_are_written_if_the_proof_is_not_slower_with_them(
 
 
 @pytest.mark.parametrize("minutes, is_tried", [(10, False), (15, True)])
-def test_extra_lines_give_way_to_the_patch_if_time_is_short(whatif, monkeypatch, minutes,
-                                                            is_tried):
+def test_extra_lines_give_way_to_the_patch_if_time_is_short(whatif, monkeypatch, minutes, is_tried):
     now = [0.0]
 
     class Slow(OnGpu):
         def __call__(self, *rest):
             now[0] += 60  # seconds of each run
             return super().__call__(*rest)
+
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     found = whatif(script := Slow(1.1), "--minutes", str(minutes), text=COPIES)
     assert found.record["proof"]["proved"] and found.record["proof"]["n"] == 3
@@ -205,9 +255,19 @@ class WithOption(Script):
     def __call__(self, command, spec, *rest):
         found = super().__call__(command, spec, *rest)
         if spec["mode"] == "turns":
-            option = dict(flags=["--amp"], dest="amp", help="", default=False, type=None,
-                          choices=None, action="StoreTrue", nargs=0, value=False, front=False,
-                          style="argparse")
+            option = dict(
+                flags=["--amp"],
+                dest="amp",
+                help="",
+                default=False,
+                type=None,
+                choices=None,
+                action="StoreTrue",
+                nargs=0,
+                value=False,
+                front=False,
+                style="argparse",
+            )
             return found | dict(facts=found["facts"] | dict(options=[option]))
         if "--amp" in command:
             found["windows"][0]["seconds"] *= self.slows
@@ -230,15 +290,21 @@ def test_lines_take_the_place_of_an_option_that_does_nothing(whatif, slows, alik
     assert "with torch.autocast" in found.patch.read_text()
 
 
-@pytest.mark.parametrize("more, told", [
-    (dict(ended=True, code=1, total=70), "it ended with status 1 after 70 steps: why"),
-    (dict(ended=True, code=0, total=70), "it goes on where the other side ends by itself")])
+@pytest.mark.parametrize(
+    "more, told",
+    [
+        (dict(ended=True, code=1, total=70), "it ended with status 1 after 70 steps: why"),
+        (dict(ended=True, code=0, total=70), "it goes on where the other side ends by itself"),
+    ],
+)
 def test_a_copy_that_ends_otherwise_is_not_proved(whatif, more, told):
     """A script may tell an error by sys.exit, which no traceback shows."""
+
     class Ends(Script):
         def __call__(self, command, spec, *rest):
             found = super().__call__(command, spec, *rest)
             return found | more if spec.get("files") else found
+
     found = whatif(Ends())
     assert found.status == 4 and told in found.record["proof"]["why"]
 
@@ -248,15 +314,21 @@ def test_a_script_that_fails_without_the_patch_too_is_told_as_its_own(whatif):
         def __call__(self, command, spec, *rest):
             found = super().__call__(command, spec, *rest)
             return found | dict(ended=True, code=1, total=70) if "files" in spec else found
+
     found = whatif(Ends())
     assert found.status == 4 and not found.patch.exists()
     assert found.record["proof"]["why"] == (
-        "the script as it is: it ended with status 1 after 70 steps: why")
+        "the script as it is: it ended with status 1 after 70 steps: why"
+    )
 
 
-@pytest.mark.parametrize("code, told", [
-    (0, "the script as it is: model Net 0 does not load"),
-    (1, "the changed copy: it ended with status 1 after 70 steps: why")])
+@pytest.mark.parametrize(
+    "code, told",
+    [
+        (0, "the script as it is: model Net 0 does not load"),
+        (1, "the changed copy: it ended with status 1 after 70 steps: why"),
+    ],
+)
 def test_states_of_the_copy_that_do_not_load_are_no_fault_of_the_script(whatif, code, told):
     class Refuses(Script):
         def __call__(self, command, spec, *rest):
@@ -269,6 +341,7 @@ def test_states_of_the_copy_that_do_not_load_are_no_fault_of_the_script(whatif, 
             refuses = "files" in spec and getattr(self, "has_amp", False)
             self.has_amp = False
             return found | dict(states=["model Net 0 does not load"]) if refuses else found
+
     found = whatif(Refuses())
     assert found.status == 3 and found.record["proof"]["techniques"] == ["fused"]
     assert found.record["reasons"]["amp bfloat16"].startswith(f"with it {told}")
@@ -279,6 +352,7 @@ def test_losses_that_cannot_be_compared_prove_nothing(whatif):
         def __call__(self, *words):
             found = super().__call__(*words)
             return found | dict(losses=found.get("losses", [])[:20])
+
     found = whatif(Short())
     assert found.status == 4 and "cannot be compared" in found.record["proof"]["why"]
 
@@ -292,8 +366,13 @@ class Library(Script):
         if spec["mode"] == "turns":
             return self.turns(spec) | dict(facts=facts)
         seconds = 1.0 if spec["techniques"] else 2.0 + spec["seed"] / 100
-        return dict(windows=[dict(steps=9, samples=0, seconds=seconds, whole=2.0, wait=0.1)],
-                    error="", losses=[1.0] * 60, facts=facts, memory=None)
+        return dict(
+            windows=[dict(steps=9, samples=0, seconds=seconds, whole=2.0, wait=0.1)],
+            error="",
+            losses=[1.0] * 60,
+            facts=facts,
+            memory=None,
+        )
 
 
 def test_nothing_that_could_be_written(whatif):
@@ -354,6 +433,7 @@ def test_the_patch_of_a_copied_folder_is_for_the_folder(whatif, tmp_path, monkey
             (copy / "train.py").write_text(LOOP)
             super().__init__(args, command, copy, folder)
             self.source = str(cwd)
+
     monkeypatch.setattr(session, "Session", Copied)
     found = whatif(Script(), "--copy")
     assert found.status == 0 and "Apply it: git apply fast.patch " in found.text
@@ -368,11 +448,14 @@ def test_the_page_names_all_keys_of_the_record(whatif):
     assert {"0", "3", "4"} <= {*re.findall(r"^\| `(\d+)`", PAGE, re.M)}
 
 
-@pytest.mark.parametrize("words, told", [
-    (["--write", "/none/x.patch"], "in a folder that can be written"),
-    (["--write", "/"], "name a file")])
-def test_a_place_that_cannot_be_written_is_told_at_once(words, told, capsys, tmp_path,
-                                                        monkeypatch):
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (["--write", "/none/x.patch"], "in a folder that can be written"),
+        (["--write", "/"], "name a file"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_told_at_once(words, told, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     with pytest.raises(SystemExit) as end:
@@ -383,14 +466,24 @@ def test_a_place_that_cannot_be_written_is_told_at_once(words, told, capsys, tmp
 # ------------------------------------------------------------------------------- --compare
 def write_record(path, rates, **more):
     windows = [dict(names=[], rate=rate) for rate in rates]
-    path.write_text(json.dumps(dict(
-        windows=windows, script="train.py", arguments=[], unit="steps",
-        machine=dict(gpu=None, device="cpu", cores=2, processes=1)) | more))
+    path.write_text(
+        json.dumps(
+            dict(
+                windows=windows,
+                script="train.py",
+                arguments=[],
+                unit="steps",
+                machine=dict(gpu=None, device="cpu", cores=2, processes=1),
+            )
+            | more
+        )
+    )
     return str(path)
 
 
-@pytest.mark.parametrize("new, above, status", [
-    (100, 5, 0), (90, 5, 5), (97, 5, 0), (97, 0, 5), (120, 5, 0)])
+@pytest.mark.parametrize(
+    "new, above, status", [(100, 5, 0), (90, 5, 5), (97, 5, 0), (97, 0, 5), (120, 5, 0)]
+)
 def test_compare_fails_if_the_script_became_slower(tmp_path, new, above, status, capsys):
     old = write_record(tmp_path / "old.json", [100 + n / 10 for n in range(8)])
     new = write_record(tmp_path / "new.json", [new + n / 10 for n in range(8)])
@@ -404,21 +497,31 @@ def test_a_noisy_record_is_not_slower_for_certain(tmp_path):
     assert compare.main(options.parse(["--compare", old, new])) == 0
 
 
-@pytest.mark.parametrize("text, told", [
-    (None, "No such file"), ("{}", "no record"), ("x", "no record"),
-    ('{"windows": []}', "no record"),
-    (dict(script="other.py"), "cannot be compared; script: train.py and other.py"),
-    (dict(machine=dict(cores=8)), "cannot be compared; "), ([100], "too few windows")])
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        (None, "No such file"),
+        ("{}", "no record"),
+        ("x", "no record"),
+        ('{"windows": []}', "no record"),
+        (dict(script="other.py"), "cannot be compared; script: train.py and other.py"),
+        (dict(machine=dict(cores=8)), "cannot be compared; "),
+        ([100], "too few windows"),
+    ],
+)
 def test_records_that_cannot_be_compared(tmp_path, text, told, capsys):
     old = write_record(tmp_path / "old.json", [100] * 6)
     new = tmp_path / "new.json"
     if isinstance(text, str):
         new.write_text(text)
     elif text is not None:
-        write_record(new, text if isinstance(text, list) else [100] * 6,
-                     **text if isinstance(text, dict) else {})
+        write_record(
+            new,
+            text if isinstance(text, list) else [100] * 6,
+            **text if isinstance(text, dict) else {},
+        )
     assert compare.main(options.parse(["--compare", old, str(new)])) == 2
-    line, = capsys.readouterr().err.splitlines()
+    (line,) = capsys.readouterr().err.splitlines()
     assert told in line
 
 
@@ -432,19 +535,25 @@ def test_compare_from_the_command_line(tmp_path):
 
 
 def test_a_forecast_that_was_off_is_told(whatif, monkeypatch):
-    sides = {(): forecast.Forecast(0.8, 0.1, 0, 0.8, 0.9),
-             ("amp bfloat16", "fused"): forecast.Forecast(0.4, 0.1, 0, 0.4, 0.5)}
-    monkeypatch.setattr(confirm.Outlook, "forecast_of",
-                        lambda self, names, *_: sides.get(names, sides[()]))
+    sides = {
+        (): forecast.Forecast(0.8, 0.1, 0, 0.8, 0.9),
+        ("amp bfloat16", "fused"): forecast.Forecast(0.4, 0.1, 0, 0.4, 0.5),
+    }
+    monkeypatch.setattr(
+        confirm.Outlook, "forecast_of", lambda self, names, *_: sides.get(names, sides[()])
+    )
     one = confirm.Outlook(None)
     assert one.step_off(("amp bfloat16", "fused"), 1.0, 0.5) == ""
-    said = ("The forecast was 1.80x to 2.00x: a step of the script took 111 ms in place of 800 ms "
-            "to 900 ms, one of its copy 74.. ms in place of 400 ms to 500 ms.")
+    said = (
+        "The forecast was 1.80x to 2.00x: a step of the script took 111 ms in place of 800 ms "
+        "to 900 ms, one of its copy 74.. ms in place of 400 ms to 500 ms."
+    )
 
     class Loads(Script):
         @staticmethod
         def turns(spec):
             return Script.turns(spec) | dict(loading=dict(rate=10.0, rows=[], as_is={}))
+
     found = whatif(Loads())  # nine steps a second, and 1.5 times as many
     assert re.fullmatch(said, found.record["proof"]["off"])
     assert re.search(said, " ".join(found.text.split()))
@@ -455,8 +564,9 @@ def prove_once(folder, names, script="waits_for_data.py"):
     """Run the copy and the script once each, for some steps; return the Proof and its Patch."""
     text = (SCRIPTS / script).read_text()
     (folder / "train.py").write_text(text)
-    args = options.parse(["--write", str(folder / "x.patch"), "--seconds", "0.3",
-                          str(folder / "train.py")])
+    args = options.parse(
+        ["--write", str(folder / "x.patch"), "--seconds", "0.3", str(folder / "train.py")]
+    )
     (folder / "tmp").mkdir()
     one = session.Session(args, [sys.executable, "train.py"], folder, str(folder / "tmp"))
     one.found = dict(facts=Seen(text).facts)
@@ -494,8 +604,11 @@ def break_copy(found, *edits):
 def test_a_copy_that_renames_weights_is_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found, made = prove_once(tmp_path, ["fused"])
-    break_copy(found, ("nn.Flatten(), nn.Linear", "nn.Sequential(nn.Flatten()), nn.Linear"),
-               ("nn.Linear(144, 2))", "nn.Sequential(nn.Linear(144, 2)))"))
+    break_copy(
+        found,
+        ("nn.Flatten(), nn.Linear", "nn.Sequential(nn.Flatten()), nn.Linear"),
+        ("nn.Linear(144, 2))", "nn.Sequential(nn.Linear(144, 2)))"),
+    )
     assert found.run(proof.MAIN, 0, 0.3) and not found.run(proof.PLAIN, 0, 0.3, False)
     assert found.kind == proof.FAILS and "does not load" in found.why
 
@@ -513,8 +626,21 @@ def test_ctrl_c_ends_a_real_proof(tmp_path):
     """Nothing is left of it, in the folder or among the processes."""
     text = (SCRIPTS / "waits_for_data.py").read_text()
     (tmp_path / "train.py").write_text(text)
-    process = start([sys.executable, ROOT / "whatif", "--write", "fast.patch", "--seconds", "1",
-                     "--only", "workers", "train.py"], cwd=tmp_path, start_new_session=True)
+    process = start(
+        [
+            sys.executable,
+            ROOT / "whatif",
+            "--write",
+            "fast.patch",
+            "--seconds",
+            "1",
+            "--only",
+            "workers",
+            "train.py",
+        ],
+        cwd=tmp_path,
+        start_new_session=True,
+    )
     line = ""
     while "verdict" not in line:  # the table; the loader, then the proof come next
         line = process.stdout.readline()

@@ -18,13 +18,16 @@ def register():
 
 def main():
     from whatif import options, run
+
     if run.RANK > 0:
         return 0  # rank 0 starts all processes of the script
     args = options.parse(sys.argv[1:])
     if args.kind == "comparison":
         from whatif.write import compare
+
         return compare.main(args)
     from whatif import session
+
     return session.main(args)
 
 

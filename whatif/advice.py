@@ -45,15 +45,18 @@ def main_loader(facts):
 
 def training_loaders(facts):
     """Return the loaders that train, each line once."""
-    found = {facts["loaders"][number]["at"]: facts["loaders"][number]
-             for number in facts["training"]}
+    found = {
+        facts["loaders"][number]["at"]: facts["loaders"][number] for number in facts["training"]
+    }
     return [*found.values()]
 
 
 def models_of(facts):
     """Return the models: first those that train, then those that only take time."""
-    return sorted((each for each in facts["models"] if each.get("role") != ""),
-                  key=lambda each: each.get("role") == "frozen")
+    return sorted(
+        (each for each in facts["models"] if each.get("role") != ""),
+        key=lambda each: each.get("role") == "frozen",
+    )
 
 
 def drivers_of(facts):
@@ -121,7 +124,7 @@ def inside(library, text):
 
 def example(name):
     """Return the line that names the template of a technique."""
-    return (f"example: diff src/train.py src/train_{kind(name)}.py in pytorch-speedup")
+    return f"example: diff src/train.py src/train_{kind(name)}.py in pytorch-speedup"
 
 
 def paragraphs(*lines):
@@ -137,8 +140,10 @@ def named_in(spread):
 
 def in_dict(spread, new):
     """Return the line that sets items of a dict that can be named."""
-    items = [f'"{name}": {value}' if spread["how"] == "{}" else f"{name}={value}"
-             for name, value in new.items()]
+    items = [
+        f'"{name}": {value}' if spread["how"] == "{}" else f"{name}={value}"
+        for name, value in new.items()
+    ]
     return f"in {named_in(spread)}: {', '.join(items)}"
 
 
@@ -200,8 +205,10 @@ def before_use(about, facts):
         return f"above {line(about['before'])}", about["bare"] or "model"
     if about.get("is_wrapped"):
         inner = name.removesuffix(".module") if name.endswith(".module") else name
-        return ("before DistributedDataParallel or DataParallel gets the model",
-                "model" if inner != name else name)
+        return (
+            "before DistributedDataParallel or DataParallel gets the model",
+            "model" if inner != name else name,
+        )
     if about.get("above"):
         return f"above {line(about['above'])}", name
     made = about.get("made")
@@ -216,15 +223,20 @@ def likewise(pairs):
 
 def other_models(models):
     """Return (name, place) of all models but the first, for what is done once for each."""
-    return [(shown_model(each), next(filter(None, (
-        each.get(key) for key in ("before", "above", "made"))), each)["at"])
-            for each in models[1:]]
+    return [
+        (
+            shown_model(each),
+            next(filter(None, (each.get(key) for key in ("before", "above", "made"))), each)["at"],
+        )
+        for each in models[1:]
+    ]
 
 
 def fitted(entry):
     """Return the variable that a line like trainer.fit(model, ...) gives, or "model"."""
-    found = re.search(r"\.\w+\(\s*(?:\w*model\s*=\s*)?([A-Za-z_][\w.]*)\s*[,)]",
-                      (entry or {}).get("text", ""))
+    found = re.search(
+        r"\.\w+\(\s*(?:\w*model\s*=\s*)?([A-Za-z_][\w.]*)\s*[,)]", (entry or {}).get("text", "")
+    )
     return found[1] if found else "model"
 
 

@@ -9,8 +9,16 @@ STEPS = 60  # of a run, at least, so that losses can be compared
 LEAST_SECONDS = 3.0  # that a run measures
 PAIRS = stats.LEAST_PAIRS
 CLEARLY = 1.05  # so much faster, other workers are proposed: the loader is measured once
-LOOSEST = ("amp float16", "amp bfloat16", "tf32", "compile", "compile reduce-overhead", "fused",
-           "channels_last", "cudnn")  # numerically, first
+LOOSEST = (
+    "amp float16",
+    "amp bfloat16",
+    "tf32",
+    "compile",
+    "compile reduce-overhead",
+    "fused",
+    "channels_last",
+    "cudnn",
+)  # numerically, first
 
 
 def numbers(losses):
@@ -29,8 +37,13 @@ class Outlook:
         found = self.session.found
         loading, plain = found.get("loading") or {}, self.session.baseline()
         enough, now = loading.get("enough"), loading.get("as_is", {}).get("workers")
-        if "workers" not in self.session.only or not enough or not plain["compute_seconds"] or (
-                "workers" in found.get("why_not", {})) or enough["workers"] in (0, now):
+        if (
+            "workers" not in self.session.only
+            or not enough
+            or not plain["compute_seconds"]
+            or ("workers" in found.get("why_not", {}))
+            or enough["workers"] in (0, now)
+        ):
             return names
         found["workers"] = enough["workers"]
         before, after = (self.forecast_of(each) for each in (names, (*names, "workers")))
@@ -55,16 +68,24 @@ class Outlook:
         if "workers" in names:
             workers, rate = found["workers"], loading["enough"]["rate"]
         steps, batches = watched.get("steps") or 1, watched.get("batches") or 1
-        both = next(((each["compute"], batches * each["loading"])
-                     for each in found.get("beside", ()) if is_beside and (
-                         each["workers"] == workers)
-                     and tuple(each["names"]) == compute_names), None)
+        both = next(
+            (
+                (each["compute"], batches * each["loading"])
+                for each in found.get("beside", ())
+                if is_beside
+                and (each["workers"] == workers)
+                and tuple(each["names"]) == compute_names
+            ),
+            None,
+        )
         return forecast.forecast(
-            compute, batches / rate if rate else 0.0,
-            forecast.between_steps(watched.get("whole", 0), steps,
-                                   watched.get("seconds", 0)),
+            compute,
+            batches / rate if rate else 0.0,
+            forecast.between_steps(watched.get("whole", 0), steps, watched.get("seconds", 0)),
             prefetches=bool(workers) or any(each["threaded"] for each in about),
-            shares_cores=facts["device"] != "cuda" or workers >= facts["cores"], beside=both)
+            shares_cores=facts["device"] != "cuda" or workers >= facts["cores"],
+            beside=both,
+        )
 
     def off(self):
         """Return which part of the forecast was off, if it differs by more than 10 %; or ""."""
@@ -75,12 +96,17 @@ class Outlook:
         told = []
         for names in (), self.names:
             timed = [each for each in self.runs[names] if each["is_timed"]]
-            mean = [statistics.median(each[key] / each["steps"] for each in timed)
-                    for key in ("whole", "wait", "seconds")]
-            parts = forecast.parts_off(self.forecast_of(names), forecast.Confirmed(
-                mean[0], mean[1], mean[0] - mean[2]))
-            told += [f"{part} of {report.name_of(names)} by {report.duration(abs(seconds))} a step"
-                     for part, seconds in parts]
+            mean = [
+                statistics.median(each[key] / each["steps"] for each in timed)
+                for key in ("whole", "wait", "seconds")
+            ]
+            parts = forecast.parts_off(
+                self.forecast_of(names), forecast.Confirmed(mean[0], mean[1], mean[0] - mean[2])
+            )
+            told += [
+                f"{part} of {report.name_of(names)} by {report.duration(abs(seconds))} a step"
+                for part, seconds in parts
+            ]
         return ", ".join(told) or "no single part by more than 10 %"
 
     def step_off(self, names, before, after):
@@ -96,8 +122,9 @@ class Outlook:
         for one, seconds in zip(sides, (before, after)):
             wanted = " to ".join(dict.fromkeys(map(report.duration, (one.low, one.high))))
             told.append(f"{report.duration(seconds)} in place of {wanted}")
-        return ("The forecast was {}: a step of the script took {}, one of its copy {}."
-                .format(*told))
+        return "The forecast was {}: a step of the script took {}, one of its copy {}.".format(
+            *told
+        )
 
     def forecast_lines(self):
         """Return what the report says of the forecasts of the set and of its techniques."""
@@ -108,10 +135,16 @@ class Outlook:
         for names in dict.fromkeys([*alone, self.names]):
             plain, one = (self.forecast_of(each, names == self.names) for each in ((), names))
             low, high = forecast.speedup(plain, one)
-            how = "range" if low < high else "longer" if one.low < (
-                one.compute + one.loading + one.between) else "sum"
-            lines.append(dict(techniques=names, speedup=(low * high) ** 0.5, low=low, high=high,
-                              how=how))
+            how = (
+                "range"
+                if low < high
+                else "longer"
+                if one.low < (one.compute + one.loading + one.between)
+                else "sum"
+            )
+            lines.append(
+                dict(techniques=names, speedup=(low * high) ** 0.5, low=low, high=high, how=how)
+            )
         return lines if self.session.found.get("loading") else []
 
 
@@ -134,19 +167,27 @@ class Confirmation(Outlook):
         limit = max(60.0, session.left() + 30)
         n = len(self.runs.get((*names, *words), ()))
         what = f"{report.name_of((*names, *words))}, whole run {n + 1}"
-        command = scriptoptions.new_command(session.command, session.args.kind, words,
-                                            session.facts().get("options", ()))
-        result = run.run_once(command, session.spec(
-            "fixed", names, seconds=seconds, seed=k), limit, lambda _: self.show(
-                f"{time.monotonic() - session.began:.0f} s  {what}"))
+        command = scriptoptions.new_command(
+            session.command, session.args.kind, words, session.facts().get("options", ())
+        )
+        result = run.run_once(
+            command,
+            session.spec("fixed", names, seconds=seconds, seed=k),
+            limit,
+            lambda _: self.show(f"{time.monotonic() - session.began:.0f} s  {what}"),
+        )
         self.took.append(time.monotonic() - begin - seconds)
         names = (*names, *words)
         if result["error"] or not result["windows"]:
             self.errors[names] = result["error"] or "it ended before it was measured"
             return None
         found = result["windows"][0] | dict(
-            losses=numbers(result.get("losses", [])), memory=result.get("memory"), k=k,
-            is_timed=seconds > 0, seen=result["facts"]["seen"])
+            losses=numbers(result.get("losses", [])),
+            memory=result.get("memory"),
+            k=k,
+            is_timed=seconds > 0,
+            seen=result["facts"]["seen"],
+        )
         self.runs.setdefault(names, []).append(found)
         return found
 
@@ -157,8 +198,9 @@ class Confirmation(Outlook):
 
     def share(self, runs, start):
         """Return for how many seconds each of so many runs can measure."""
-        return max(LEAST_SECONDS, min(self.session.args.seconds,
-                                      self.session.left() / runs - 1.1 * start))
+        return max(
+            LEAST_SECONDS, min(self.session.args.seconds, self.session.left() / runs - 1.1 * start)
+        )
 
     def measure(self):
         """Run pairs until they agree, then what is missing to compare losses."""
@@ -170,8 +212,9 @@ class Confirmation(Outlook):
         while self.fits(2 + bool(words), seconds):
             pair = [(), self.names] if k % 2 == 0 else [self.names, ()]
             if not all([self.run(names, k, seconds) for names in pair]):
-                self.why = "; ".join(f"{report.name_of(names)}: {why}"
-                                     for names, why in self.errors.items())
+                self.why = "; ".join(
+                    f"{report.name_of(names)}: {why}" for names, why in self.errors.items()
+                )
                 break
             k += 1
             if k >= PAIRS and self.is_clear():
@@ -192,16 +235,20 @@ class Confirmation(Outlook):
         """Return {technique: the words of the script's own option, which the advice names}."""
         facts, extra = self.session.facts(), self.session.extra()
         found = {name: advice.options_of(name, facts, extra) for name in self.names}
-        return {name: words for name, words in found.items()
-                if words and advice.are_words(words, facts)}
+        return {
+            name: words for name, words in found.items() if words and advice.are_words(words, facts)
+        }
 
     def try_options(self, words, seconds):
         """Run the set once, with the script's own options in place of what whatif does."""
         rest = tuple(name for name in self.names if name not in words)
         flat = tuple(word for some in words.values() for word in some)
         found = self.run(rest, 0, seconds, flat)
-        self.options = dict(words=flat, why=self.errors.get((*rest, *flat), ""), speedup=found and (
-            self.rate(found) / statistics.median(self.rates(()))))
+        self.options = dict(
+            words=flat,
+            why=self.errors.get((*rest, *flat), ""),
+            speedup=found and (self.rate(found) / statistics.median(self.rates(()))),
+        )
 
     # ---- what came out
     def rates(self, names):
@@ -237,15 +284,29 @@ class Confirmation(Outlook):
         if not self.names:
             return None
         found, clear = self.estimate(), self.is_clear()
-        why = self.why or ("" if clear else "there was no time for enough runs (--minutes)"
-                           if not found or found.n < PAIRS else "its runs differ too much")
+        why = self.why or (
+            ""
+            if clear
+            else "there was no time for enough runs (--minutes)"
+            if not found or found.n < PAIRS
+            else "its runs differ too much"
+        )
         off = self.off() if clear and "no_turns" not in self.session.found else ""
         memory = [each["memory"] for each in self.runs[self.names] if each["memory"]]
-        return dict(techniques=self.names, speedup=found and found.speedup,
-                    low=found and found.low, high=found and found.high, n=found.n if found else 0,
-                    confirmed=clear, why=why, off=off, options=self.options,
-                    memory=max(memory, default=None), rates=self.rates(()),
-                    rates_with=self.rates(self.names))
+        return dict(
+            techniques=self.names,
+            speedup=found and found.speedup,
+            low=found and found.low,
+            high=found and found.high,
+            n=found.n if found else 0,
+            confirmed=clear,
+            why=why,
+            off=off,
+            options=self.options,
+            memory=max(memory, default=None),
+            rates=self.rates(()),
+            rates_with=self.rates(self.names),
+        )
 
     # ---- losses
     def compare_losses(self):
@@ -265,14 +326,23 @@ class Confirmation(Outlook):
 def loss_of(names, plain, mine):
     """Return what the report says of a set's losses, of runs without the set and with it."""
     means = stats.mean_losses([each["losses"] for each in (*plain, *mine)])
-    of_plain, of_mine = ([each for each in some if each is not None]
-                         for some in (means[:len(plain)], means[len(plain):]))
+    of_plain, of_mine = (
+        [each for each in some if each is not None]
+        for some in (means[: len(plain)], means[len(plain) :])
+    )
     told = dict(techniques=names, changes=None, culprit="", mean=None, low=None, high=None)
     if not of_mine or not of_plain:
         is_hidden = plain and not any(each["losses"] for each in plain)
-        return told | dict(why="its losses cannot be seen: it calls backward() with gradients "
-                           "or autograd.grad()" if is_hidden else
-                           f"runs made fewer than {stats.LEAST_LOSSES} steps")
+        return told | dict(
+            why="its losses cannot be seen: it calls backward() with gradients or autograd.grad()"
+            if is_hidden
+            else f"runs made fewer than {stats.LEAST_LOSSES} steps"
+        )
     verdict = stats.changes_training(of_plain, of_mine)
-    return told | dict(changes=verdict.changes, why=verdict.why, mean=verdict.mean,
-                       low=verdict.low, high=verdict.high)
+    return told | dict(
+        changes=verdict.changes,
+        why=verdict.why,
+        mean=verdict.mean,
+        low=verdict.low,
+        high=verdict.high,
+    )

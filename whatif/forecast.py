@@ -16,6 +16,7 @@ class Forecast:
     `between` is what the script does between steps (validation, saves, rollouts, the time between
     epochs), divided by its steps. It is a part of `low` and `high`; techniques do not change it.
     """
+
     compute: float
     loading: float
     between: float
@@ -25,13 +26,15 @@ class Forecast:
     @property
     def waits(self):
         """Return (the least, the most) seconds a step that the loop waits for data."""
-        return tuple(max(0.0, whole - self.compute - self.between)
-                     for whole in (self.low, self.high))
+        return tuple(
+            max(0.0, whole - self.compute - self.between) for whole in (self.low, self.high)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class Confirmed:
     """What whole processes showed: a step, and how much of it was waiting and time between."""
+
     step: float
     waiting: float
     between: float = 0.0
@@ -90,8 +93,12 @@ def parts_off(forecast, confirmed):
     if abs(off) <= APART * (forecast.low if off < 0 else forecast.high):
         return []
     computed = confirmed.step - confirmed.waiting - confirmed.between
-    found = {"compute": computed - forecast.compute,
-             "loading": outside(confirmed.waiting, *forecast.waits),
-             "between": confirmed.between - forecast.between}
-    return sorted(((part, found[part]) for part in PARTS if found[part] * off >= off * off / 3),
-                  key=lambda each: -abs(each[1]))
+    found = {
+        "compute": computed - forecast.compute,
+        "loading": outside(confirmed.waiting, *forecast.waits),
+        "between": confirmed.between - forecast.between,
+    }
+    return sorted(
+        ((part, found[part]) for part in PARTS if found[part] * off >= off * off / 3),
+        key=lambda each: -abs(each[1]),
+    )

@@ -12,6 +12,7 @@ def start():
     """Let the package `whatif` be found, and wait for the import of torch (enter.py)."""
     import json
     from importlib.machinery import ModuleSpec
+
     folder = os.environ.get("WHATIF", "")
     with open(os.path.join(folder, "spec.json")) as file:
         spec = json.load(file)
@@ -27,6 +28,7 @@ def start():
 
     sys.meta_path.insert(0, OurPackage)
     from whatif import enter
+
     enter.enter(spec)
 
 

@@ -86,13 +86,16 @@ def wrap(owner, name, wrapper):
     @functools.wraps(original)
     def wrapped(*args, **kwargs):
         return wrapper(original, *args, **kwargs)
+
     setattr(owner, name, wrapped)
     return wrapped
 
 
 def before(owner, name, action):
     """Let owner.name call action with its own arguments first."""
+
     def call(original, *args, **kwargs):
         action(*args, **kwargs)
         return original(*args, **kwargs)
+
     wrap(owner, name, call)

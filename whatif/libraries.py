@@ -7,62 +7,75 @@ arguments that it gets), which --write can write.
 LIGHTNING = {
     "amp bfloat16": ("Trainer", 'precision="bf16-mixed"'),
     "amp float16": ("Trainer", 'precision="16-mixed"'),
-    "cudnn": ("Trainer", "benchmark=True")}
+    "cudnn": ("Trainer", "benchmark=True"),
+}
 TRANSFORMERS = {
-    "workers": ("TrainingArguments",
-                "dataloader_num_workers={workers}, dataloader_persistent_workers=True"),
+    "workers": (
+        "TrainingArguments",
+        "dataloader_num_workers={workers}, dataloader_persistent_workers=True",
+    ),
     "amp bfloat16": ("TrainingArguments", "bf16=True"),
     "amp float16": ("TrainingArguments", "fp16=True"),
     "compile": ("TrainingArguments", "torch_compile=True"),
     "compile reduce-overhead": (
-        "TrainingArguments", 'torch_compile=True, torch_compile_mode="reduce-overhead"'),
+        "TrainingArguments",
+        'torch_compile=True, torch_compile_mode="reduce-overhead"',
+    ),
     "fused": ("TrainingArguments", 'optim="adamw_torch_fused"'),
     "tf32": ("TrainingArguments", "tf32=True"),
-    "batch": ("TrainingArguments", "per_device_train_batch_size={size}")}
+    "batch": ("TrainingArguments", "per_device_train_batch_size={size}"),
+}
 LIBRARIES = {
     "accelerate": {
         "workers": "the DataLoader that prepare() is given: num_workers={workers}, "
-                   "persistent_workers=True",
+        "persistent_workers=True",
         "amp bfloat16": ("Accelerator", 'mixed_precision="bf16"'),
         "amp float16": ("Accelerator", 'mixed_precision="fp16"'),
         "compile": ("Accelerator", 'dynamo_backend="inductor"'),
         "compile reduce-overhead": "Accelerator(dynamo_plugin=accelerate.utils.TorchDynamoPlugin("
-                                   'backend="inductor", mode="reduce-overhead"))',
-        "batch": "the DataLoader that prepare() is given: batch_size={size}"},
+        'backend="inductor", mode="reduce-overhead"))',
+        "batch": "the DataLoader that prepare() is given: batch_size={size}",
+    },
     "composer": {
         "amp bfloat16": ("Trainer", 'precision="amp_bf16"'),
         "amp float16": ("Trainer", 'precision="amp_fp16"'),
-        "compile": ("Trainer", "compile_config={{}}")},
+        "compile": ("Trainer", "compile_config={{}}"),
+    },
     "fabric": {
         "amp bfloat16": ("Fabric", 'precision="bf16-mixed"'),
-        "amp float16": ("Fabric", 'precision="16-mixed"')},
+        "amp float16": ("Fabric", 'precision="16-mixed"'),
+    },
     "fastai": {
         "amp bfloat16": "learn = learn.to_bf16()",
         "amp float16": "learn = learn.to_fp16()",
         "channels_last": "learn = learn.to_channelslast()",
         "workers": "DataLoaders: num_workers={workers}, persistent_workers=True",
-        "batch": "DataLoaders: bs={size}"},
+        "batch": "DataLoaders: bs={size}",
+    },
     "lightning": LIGHTNING,
     "mmengine": {
         "amp bfloat16": 'the config: optim_wrapper = dict(type="AmpOptimWrapper", '
-                        'dtype="bfloat16", ...)',
+        'dtype="bfloat16", ...)',
         "amp float16": 'the config: optim_wrapper = dict(type="AmpOptimWrapper", ...)',
         "compile": "the config: compile = True",
         "cudnn": "the config: env_cfg = dict(cudnn_benchmark=True, ...)",
         "workers": "the config: train_dataloader = dict(num_workers={workers}, "
-                   "persistent_workers=True, ...)",
-        "batch": "the config: train_dataloader = dict(batch_size={size}, ...)"},
+        "persistent_workers=True, ...)",
+        "batch": "the config: train_dataloader = dict(batch_size={size}, ...)",
+    },
     "pytorch_lightning": LIGHTNING,
     "skorch": {
         "compile": "the net: compile=True",
         "fused": "the net: optimizer__fused=True",
         "workers": "the net: iterator_train__num_workers={workers}, "
-                   "iterator_train__persistent_workers=True",
-        "batch": "the net: iterator_train__batch_size={size}"},
+        "iterator_train__persistent_workers=True",
+        "batch": "the net: iterator_train__batch_size={size}",
+    },
     "timm": {
         "fused": "create_optimizer_v2: fused=True",
         "workers": "create_loader: num_workers={workers}",
-        "batch": "create_loader: batch_size={size}"},
+        "batch": "create_loader: batch_size={size}",
+    },
     "transformers": TRANSFORMERS,
     "trl": TRANSFORMERS,
     "ultralytics": {
@@ -70,4 +83,6 @@ LIBRARIES = {
         "amp float16": "model.train: amp=True",
         "compile": "model.train: compile=True",
         "workers": "model.train: workers={workers}",
-        "batch": "model.train: batch={size}"}}
+        "batch": "model.train: batch={size}",
+    },
+}

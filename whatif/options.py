@@ -30,19 +30,33 @@ def own_parser():
     """Return the parser of whatif's own options."""
     parser = Parser("whatif", allow_abbrev=False, description=ABOUT, usage=USAGE)
     add = parser.add_argument
-    add("--minutes", type=float,
-        help="time limit for everything (default: 10, with --write 15)")
-    add("--seconds", type=float, default=20,
-        help="measured time of each whole run that confirms the result, at most (default: 20)")
-    add("--only", default=",".join(KINDS), metavar="NAMES",
+    add("--minutes", type=float, help="time limit for everything (default: 10, with --write 15)")
+    add(
+        "--seconds",
+        type=float,
+        default=20,
+        help="measured time of each whole run that confirms the result, at most (default: 20)",
+    )
+    add(
+        "--only",
+        default=",".join(KINDS),
+        metavar="NAMES",
         help=f"try only these, separated by commas: {', '.join(KINDS)}; plain: try nothing, only "
-             "say what holds the script back")
+        "say what holds the script back",
+    )
     add("--json", type=Path, metavar="FILE", help="also write the results to this file")
-    add("--write", type=Path, metavar="PATCH",
+    add(
+        "--write",
+        type=Path,
+        metavar="PATCH",
         help="write what gains as a patch of your own files to this file, once a changed copy has "
-             "proved it")
-    add("--copy", action="store_true",
-        help="run in a copy of the current folder, and delete the copy at the end")
+        "proved it",
+    )
+    add(
+        "--copy",
+        action="store_true",
+        help="run in a copy of the current folder, and delete the copy at the end",
+    )
     return parser
 
 
@@ -80,13 +94,26 @@ def read_command(args, words):
 
 def parse_comparison(words):
     """Return the options of --compare; end with one line and status 2 if one is wrong."""
-    parser = Parser("whatif --compare", allow_abbrev=False, usage="python whatif --compare "
-                    "OLD.json NEW.json [--fail-above PERCENT]")
+    parser = Parser(
+        "whatif --compare",
+        allow_abbrev=False,
+        usage="python whatif --compare OLD.json NEW.json [--fail-above PERCENT]",
+    )
     parser.set_defaults(kind="comparison")
-    parser.add_argument("--compare", nargs=2, metavar=("OLD", "NEW"), required=True,
-                        help="two records that --json has written")
-    parser.add_argument("--fail-above", type=float, default=0, metavar="PERCENT",
-                        help="how much slower it may be, beyond the interval (default: 0)")
+    parser.add_argument(
+        "--compare",
+        nargs=2,
+        metavar=("OLD", "NEW"),
+        required=True,
+        help="two records that --json has written",
+    )
+    parser.add_argument(
+        "--fail-above",
+        type=float,
+        default=0,
+        metavar="PERCENT",
+        help="how much slower it may be, beyond the interval (default: 0)",
+    )
     args = parser.parse_args(words)
     if not 0 <= args.fail_above < 100:
         parser.error("--fail-above has to be 0 or more, and below 100")
@@ -112,19 +139,25 @@ def parse(words):
     odd = ", ".join(sorted({*args.only} - {*KINDS, "plain"}))
     outside = args.script and Path.cwd() not in args.script.resolve().parents
     for is_wrong, why in (
-            (odd, f"--only {odd}: choose from {', '.join(KINDS)}, plain"),
-            (min(args.seconds, args.minutes) <= 0, "--seconds and --minutes have to be above 0"),
-            (args.json and (args.json.is_dir() or not args.json.resolve().parent.is_dir()),
-             f"--json {args.json}: name a file, in a folder that is there"),
-            (args.write and (args.write.is_dir() or not os.access(
-                args.write.resolve().parent, os.W_OK)),
-             f"--write {args.write}: name a file, in a folder that can be written"),
-            (wrong_command, wrong_command),
-            (args.copy and outside,
-             f"--copy: {args.script and args.script.resolve()} is not below {Path.cwd()}, which "
-             "is copied"),
-            (run.RANKS != run.LOCAL_RANKS,
-             "it measures on one machine, but torchrun runs on several")):
+        (odd, f"--only {odd}: choose from {', '.join(KINDS)}, plain"),
+        (min(args.seconds, args.minutes) <= 0, "--seconds and --minutes have to be above 0"),
+        (
+            args.json and (args.json.is_dir() or not args.json.resolve().parent.is_dir()),
+            f"--json {args.json}: name a file, in a folder that is there",
+        ),
+        (
+            args.write
+            and (args.write.is_dir() or not os.access(args.write.resolve().parent, os.W_OK)),
+            f"--write {args.write}: name a file, in a folder that can be written",
+        ),
+        (wrong_command, wrong_command),
+        (
+            args.copy and outside,
+            f"--copy: {args.script and args.script.resolve()} is not below {Path.cwd()}, which "
+            "is copied",
+        ),
+        (run.RANKS != run.LOCAL_RANKS, "it measures on one machine, but torchrun runs on several"),
+    ):
         if is_wrong:
             parser.error(why)
     return args

@@ -13,7 +13,8 @@ PARTS = {
     "checkpoints": ("checkpoints", "C"),
     "between": ("between epochs", "B"),
     "end": ("end", "E"),
-    "aside": ("validation, between epochs", "V")}
+    "aside": ("validation, between epochs", "V"),
+}
 WIDTH = 40
 
 
@@ -36,13 +37,23 @@ def shares(parts):
 
 def legend(parts, shares={}):
     """Return "S imports and start 12%, = steps 88%": the signs of these parts, and their shares."""
-    return ", ".join(f"{sign} {told} {shares.get(name, '')}".rstrip()
-                     for name, (told, sign) in PARTS.items() if name in parts)
+    return ", ".join(
+        f"{sign} {told} {shares.get(name, '')}".rstrip()
+        for name, (told, sign) in PARTS.items()
+        if name in parts
+    )
 
 
 def of_watched(watched, began):
     """Return {part: seconds} of what whatif has watched of a script that `began` at that time."""
-    return {} if "began" not in watched else dict(
-        began=max(0, watched["began"] - began), next=watched["next"],
-        steps=watched["seconds"] - watched["wait"], waiting=watched["wait"],
-        aside=max(0, watched["whole"] - watched["seconds"]))
+    return (
+        {}
+        if "began" not in watched
+        else dict(
+            began=max(0, watched["began"] - began),
+            next=watched["next"],
+            steps=watched["seconds"] - watched["wait"],
+            waiting=watched["wait"],
+            aside=max(0, watched["whole"] - watched["seconds"]),
+        )
+    )

@@ -37,10 +37,16 @@ def of_run(sessions, folder):
     environment has its session or its parent.
     """
     mark = os.fsencode(f"WHATIF={folder}")
-    known = {int(name): found for name in os.listdir("/proc") if name.isdigit()
-             and (found := status(name)) and found[0] not in "ZX"}
-    mine = {pid for pid, (_, _, session) in known.items() if session in sessions
-            or mark in read(f"/proc/{pid}/environ").split(b"\0")}
+    known = {
+        int(name): found
+        for name in os.listdir("/proc")
+        if name.isdigit() and (found := status(name)) and found[0] not in "ZX"
+    }
+    mine = {
+        pid
+        for pid, (_, _, session) in known.items()
+        if session in sessions or mark in read(f"/proc/{pid}/environ").split(b"\0")
+    }
     while more := {pid for pid, (_, parent, _) in known.items() if parent in mine} - mine:
         mine |= more
     return mine - {os.getpid()}

@@ -20,14 +20,19 @@ NAME = 24  # columns of a set's name, at least
 FASTER, SLOWER, SAME, OPEN = "faster", "slower", "not significant", "open"
 KERNELS = {  # what holds a busy GPU back, by what most of its time goes into
     "products": ("The device", "convolutions and products"),
-    "memory": ("The device's memory", "kernels that read and write more than they compute (norms, "
-               "activations, copies, the optimizer)"),
-    "communication": ("Communication between GPUs", "NCCL")}
+    "memory": (
+        "The device's memory",
+        "kernels that read and write more than they compute (norms, "
+        "activations, copies, the optimizer)",
+    ),
+    "communication": ("Communication between GPUs", "NCCL"),
+}
 BRAKES = {  # what slows a script down wherever it is
     "no set_epoch": "DistributedSampler without set_epoch(epoch): each epoch has the same order",
     "DataParallel": "DataParallel copies the model in each step; use DistributedDataParallel "
-                    "(src/train_DDP.py)",
-    "SyncBatchNorm": "SyncBatchNorm makes all processes wait in each of its layers"}
+    "(src/train_DDP.py)",
+    "SyncBatchNorm": "SyncBatchNorm makes all processes wait in each of its layers",
+}
 
 
 @dataclasses.dataclass
@@ -125,14 +130,22 @@ def times(speedup, low=None, high=None):
 def paragraph(text, indent=2):
     """Return `text` in lines of 100 columns."""
     space = indent * " "
-    return textwrap.fill(text, WIDTH, initial_indent=space, subsequent_indent=space,
-                         break_on_hyphens=False, break_long_words=False)
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=space,
+        subsequent_indent=space,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 def grouped(reasons):
     """Return a line for each reason, with all names that it holds for."""
-    return [paragraph(f"{', '.join(name_of(name) for name in reasons if reasons[name] == why)}: "
-                      f"{why}") for why in dict.fromkeys(reasons.values())]
+    return [
+        paragraph(f"{', '.join(name_of(name) for name in reasons if reasons[name] == why)}: {why}")
+        for why in dict.fromkeys(reasons.values())
+    ]
 
 
 # -------------------------------------------------------------------------------------- the table
@@ -155,8 +168,10 @@ def verdict_of(row):
 def line_of(row, width=NAME):
     """Return a row's line of the table."""
     memory = f"{row.memory / 1e9:.2f}" if row.memory else "-"
-    return (f"{name_of(row.techniques):<{width}}  {times(row.speedup, row.low, row.high):<15} "
-            f"{row.n:>3}  {memory:>6}  {verdict_of(row)}")
+    return (
+        f"{name_of(row.techniques):<{width}}  {times(row.speedup, row.low, row.high):<15} "
+        f"{row.n:>3}  {memory:>6}  {verdict_of(row)}"
+    )
 
 
 def baseline_line(result, width=NAME):
@@ -172,10 +187,12 @@ def baseline_line(result, width=NAME):
 def table(result):
     """Return the lines of the table."""
     width = width_of(result.rows)
-    return [heading(width), baseline_line(result, width),
-            *(line_of(row, width) for row in result.rows),
-            *(paragraph(f"{name_of(row.techniques)}: {row.note}") for row in result.rows
-              if row.note)]
+    return [
+        heading(width),
+        baseline_line(result, width),
+        *(line_of(row, width) for row in result.rows),
+        *(paragraph(f"{name_of(row.techniques)}: {row.note}") for row in result.rows if row.note),
+    ]
 
 
 # -------------------------------------------------------------------- loader, forecast and losses
@@ -183,7 +200,8 @@ def loader_row(row, loader):
     """Return a line of the loader's table: what a number of workers gives."""
     count, as_is = row["workers"], loader.get("as_is", {})
     name = f"{count or 'no'} worker{'' if count == 1 else 's'}" + ", pinned" * bool(
-        row.get("pinned"))
+        row.get("pinned")
+    )
     told = f"{speed(row['rate'])} batches/s" if row["rate"] else row.get("reason") or "no rate"
     if row["rate"] and as_is.get("batch"):
         told += f", {speed(row['rate'] * as_is['batch'])} samples/s"
@@ -200,24 +218,37 @@ def loader_lines(loader):
     lines += [loader_row(row, loader) for row in loader.get("rows", ())]
     if (between := loader.get("between") or {}).get("as_is") is not None:
         kept = between.get("persistent")
-        lines.append(f"  between epochs: {duration(between['as_is'])}" + (
-            f", with persistent_workers=True {duration(kept)}"
-            if kept is not None and between["as_is"] > 1.1 * kept else ""))
+        lines.append(
+            f"  between epochs: {duration(between['as_is'])}"
+            + (
+                f", with persistent_workers=True {duration(kept)}"
+                if kept is not None and between["as_is"] > 1.1 * kept
+                else ""
+            )
+        )
     if loader.get("shares"):
         told = ", ".join(f"{each['what']} {each['share']:.0%}" for each in loader["shares"])
         lines.append(paragraph(f"A worker's time: {told}"))
-    lines += [f"    {each['share']:>4.0%}  {each['at']}  {each['text']}"
-              for each in loader.get("lines", ())]
+    lines += [
+        f"    {each['share']:>4.0%}  {each['at']}  {each['text']}"
+        for each in loader.get("lines", ())
+    ]
     notes = [loader.get("summary"), *loader.get("notes", ())]
     return lines + [paragraph(note) for note in dict.fromkeys(filter(None, notes))]
 
 
 def forecast_line(one):
     """Return the forecast of a set, a range where loading and steps share cores."""
-    told = (f"{one['low']:.2f}x to {one['high']:.2f}x" if one["how"] == "range"
-            else times(one["speedup"]))
-    how = {"longer": "the longer of compute and loading", "sum": "compute and loading, one after "
-           "the other", "range": "loading and steps share the cores"}[one["how"]]
+    told = (
+        f"{one['low']:.2f}x to {one['high']:.2f}x"
+        if one["how"] == "range"
+        else times(one["speedup"])
+    )
+    how = {
+        "longer": "the longer of compute and loading",
+        "sum": "compute and loading, one after the other",
+        "range": "loading and steps share the cores",
+    }[one["how"]]
     return f"  {name_of(one['techniques'])}: {told} ({how})"
 
 
@@ -241,8 +272,11 @@ def option_lines(options):
     """Return the line of a run by the script's own options: {words, speedup, why}."""
     if not options:
         return []
-    told = f"{times(options['speedup'])} in one whole run" if options["speedup"] else (
-        f"it failed: {options['why']}")
+    told = (
+        f"{times(options['speedup'])} in one whole run"
+        if options["speedup"]
+        else (f"it failed: {options['why']}")
+    )
     return [paragraph(f"by the script's own {' '.join(options['words'])}: {told}")]
 
 
@@ -252,8 +286,11 @@ def loss_line(one):
     `one` is {techniques, changes, why, culprit}: changes is None if it cannot be said, why is a
     clause, and culprit is the technique that does it, if that is known.
     """
-    told = {True: "this changes the training", False: "no change seen", None: "it cannot be said "
-            "whether it changes the training"}[one["changes"]]
+    told = {
+        True: "this changes the training",
+        False: "no change seen",
+        None: "it cannot be said whether it changes the training",
+    }[one["changes"]]
     culprit = f". Without {one['culprit']} it does not" if one["culprit"] else ""
     return f"{name_of(one['techniques'])}: {told}: {one['why']}{culprit}"
 
@@ -301,20 +338,30 @@ def also_seen(facts):
     lines = []
     for loader in (facts["loaders"][number] for number in facts["training"]):
         if not loader["workers"] and not loader.get("threaded"):
-            lines.append(f"{loader['at']}: a DataLoader without workers (num_workers) loads while "
-                         "no step runs")
+            lines.append(
+                f"{loader['at']}: a DataLoader without workers (num_workers) loads while "
+                "no step runs"
+            )
         elif loader["workers"] and loader["method"] != "fork" and not loader["persistent"]:
-            lines.append(f"{loader['at']}: without persistent_workers=True, {loader['method']} "
-                         "starts all workers again in each epoch")
+            lines.append(
+                f"{loader['at']}: without persistent_workers=True, {loader['method']} "
+                "starts all workers again in each epoch"
+            )
         if facts["device"] == "cuda" and not loader["pin"]:
-            lines.append(f"{loader['at']}: pin_memory=True lets .to(device, non_blocking=True) "
-                         "copy while the GPU works")
+            lines.append(
+                f"{loader['at']}: pin_memory=True lets .to(device, non_blocking=True) "
+                "copy while the GPU works"
+            )
     for model in facts["models"]:
         if model.get("role") == "frozen":
-            lines.append(f"{model['at']}: {model['local']} ({model['kind']}) does not train, but "
-                         "each step computes it")
-    return [*dict.fromkeys(lines), *(line for what, line in BRAKES.items()
-                                     if what in facts["seen"])]
+            lines.append(
+                f"{model['at']}: {model['local']} ({model['kind']}) does not train, but "
+                "each step computes it"
+            )
+    return [
+        *dict.fromkeys(lines),
+        *(line for what, line in BRAKES.items() if what in facts["seen"]),
+    ]
 
 
 def brake_lines(result):
@@ -332,8 +379,12 @@ def part_lines(found):
     if not found:
         return []
     told = parts.legend(found, parts.shares(found))
-    return ["", f"Where the script's first {duration(sum(found.values()))} went",
-            f"  {parts.bar(found)}", paragraph(told)]
+    return [
+        "",
+        f"Where the script's first {duration(sum(found.values()))} went",
+        f"  {parts.bar(found)}",
+        paragraph(told),
+    ]
 
 
 # ------------------------------------------------------------------------------------- the report
@@ -359,19 +410,31 @@ def sum_line(result):
             return ""  # it is said above why they are not advised
         if faster:
             return "Only a larger batch is faster, which is another training."
-        return ("Nothing is faster for certain as yet: give it more --minutes." if is_open
-                else "Nothing is faster.") if result.rows else ""
+        return (
+            (
+                "Nothing is faster for certain as yet: give it more --minutes."
+                if is_open
+                else "Nothing is faster."
+            )
+            if result.rows
+            else ""
+        )
     if row is None:
         return f"Together: {name_of(result.best)}"
-    return (f"Together, {name_of(result.best)}: {times(row.speedup, row.low, row.high)}"
-            if len(result.best) > 1 else "")
+    return (
+        f"Together, {name_of(result.best)}: {times(row.speedup, row.low, row.high)}"
+        if len(result.best) > 1
+        else ""
+    )
 
 
 def text_of(result, with_table=True):
     """Return the report as one text."""
     lines = ["", *table(result)] if with_table else []
-    for title, reasons in ("Failed", result.failed), (
-            "Not possible, or there already", result.excluded):
+    for title, reasons in (
+        ("Failed", result.failed),
+        ("Not possible, or there already", result.excluded),
+    ):
         lines += ["", title, *grouped(reasons)] if reasons else []
     if not result.by_turns and result.rows:
         lines.append("Each set ran in a process of its own.")
@@ -411,24 +474,48 @@ def clean(value):
 def record(result):
     """Return the record for --json: a dict of what JSON can hold."""
     facts = result.facts
-    machine = {key: facts.get(key) for key in (
-        "device", "gpu", "cores", "processes", "torch", "python")}
-    written = result.writing.record() if result.writing else dict.fromkeys(
-        ("patch", "proof", "reasons"))
-    return clean(written | dict(
-        version=VERSION, date=time.strftime("%Y-%m-%d"),
-        command=shlex.join(["python", *sys.argv]), script=result.script,
-        arguments=result.arguments, machine=machine, unit=result.unit, baseline=result.baseline,
-        rows=[dataclasses.asdict(row) | dict(name=name_of(row.techniques)) for row in result.rows],
-        best=result.best, by_turns=result.by_turns, stopped=result.stopped, failed=result.failed,
-        excluded=result.excluded, not_tried=result.not_tried, loader=result.loader,
-        forecast=result.forecast, confirmation=result.confirmation, losses=result.losses,
-        held_back_by=held_back_by(facts, result.baseline),
-        host_waits=[dict(at=at, text=text) for at, text in facts.get("lines", ())],
-        also_seen=also_seen(facts), notes=result.notes,
-        advice={name: advice.write(name, facts, result.extra) for name in result.best},
-        options={name: words for name in result.best if (words := advice.options_of(
-            name, facts, result.extra))},
-        seconds=result.seconds, parts=result.parts,
-        facts={key: value for key, value in facts.items()
-               if key not in ("options", "lines")}))  # they are long
+    machine = {
+        key: facts.get(key) for key in ("device", "gpu", "cores", "processes", "torch", "python")
+    }
+    written = (
+        result.writing.record() if result.writing else dict.fromkeys(("patch", "proof", "reasons"))
+    )
+    return clean(
+        written
+        | dict(
+            version=VERSION,
+            date=time.strftime("%Y-%m-%d"),
+            command=shlex.join(["python", *sys.argv]),
+            script=result.script,
+            arguments=result.arguments,
+            machine=machine,
+            unit=result.unit,
+            baseline=result.baseline,
+            rows=[
+                dataclasses.asdict(row) | dict(name=name_of(row.techniques)) for row in result.rows
+            ],
+            best=result.best,
+            by_turns=result.by_turns,
+            stopped=result.stopped,
+            failed=result.failed,
+            excluded=result.excluded,
+            not_tried=result.not_tried,
+            loader=result.loader,
+            forecast=result.forecast,
+            confirmation=result.confirmation,
+            losses=result.losses,
+            held_back_by=held_back_by(facts, result.baseline),
+            host_waits=[dict(at=at, text=text) for at, text in facts.get("lines", ())],
+            also_seen=also_seen(facts),
+            notes=result.notes,
+            advice={name: advice.write(name, facts, result.extra) for name in result.best},
+            options={
+                name: words
+                for name in result.best
+                if (words := advice.options_of(name, facts, result.extra))
+            },
+            seconds=result.seconds,
+            parts=result.parts,
+            facts={key: value for key, value in facts.items() if key not in ("options", "lines")},
+        )
+    )  # they are long

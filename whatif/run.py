@@ -30,10 +30,18 @@ PAUSE = 0.05  # seconds between two looks at the records
 OWN_END = 30  # seconds in which a script may end by itself after its training
 LOST = 5  # seconds to wait for the status of a command whose training process was killed
 SOCKET = 70  # characters of TMPDIR with which a path of a socket in it is short enough
-OFF = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "NEPTUNE_MODE": "debug",
-       "SWANLAB_MODE": "disabled"}  # trackers in runs of which nothing is kept
-LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException",
-             "ProcessExitedException")  # errors that tell of another process's error
+OFF = {
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "disabled",
+    "NEPTUNE_MODE": "debug",
+    "SWANLAB_MODE": "disabled",
+}  # trackers in runs of which nothing is kept
+LAUNCHERS = (
+    "ChildFailedError",
+    "CalledProcessError",
+    "ProcessRaisedException",
+    "ProcessExitedException",
+)  # errors that tell of another process's error
 
 
 def catch_signals():
@@ -85,9 +93,15 @@ def environment(spec):
     hooks = os.path.join(os.environ.get("WHATIF", "/none"), "hook")  # of a whatif around this one
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path != hooks]
     held = OFF if spec["mode"] in ("fixed", "proof") else {}
-    variables = {"PYTHONHASHSEED": "0", **os.environ, **held, "PYTHONDONTWRITEBYTECODE": "1",
-                 "TORCHINDUCTOR_CACHE_DIR": compile_cache(), "WHATIF": folder,
-                 "PYTHONPATH": os.pathsep.join([f"{folder}/hook", *filter(None, paths)])}
+    variables = {
+        "PYTHONHASHSEED": "0",
+        **os.environ,
+        **held,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "TORCHINDUCTOR_CACHE_DIR": compile_cache(),
+        "WHATIF": folder,
+        "PYTHONPATH": os.pathsep.join([f"{folder}/hook", *filter(None, paths)]),
+    }
     if len(folder) < SOCKET:
         variables["TMPDIR"] = f"{folder}/tmp"
     return variables
@@ -127,9 +141,18 @@ def terminal_at_its_end():
 def start(command, spec, stdin):
     """Start the processes of a run: one, or as many as torchrun has started of whatif."""
     with open(f"{spec['folder']}/log", "wb") as log:
-        return [subprocess.Popen(command, cwd=spec["cwd"], env=environment(spec) | variables,
-                                 stdin=stdin, stdout=log, stderr=log, start_new_session=True)
-                for variables in rank_variables()]
+        return [
+            subprocess.Popen(
+                command,
+                cwd=spec["cwd"],
+                env=environment(spec) | variables,
+                stdin=stdin,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+            for variables in rank_variables()
+        ]
 
 
 # -------------------------------------------------------------------------------- its records
@@ -151,8 +174,12 @@ class Results:
                 self.by_pid[pid] |= record | dict(done=True)
         else:
             before = self.by_pid.setdefault(pid, dict(pid=pid, windows=[], failed=[]))
-            for one, many in (("window", "windows"), ("whole", "windows"), ("fails", "failed"),
-                              ("both", "beside")):
+            for one, many in (
+                ("window", "windows"),
+                ("whole", "windows"),
+                ("fails", "failed"),
+                ("both", "beside"),
+            ):
                 if one in record:
                     before.setdefault(many, []).append(record.pop(one))
             if not before.get("done"):
@@ -170,14 +197,18 @@ class Results:
 
     def are_done(self):
         """Return whether the first process that has reported is done, or all have been killed."""
-        return bool(self.by_pid) and (bool(self.first().get("done")) or all(
-            not processes.is_alive(pid) for pid in self.by_pid))
+        return bool(self.by_pid) and (
+            bool(self.first().get("done"))
+            or all(not processes.is_alive(pid) for pid in self.by_pid)
+        )
 
     def merged(self):
         """Return the first process's result; the others are its "others", by process."""
         first = self.first()
-        return first | dict(faults=self.faults, others={
-            pid: each for pid, each in self.by_pid.items() if each is not first})
+        return first | dict(
+            faults=self.faults,
+            others={pid: each for pid, each in self.by_pid.items() if each is not first},
+        )
 
     def why_ended(self, pids):
         """Return {error, traceback} of a run that failed, or {}: the one that came first.
@@ -185,8 +216,9 @@ class Results:
         `pids` are the processes that were started. Their own error comes first, if it does not
         only tell of another process's; then that of a process with torch.
         """
-        own = [each for each in self.errors
-               if each["pid"] in pids and each["kind"] not in LAUNCHERS]
+        own = [
+            each for each in self.errors if each["pid"] in pids and each["kind"] not in LAUNCHERS
+        ]
         others = [each for each in self.errors if each["pid"] not in pids]
         with_torch = [each for each in others if each["pid"] in self.torch]
         return next(iter([*own, *with_torch, *others[::-1], *self.errors]), {})
@@ -205,12 +237,16 @@ def why_failed(result, code, log):
     if result["windows"]:
         return ""
     if not result.get("torch", True):
-        return ("it ended, and no process of it was seen to import torch (python -I, -E and -S, "
-                "containers and other machines hide it)")
+        return (
+            "it ended, and no process of it was seen to import torch (python -I, -E and -S, "
+            "containers and other machines hide it)"
+        )
     if not result.get("steps"):
         return "it ended without a step of an optimizer of torch.optim"
-    return (f"it ended after {result['steps']} steps, before the warm-up was over: let it make "
-            "more steps")
+    return (
+        f"it ended after {result['steps']} steps, before the warm-up was over: let it make "
+        "more steps"
+    )
 
 
 # ------------------------------------------------------------------------------------ the run
@@ -225,8 +261,11 @@ def follow(started, reader, results, limit, show):
             return {}
         if time.monotonic() - begin > limit:
             or_none = "" if results.first()["windows"] else " (or no optimizer of torch.optim)"
-            return dict(done=True, error=f"cut off after {limit:.0f} s: too slow, or too little "
-                                         f"time (--minutes){or_none}")
+            return dict(
+                done=True,
+                error=f"cut off after {limit:.0f} s: too slow, or too little "
+                f"time (--minutes){or_none}",
+            )
         if STOPPED:
             raise KeyboardInterrupt
         show(results.merged())
@@ -278,5 +317,6 @@ def run_once(command, spec, limit, show=lambda result: None):
     is_lost = results.is_lost() and codes[0] is None
     if (code or is_lost) and not result.get("done"):
         result |= results.why_ended([process.pid for process in started])
-    return result | dict(error=why_failed(result, code, log), code=code,
-                         log="\n".join(log.splitlines()[-20:]))
+    return result | dict(
+        error=why_failed(result, code, log), code=code, log="\n".join(log.splitlines()[-20:])
+    )

@@ -8,48 +8,180 @@ no advice.
 import re
 
 FIRST_WORDS = ("use", "enable", "with", "do", "is", "torch", "native", "pytorch", "set")
-NEVER = {"no", "disable", "not", "without", "dont", "off", "eval", "val", "test", "infer", "opt",
-         "level", "backend", "scale", "scaler", "init", "ema", "export", "path", "dir", "file"}
+NEVER = {
+    "no",
+    "disable",
+    "not",
+    "without",
+    "dont",
+    "off",
+    "eval",
+    "val",
+    "test",
+    "infer",
+    "opt",
+    "level",
+    "backend",
+    "scale",
+    "scaler",
+    "init",
+    "ema",
+    "export",
+    "path",
+    "dir",
+    "file",
+}
 TRUE = {"true", "1", "yes", "on"}
 SWITCHES = {  # names of options that switch a technique on
-    "amp": {"amp", "mixed_precision", "autocast", "mixed", "amp_training", "fp16_amp",
-            "mixed_precision_training", "automatic_mixed_precision"},
+    "amp": {
+        "amp",
+        "mixed_precision",
+        "autocast",
+        "mixed",
+        "amp_training",
+        "fp16_amp",
+        "mixed_precision_training",
+        "automatic_mixed_precision",
+    },
     "bfloat16": {"bf16", "bfloat16", "amp_bf16", "bf16_amp", "amp_bfloat16"},
     "float16": {"fp16", "float16", "half", "half_precision", "amp_fp16", "fp16_training"},
-    "channels_last": {"channels_last", "channel_last", "nhwc", "memory_format",
-                      "channels_last_format", "to_channels_last"},
-    "compile": {"compile", "torchcompile", "compile_model", "model_compile", "compiled", "dynamo",
-                "torch_2", "inductor"},
-    "fused": {"fused", "fused_optimizer", "fused_adam", "fused_adamw", "fused_sgd", "optim_fused",
-              "adam_fused", "fused_optim", "optimizer_fused"},
+    "channels_last": {
+        "channels_last",
+        "channel_last",
+        "nhwc",
+        "memory_format",
+        "channels_last_format",
+        "to_channels_last",
+    },
+    "compile": {
+        "compile",
+        "torchcompile",
+        "compile_model",
+        "model_compile",
+        "compiled",
+        "dynamo",
+        "torch_2",
+        "inductor",
+    },
+    "fused": {
+        "fused",
+        "fused_optimizer",
+        "fused_adam",
+        "fused_adamw",
+        "fused_sgd",
+        "optim_fused",
+        "adam_fused",
+        "fused_optim",
+        "optimizer_fused",
+    },
     "cudnn": {"cudnn_benchmark", "cudnn", "cudnn_bench", "benchmark_cudnn"},
-    "tf32": {"tf32", "allow_tf32", "tf32_matmul", "matmul_tf32"}}
+    "tf32": {"tf32", "allow_tf32", "tf32_matmul", "matmul_tf32"},
+}
 HELP = {  # what the help of a switch says if its name does not
     "amp": r"mixed[- ]precision|\bamp\b|autocast",
     "channels_last": r"channels[-_ ]last|\bnhwc\b",
     "compile": r"torch\.compile|compile the (model|network)",
     "fused": r"\bfused\b.{0,40}\b(optimi[sz]er|adam|adamw|sgd|kernel)",
     "cudnn": r"cudnn.{0,12}benchmark",
-    "tf32": r"\btf32\b|tensorfloat"}
-PRECISION = {"precision", "mixed_precision", "amp_dtype", "autocast_dtype", "dtype", "ptdtype",
-             "precision_mode", "amp_type", "mp_dtype", "amp_precision", "mixed_precision_type",
-             "train_precision", "compute_dtype", "half_dtype", "mixed_precision_dtype"}
+    "tf32": r"\btf32\b|tensorfloat",
+}
+PRECISION = {
+    "precision",
+    "mixed_precision",
+    "amp_dtype",
+    "autocast_dtype",
+    "dtype",
+    "ptdtype",
+    "precision_mode",
+    "amp_type",
+    "mp_dtype",
+    "amp_precision",
+    "mixed_precision_type",
+    "train_precision",
+    "compute_dtype",
+    "half_dtype",
+    "mixed_precision_dtype",
+}
 WORDS = {  # values of such an option, the best first; never those that train in a half type only
-    "amp bfloat16": ("bf16-mixed", "amp_bf16", "amp_bfloat16", "amp-bf16", "bf16_mixed",
-                     "mixed_bfloat16", "mixed_bf16", "bf16", "bfloat16", "torch.bfloat16"),
-    "amp float16": ("16-mixed", "amp_fp16", "amp_float16", "amp-fp16", "fp16_mixed",
-                    "mixed_float16", "mixed_fp16", "amp", "fp16", "float16", "torch.float16")}
-WORKERS = {"workers", "num_workers", "n_workers", "nworkers", "nb_workers", "number_workers",
-           "data_workers", "dataloader_num_workers", "dataloader_workers", "loader_workers",
-           "loader_num_workers", "num_data_workers", "num_workers_per_gpu", "workers_per_gpu",
-           "num_worker", "nthreads", "n_threads", "data_loader_workers", "num_loader_workers",
-           "train_num_workers", "num_workers_dataloader", "train_workers", "numworkers",
-           "dl_workers", "num_cpu_workers",
-           "workers_per_device", "dataloader_worker_num", "cpu_workers", "j", "nw"}
-BATCH = {"batch_size", "batch", "batchsize", "bs", "train_batch_size", "train_batchsize",
-         "per_device_train_batch_size", "batch_size_per_gpu", "batch_size_train", "b",
-         "micro_batch_size", "minibatch_size", "mini_batch_size", "bsz", "n_batch", "train_bs",
-         "batch_size_per_device", "device_batch_size", "per_gpu_train_batch_size"}
+    "amp bfloat16": (
+        "bf16-mixed",
+        "amp_bf16",
+        "amp_bfloat16",
+        "amp-bf16",
+        "bf16_mixed",
+        "mixed_bfloat16",
+        "mixed_bf16",
+        "bf16",
+        "bfloat16",
+        "torch.bfloat16",
+    ),
+    "amp float16": (
+        "16-mixed",
+        "amp_fp16",
+        "amp_float16",
+        "amp-fp16",
+        "fp16_mixed",
+        "mixed_float16",
+        "mixed_fp16",
+        "amp",
+        "fp16",
+        "float16",
+        "torch.float16",
+    ),
+}
+WORKERS = {
+    "workers",
+    "num_workers",
+    "n_workers",
+    "nworkers",
+    "nb_workers",
+    "number_workers",
+    "data_workers",
+    "dataloader_num_workers",
+    "dataloader_workers",
+    "loader_workers",
+    "loader_num_workers",
+    "num_data_workers",
+    "num_workers_per_gpu",
+    "workers_per_gpu",
+    "num_worker",
+    "nthreads",
+    "n_threads",
+    "data_loader_workers",
+    "num_loader_workers",
+    "train_num_workers",
+    "num_workers_dataloader",
+    "train_workers",
+    "numworkers",
+    "dl_workers",
+    "num_cpu_workers",
+    "workers_per_device",
+    "dataloader_worker_num",
+    "cpu_workers",
+    "j",
+    "nw",
+}
+BATCH = {
+    "batch_size",
+    "batch",
+    "batchsize",
+    "bs",
+    "train_batch_size",
+    "train_batchsize",
+    "per_device_train_batch_size",
+    "batch_size_per_gpu",
+    "batch_size_train",
+    "b",
+    "micro_batch_size",
+    "minibatch_size",
+    "mini_batch_size",
+    "bsz",
+    "n_batch",
+    "train_bs",
+    "batch_size_per_device",
+    "device_batch_size",
+    "per_gpu_train_batch_size",
+}
 MODES = {"compile_mode", "torchcompile_mode", "torch_compile_mode", "compile_model_mode"}
 PERSISTENT = {"persistent_workers", "dataloader_persistent_workers"}
 
@@ -72,8 +204,9 @@ def is_switch(option):
         return True
     if action in ("StoreFalse", "Count", "Append"):
         return False
-    return "bool" in kind or isinstance(option["value"], bool) or (
-        isinstance(option["default"], bool))
+    return (
+        "bool" in kind or isinstance(option["value"], bool) or (isinstance(option["default"], bool))
+    )
 
 
 def is_on(option):
@@ -104,11 +237,19 @@ def words_of(option, value=None):
 
 def switches(names, options, help_text=""):
     """Return the options that are switches of these names; else those whose help says it."""
-    found = [each for each in options if name_of(each) in names and (
-        is_switch(each) or each["nargs"] == "?")]
+    found = [
+        each
+        for each in options
+        if name_of(each) in names and (is_switch(each) or each["nargs"] == "?")
+    ]
     if not found and help_text:
-        found = [each for each in options if is_switch(each) and re.search(
-            help_text, each["help"] or "", re.I) and not NEVER & set(name_of(each).split("_"))]
+        found = [
+            each
+            for each in options
+            if is_switch(each)
+            and re.search(help_text, each["help"] or "", re.I)
+            and not NEVER & set(name_of(each).split("_"))
+        ]
     return found
 
 
@@ -118,8 +259,14 @@ def chosen(option, values, libraries):
     if choices:
         return next((each for each in values if each in choices), "")
     known = f"{option['help']} {option['default']} {option['value']}".lower()
-    told = next((each for each in values if each != "amp" and re.search(
-        rf"(?<![\w.-]){re.escape(each)}(?![\w-])", known)), "")
+    told = next(
+        (
+            each
+            for each in values
+            if each != "amp" and re.search(rf"(?<![\w.-]){re.escape(each)}(?![\w-])", known)
+        ),
+        "",
+    )
     if told:
         return told
     if {"lightning", "pytorch_lightning", "fabric"} & {*libraries}:
@@ -183,8 +330,11 @@ def compiled(name, options, libraries, extra):
     """Return the words for torch.compile, with its mode."""
     mode = name.partition(" ")[2]
     found = switches(SWITCHES["compile"], options, HELP["compile"])
-    modes = [each for each in options if name_of(each) in {
-        *MODES, *(each.removeprefix("torch_") for each in MODES)}]
+    modes = [
+        each
+        for each in options
+        if name_of(each) in {*MODES, *(each.removeprefix("torch_") for each in MODES)}
+    ]
     if mode and not modes:
         return []
     words = []
@@ -205,14 +355,21 @@ def fused(name, options, libraries, extra):
         value = str(option["value"])
         choices = [str(each) for each in option["choices"] or ()]
         if name_of(option) in ("optim", "optimizer") and "fused" not in value:
-            to = next((each for each in (f"{value}_fused", "adamw_torch_fused") if each in choices
-                       and (each.startswith(value) or value == "adamw_torch")), "")
+            to = next(
+                (
+                    each
+                    for each in (f"{value}_fused", "adamw_torch_fused")
+                    if each in choices and (each.startswith(value) or value == "adamw_torch")
+                ),
+                "",
+            )
             if not choices and "transformers" in libraries and value.endswith("adamw_torch"):
                 to = "adamw_torch_fused"
             if to:
                 return words_of(option, to)
         if name_of(option) in ("opt_kwargs", "optimizer_kwargs", "optim_args") and (
-                option["nargs"] == "*" and "fused" not in value):
+            option["nargs"] == "*" and "fused" not in value
+        ):
             return words_of(option, "fused=True")
     return []
 
@@ -224,8 +381,14 @@ def layout(name, options, libraries, extra):
     for option in options:
         if name_of(option) in ("memory_format", "layout", "data_format"):
             choices = [str(each) for each in option["choices"] or ()]
-            to = next((each for each in choices if each.lower() in (
-                "channels_last", "channels-last", "nhwc")), "")
+            to = next(
+                (
+                    each
+                    for each in choices
+                    if each.lower() in ("channels_last", "channels-last", "nhwc")
+                ),
+                "",
+            )
             if to and str(option["value"]) != to:
                 return words_of(option, to)
     return []
@@ -233,8 +396,9 @@ def layout(name, options, libraries, extra):
 
 def cudnn(name, options, libraries, extra):
     """Return the words for cuDNN's benchmark; Lightning's Trainer calls it benchmark."""
-    named = [each for each in options
-             if re.search(r"(^|[-.])trainer\.benchmark$", each["flags"][0])]
+    named = [
+        each for each in options if re.search(r"(^|[-.])trainer\.benchmark$", each["flags"][0])
+    ]
     for option in named or switches(SWITCHES[name], options, HELP[name]):
         return [] if is_on(option) else words_of(option, "True" if named else None)
     return []
@@ -252,18 +416,28 @@ def tf32(name, options, libraries, extra):
 
 def is_number(option):
     value = option["value"] if option["value"] is not None else option["default"]
-    return not is_switch(option) and (isinstance(value, int) or "int" in (
-        option["type"] or "").lower())
+    return not is_switch(option) and (
+        isinstance(value, int) or "int" in (option["type"] or "").lower()
+    )
 
 
 def workers(name, options, libraries, extra):
     """Return the words for workers, and for keeping them between epochs if there is an option."""
-    found = [each for each in options if is_number(each) and name_of(each) in WORKERS
-             and not NEVER & set(each["flags"][0].lower().replace("-", "_").split("_"))]
-    found = found or [each for each in options if is_number(each) and re.search(
-        r"data ?-?load|load(ing)? (the )?data", each["help"] or "", re.I) and re.search(
-        r"worker|thread|process", f"{each['help']} {name_of(each)}", re.I)
-        and not NEVER & set(name_of(each).split("_"))]
+    found = [
+        each
+        for each in options
+        if is_number(each)
+        and name_of(each) in WORKERS
+        and not NEVER & set(each["flags"][0].lower().replace("-", "_").split("_"))
+    ]
+    found = found or [
+        each
+        for each in options
+        if is_number(each)
+        and re.search(r"data ?-?load|load(ing)? (the )?data", each["help"] or "", re.I)
+        and re.search(r"worker|thread|process", f"{each['help']} {name_of(each)}", re.I)
+        and not NEVER & set(name_of(each).split("_"))
+    ]
     number = extra.get("workers")
     if not found or number is None or found[0]["value"] == number:
         return []
@@ -282,8 +456,16 @@ def batch(name, options, libraries, extra):
     return []
 
 
-FINDERS = {"amp": amp, "channels_last": layout, "compile": compiled, "fused": fused,
-           "cudnn": cudnn, "tf32": tf32, "workers": workers, "batch": batch}
+FINDERS = {
+    "amp": amp,
+    "channels_last": layout,
+    "compile": compiled,
+    "fused": fused,
+    "cudnn": cudnn,
+    "tf32": tf32,
+    "workers": workers,
+    "batch": batch,
+}
 
 
 def options_for(technique, options, libraries=(), extra=None):
@@ -305,13 +487,18 @@ def hydra_argument(technique, options):
     owner, argument = {
         "amp": (r"lightning\..*Trainer$", f"precision={WORDS.get(technique, [''])[0]}"),
         "cudnn": (r"lightning\..*Trainer$", "benchmark=True"),
-        "fused": (r"torch\.optim\.", "fused=True")}.get(technique.split()[0], ("", ""))
+        "fused": (r"torch\.optim\.", "fused=True"),
+    }.get(technique.split()[0], ("", ""))
     flags = {option["flags"][0] for option in options}
     for option in options if owner else ():
         path, _, last = option["flags"][0].rpartition(".")
-        if option["style"] == "key=value" and last == "_target_" and re.match(
-                owner, str(option["value"])) and "lr_scheduler" not in str(option["value"]) and (
-                f"{path}.{argument.partition('=')[0]}" not in flags):
+        if (
+            option["style"] == "key=value"
+            and last == "_target_"
+            and re.match(owner, str(option["value"]))
+            and "lr_scheduler" not in str(option["value"])
+            and (f"{path}.{argument.partition('=')[0]}" not in flags)
+        ):
             return [f"+{path}.{argument}"]
     return []
 

@@ -40,6 +40,7 @@ def ratio(one, other, estimates):
 # ------------------------------------------------------------------------------ what comes next
 class Turn(enum.IntEnum):
     """What is to be done with a technique on top of a set, the most promising first."""
+
     REST = 0  # measure it: others of its kind have been measured on top of this set
     GAINS = 1  # it gains: keep it, or measure it here if that was on top of another set
     NEW = 2  # measure it: it was never tried on top of this set
@@ -54,6 +55,7 @@ class Step:
     `estimate` compares the set with it to `on`. It is None if `on` itself did not run; then `rate`
     tells how promising it is.
     """
+
     on: tuple = ()
     estimate: Estimate | None = None
     is_settled: bool = False
@@ -89,14 +91,23 @@ def due(on, names, steps, kind=kind, gains=stats.gains, first=(), last=()):
     for place, name in enumerate(names):
         if kind(name) in kinds:
             continue
-        begun = any(other in steps and steps[other].on == on
-                    for other in names if kind(other) == kind(name))
+        begun = any(
+            other in steps and steps[other].on == on for other in names if kind(other) == kind(name)
+        )
         step = steps.get(name)
         turn = step.turn(on, begun, gains) if step else Turn.REST if begun else Turn.NEW
         if turn is not None:
-            found.append((turn > Turn.NEW, bool(first) and name not in first, turn,
-                          turn is Turn.GAINS and name in last,
-                          -(step.promise(turn) if step else 0), place, name))
+            found.append(
+                (
+                    turn > Turn.NEW,
+                    bool(first) and name not in first,
+                    turn,
+                    turn is Turn.GAINS and name in last,
+                    -(step.promise(turn) if step else 0),
+                    place,
+                    name,
+                )
+            )
     return [(each[2], each[-1]) for each in sorted(found)]
 
 
@@ -121,8 +132,9 @@ class Search:
         self.candidates, self.margin, self.most_costly = list(candidates), margin, most_costly
         self.costly = [name for name in self.candidates if kind(name) in COSTLY]
         self.never = [name for name in self.candidates if kind(name) in NEVER_KEPT]
-        self.cheap = [name for name in self.candidates
-                      if name not in self.costly and name not in self.never]
+        self.cheap = [
+            name for name in self.candidates if name not in self.costly and name not in self.never
+        ]
 
     def wanted(self, estimates, failed=()):
         """Return the sets that get windows in the next round, the most important first.
@@ -138,12 +150,19 @@ class Search:
         """
         best, proven = self._explore(estimates, failed)[0], {()}
         for one in sorted(estimates, key=lambda one: (len(one), one)):
-            if not is_out(one, failed) and not {*one} & {*self.never} and any(
+            if (
+                not is_out(one, failed)
+                and not {*one} & {*self.never}
+                and any(
                     stats.gains(ratio(one, on, estimates))
-                    for on in proven if len(on) == len(one) - 1 and {*on} < {*one}):
+                    for on in proven
+                    if len(on) == len(one) - 1 and {*on} < {*one}
+                )
+            ):
                 proven.add(one)
-        ordered = sorted(proven - {()}, key=lambda one: (
-            len(one), [*map(self.candidates.index, one)]))
+        ordered = sorted(
+            proven - {()}, key=lambda one: (len(one), [*map(self.candidates.index, one)])
+        )
         while better := [one for one in ordered if stats.gains(ratio(one, best, estimates))]:
             best = better[0]  # the simplest; it goes on while another one is clearly faster
         return best
@@ -164,12 +183,15 @@ class Search:
         """Return whether the first windows of a set are all much slower than the set before it."""
         base = estimates[on].speedup if on else 1
         return self._n(one, estimates) >= HOPELESS_WINDOWS and (
-            max(estimates[one].ratios) < HOPELESS * base)
+            max(estimates[one].ratios) < HOPELESS * base
+        )
 
     def _can_afford(self, one, estimates):
         """Return whether a set is not costly, or compiled already, or one more may be compiled."""
+
         def compiled(other):
             return tuple(name for name in other if kind(name) not in UNCOMPILED)
+
         costly, alone = {*self.costly}, {(name,) for name in self.costly}
         begun = alone | {compiled(other) for other in estimates if {*other} & costly}
         return not {*one} & costly or compiled(one) in begun or len(begun) < self.most_costly
@@ -181,8 +203,11 @@ class Search:
         """
         for on in reversed(chain):
             one = self.join(on, name)
-            if is_out(one, failed) or self._is_hopeless(one, on, estimates) or (
-                    on == chain[-1] and not self._can_afford(one, estimates)):
+            if (
+                is_out(one, failed)
+                or self._is_hopeless(one, on, estimates)
+                or (on == chain[-1] and not self._can_afford(one, estimates))
+            ):
                 return Step(on, failed=True)
             if self._n(one, estimates) >= LEAST_WINDOWS:
                 found = ratio(one, on, estimates)
@@ -192,38 +217,51 @@ class Search:
 
     def _due(self, chain, names, estimates, failed):
         """Return (what is due on top of the last set of `chain`, the Steps)."""
-        steps = {name: step for name in names
-                 if (step := self._step(name, chain, estimates, failed))}
+        steps = {
+            name: step for name in names if (step := self._step(name, chain, estimates, failed))
+        }
         return due(chain[-1], names, steps), steps
 
     # -------------------------------------------------------------------------- the phases
     def _explore(self, estimates, failed):
         """Return (the best set, the sets to measure next)."""
         chain, known = [()], (estimates, failed)
-        singles = [[(name,) for name in names]
-                   for names in (self.cheap, self.costly, self.candidates)]
+        singles = [
+            [(name,) for name in names] for names in (self.cheap, self.costly, self.candidates)
+        ]
         contenders = self._contenders(*known)
         if wanted := self._lacking(singles[0], *known):
             self._climb(chain, contenders, *known)
             return chain[-1], wanted
-        wanted = (self._climb(chain, contenders, *known)
-                  or self._climb(chain, self.costly, *known)
-                  or self._lacking(self._unknown(singles[1], estimates), *known)
-                  or self._add_rest(chain, *known)
-                  or self._lacking(self._unknown(singles[2], estimates), *known, hopeless=True)
-                  or self._open(chain, *known))
+        wanted = (
+            self._climb(chain, contenders, *known)
+            or self._climb(chain, self.costly, *known)
+            or self._lacking(self._unknown(singles[1], estimates), *known)
+            or self._add_rest(chain, *known)
+            or self._lacking(self._unknown(singles[2], estimates), *known, hopeless=True)
+            or self._open(chain, *known)
+        )
         return chain[-1], wanted
 
     def _lacking(self, sets, estimates, failed, hopeless=False):
         """Return the sets that have too few windows, the hopeless ones only if asked."""
-        return [one for one in sets if not is_out(one, failed)
-                and self._n(one, estimates) < LEAST_WINDOWS
-                and (hopeless or not self._is_hopeless(one, (), estimates))]
+        return [
+            one
+            for one in sets
+            if not is_out(one, failed)
+            and self._n(one, estimates) < LEAST_WINDOWS
+            and (hopeless or not self._is_hopeless(one, (), estimates))
+        ]
 
     def _unknown(self, sets, estimates):
         """Return those of the sets, without the costly ones that a larger set has shown."""
-        known = {kind(name) for one, found in estimates.items() if len(one) > 1
-                 and found.n >= LEAST_WINDOWS for name in one if name in self.costly}
+        known = {
+            kind(name)
+            for one, found in estimates.items()
+            if len(one) > 1 and found.n >= LEAST_WINDOWS
+            for name in one
+            if name in self.costly
+        }
         return [one for one in sets if not (one[0] in self.costly and kind(one[0]) in known)]
 
     def _contenders(self, estimates, failed):
@@ -231,15 +269,23 @@ class Search:
 
         Alone they gain, or may do so, and no other of their kind is clearly faster.
         """
-        found = {name: estimates[name,] for name in self.cheap
-                 if (name,) in estimates and not is_out((name,), failed)
-                 and not self._is_hopeless((name,), (), estimates)
-                 and (stats.gains(estimates[name,])
-                      or self.verdict((name,), estimates) is Verdict.OPEN)}
-        kept = [name for name in found if not any(
-            kind(other) == kind(name)
-            and verdict(quotient(found[name], found[other]), self.margin) is Verdict.SLOWER
-            for other in found)]
+        found = {
+            name: estimates[name,]
+            for name in self.cheap
+            if (name,) in estimates
+            and not is_out((name,), failed)
+            and not self._is_hopeless((name,), (), estimates)
+            and (stats.gains(estimates[name,]) or self.verdict((name,), estimates) is Verdict.OPEN)
+        }
+        kept = [
+            name
+            for name in found
+            if not any(
+                kind(other) == kind(name)
+                and verdict(quotient(found[name], found[other]), self.margin) is Verdict.SLOWER
+                for other in found
+            )
+        ]
         return sorted(kept, key=lambda name: -found[name].speedup)
 
     def _climb(self, chain, names, estimates, failed):
@@ -261,28 +307,41 @@ class Search:
 
         The earlier one is the simpler one: it is taken if the other is not clearly faster.
         """
-        alike = [self.join(on, other) for turn, other in turns if turn is Turn.GAINS
-                 and steps[other].on == on and kind(other) == kind(name)]
-        return next(one for one in sorted(alike, key=lambda one: [*map(self.candidates.index, one)])
-                    if not stats.gains(ratio(self.join(on, name), one, estimates)))
+        alike = [
+            self.join(on, other)
+            for turn, other in turns
+            if turn is Turn.GAINS and steps[other].on == on and kind(other) == kind(name)
+        ]
+        return next(
+            one
+            for one in sorted(alike, key=lambda one: [*map(self.candidates.index, one)])
+            if not stats.gains(ratio(self.join(on, name), one, estimates))
+        )
 
     def _add_rest(self, chain, estimates, failed):
         """Try what was left out on top of the best set, first all of it together."""
         while True:
             on, (turns, steps) = chain[-1], self._due(chain, self.cheap, estimates, failed)
-            kept = [name for turn, name in turns
-                    if turn is Turn.GAINS and steps[name].on == on]
+            kept = [name for turn, name in turns if turn is Turn.GAINS and steps[name].on == on]
             if not kept:
                 break
             chain.append(self._first_alike(kept[0], on, turns, steps, estimates))
-        rest = list({kind(name): name for turn, name in reversed(turns)
-                     if turn <= Turn.NEW and not (
-                         {*on} & {*self.costly} and name in RECOMPILING)}.values())[::-1]
+        rest = list(
+            {
+                kind(name): name
+                for turn, name in reversed(turns)
+                if turn <= Turn.NEW and not ({*on} & {*self.costly} and name in RECOMPILING)
+            }.values()
+        )[::-1]
         both = self.join(on, *rest)
         if len(rest) > 1 and not is_out(both, failed):
-            together = [ratio(one, on, estimates) for one in estimates
-                        if {*rest} <= {*one} - {*on} <= {*self.cheap} and {*on} < {*one}
-                        and self._n(one, estimates) >= LEAST_WINDOWS]
+            together = [
+                ratio(one, on, estimates)
+                for one in estimates
+                if {*rest} <= {*one} - {*on} <= {*self.cheap}
+                and {*on} < {*one}
+                and self._n(one, estimates) >= LEAST_WINDOWS
+            ]
             if not all(map(stats.gains, together)) or self._is_hopeless(both, on, estimates):
                 return []
             if not together:
@@ -292,10 +351,15 @@ class Search:
     def _open(self, chain, estimates, failed):
         """Return the sets whose verdict is open, first those that decide on the best set."""
         names = [*self.cheap, *self.costly]
-        open_ = [self.join(chain[-1], name)
-                 for turn, name in self._due(chain, names, estimates, failed)[0]
-                 if turn is Turn.OPEN]
+        open_ = [
+            self.join(chain[-1], name)
+            for turn, name in self._due(chain, names, estimates, failed)[0]
+            if turn is Turn.OPEN
+        ]
         wanted = [*open_, *([chain[-1]] if open_ and chain[-1] else [])]
-        wanted += [one for one in estimates if not is_out(one, failed)
-                   and self.verdict(one, estimates) is Verdict.OPEN]
+        wanted += [
+            one
+            for one in estimates
+            if not is_out(one, failed) and self.verdict(one, estimates) is Verdict.OPEN
+        ]
         return list(dict.fromkeys(wanted))

@@ -38,8 +38,11 @@ def say(text):
 
 def beside(result):
     """Return which other processes train beside the first one, or ""."""
-    rates = {pid: each["beside"]["steps"] / each["beside"]["seconds"]
-             for pid, each in result.get("others", {}).items() if each.get("beside")}
+    rates = {
+        pid: each["beside"]["steps"] / each["beside"]["seconds"]
+        for pid, each in result.get("others", {}).items()
+        if each.get("beside")
+    }
     if not rates:
         return ""
     are = "more processes train" if len(rates) > 1 else "more process trains"
@@ -69,12 +72,23 @@ class Session:
         """Return what the processes of the next run have to know."""
         self.number += 1
         roots = {self.cwd, str(self.args.script.resolve().parent) if self.args.script else self.cwd}
-        return dict(
-            mode=mode, techniques=list(names), only=self.only, cwd=self.cwd, roots=sorted(roots),
-            folder=os.path.join(self.folder, str(self.number)), cores=machine.cores(),
-            seconds=self.args.seconds, least_steps=confirm.STEPS,
-            training=self.facts().get("training", []),
-            workers=self.found.get("workers", 0), seed=None) | more
+        return (
+            dict(
+                mode=mode,
+                techniques=list(names),
+                only=self.only,
+                cwd=self.cwd,
+                roots=sorted(roots),
+                folder=os.path.join(self.folder, str(self.number)),
+                cores=machine.cores(),
+                seconds=self.args.seconds,
+                least_steps=confirm.STEPS,
+                training=self.facts().get("training", []),
+                workers=self.found.get("workers", 0),
+                seed=None,
+            )
+            | more
+        )
 
     def facts(self):
         return self.found.get("facts", {})
@@ -101,9 +115,20 @@ class Session:
         while True:
             limit = last - time.time() + loader + SLACK
             failed, epochs = len(self.failed), self.epochs
-            result = run.run_once(self.command, self.spec(
-                "turns", deadline=deadline, last=last, loader_seconds=loader, turns=self.windows,
-                failed=self.failed, epochs=self.epochs), limit, self.show)
+            result = run.run_once(
+                self.command,
+                self.spec(
+                    "turns",
+                    deadline=deadline,
+                    last=last,
+                    loader_seconds=loader,
+                    turns=self.windows,
+                    failed=self.failed,
+                    epochs=self.epochs,
+                ),
+                limit,
+                self.show,
+            )
             if result.get("watched") and not self.parts:
                 self.parts = of_watched(result["watched"], self.clock)
             if "start" not in self.seconds and result.get("turns_began"):
@@ -114,8 +139,11 @@ class Session:
                 break
             if result["error"] and not self.windows and (self.epochs or "now" not in result):
                 return result
-            if not self.goes_on(result) or deadline - time.time() < AGAIN or (
-                    gained < 3 and len(self.failed) == failed and self.epochs == epochs):
+            if (
+                not self.goes_on(result)
+                or deadline - time.time() < AGAIN
+                or (gained < 3 and len(self.failed) == failed and self.epochs == epochs)
+            ):
                 break
         if result["error"] and not self.windows:
             return result
@@ -128,10 +156,13 @@ class Session:
         windows = [dict(each, names=tuple(each["names"])) for each in result["windows"]]
         self.windows += windows
         self.failed += [[tuple(names), why] for names, why in result["failed"]]
-        self.found |= {key: value for key, value in result.items()
-                       if key not in ("windows", "failed")}
-        self.notes += [f"whatif itself failed in a process of the script: "
-                       f"{fault.strip().splitlines()[-1]}" for fault in result.get("faults", ())]
+        self.found |= {
+            key: value for key, value in result.items() if key not in ("windows", "failed")
+        }
+        self.notes += [
+            f"whatif itself failed in a process of the script: {fault.strip().splitlines()[-1]}"
+            for fault in result.get("faults", ())
+        ]
         if told := beside(result):
             self.beside = [told]
         return len(windows)
@@ -149,8 +180,10 @@ class Session:
             self.notes.append(f"The measurement ended early: {result['error']}")
             return False
         if result.get("ended"):
-            self.notes.append(f"The script came to its own end after {result['steps']} steps, "
-                              "which ended a part of the measurement.")
+            self.notes.append(
+                f"The script came to its own end after {result['steps']} steps, "
+                "which ended a part of the measurement."
+            )
             return True
         return False
 
@@ -160,8 +193,9 @@ class Session:
         return dict(workers=self.found.get("workers") or 1)
 
     def estimates(self):
-        return stats.estimates([stats.Window(each["names"], each["rate"], each["at"])
-                                for each in self.windows])
+        return stats.estimates(
+            [stats.Window(each["names"], each["rate"], each["at"]) for each in self.windows]
+        )
 
     def windows_of_record(self):
         """Return the windows as they go into --json: `at` in seconds since the start."""
@@ -173,8 +207,11 @@ class Session:
     def names(self):
         """Return the techniques that were tried by turns."""
         why = self.found.get("why_not", {})
-        return [name for name in techniques.NAMES if name not in techniques.LOADING
-                and search.kind(name) in self.only and name not in why]
+        return [
+            name
+            for name in techniques.NAMES
+            if name not in techniques.LOADING and search.kind(name) in self.only and name not in why
+        ]
 
     def best(self):
         """Return the set that is faster than any other, for certain; () if none is.
@@ -182,11 +219,17 @@ class Session:
         Without turns these are all techniques that are faster, each by itself.
         """
         if "no_turns" in self.found:
-            return techniques.ordered({name for row in self.trials for name in row.techniques
-                                       if row.verdict == report.FASTER
-                                       and row.speedup >= stats.ADVISED})
+            return techniques.ordered(
+                {
+                    name
+                    for row in self.trials
+                    for name in row.techniques
+                    if row.verdict == report.FASTER and row.speedup >= stats.ADVISED
+                }
+            )
         return search.Search(self.names(), margin=self.margin()).best(
-            self.estimates(), dict(map(tuple, self.failed)))
+            self.estimates(), dict(map(tuple, self.failed))
+        )
 
     def of_set(self, names, key):
         return [each[key] for each in self.windows if each["names"] == names and each.get(key)]
@@ -199,11 +242,19 @@ class Session:
             if one := found.get(names):
                 needed = stats.windows_needed(one, self.margin())
                 lost = not all(each["finite"] for each in self.windows if each["names"] == names)
-                rows.append(report.Row(
-                    names, one.speedup, one.low, one.high, one.n,
-                    stats.verdict(one, self.margin()).value, needed * turn or None,
-                    max(self.of_set(names, "memory"), default=None),
-                    "a loss was not finite" if lost else ""))
+                rows.append(
+                    report.Row(
+                        names,
+                        one.speedup,
+                        one.low,
+                        one.high,
+                        one.n,
+                        stats.verdict(one, self.margin()).value,
+                        needed * turn or None,
+                        max(self.of_set(names, "memory"), default=None),
+                        "a loss was not finite" if lost else "",
+                    )
+                )
         return rows + self.trials
 
     def baseline(self):
@@ -213,11 +264,13 @@ class Session:
         compute = [each["seconds"] / each["steps"] for each in self.windows if not each["names"]]
         step = watched["seconds"] / watched["steps"] if watched.get("steps") else None
         return dict(
-            rate=statistics.median(rates) if rates else None, n=len(rates),
-            memory=max(self.of_set((), "memory"), default=None), step_seconds=step or (
-                statistics.median(compute) if compute else None),
+            rate=statistics.median(rates) if rates else None,
+            n=len(rates),
+            memory=max(self.of_set((), "memory"), default=None),
+            step_seconds=step or (statistics.median(compute) if compute else None),
             data_time=watched["wait"] / watched["seconds"] if watched.get("seconds") else None,
-            compute_seconds=statistics.median(compute) if compute else None)
+            compute_seconds=statistics.median(compute) if compute else None,
+        )
 
     def not_tried(self):
         """Return {technique: why it has no windows}; a note says why there are no turns."""
@@ -225,40 +278,67 @@ class Session:
             return {}
         failed = {names for names, _ in self.failed} | {row.techniques for row in self.trials}
         found = self.estimates()
-        shown = {search.kind(name) for one in found if len(one) > 1 for name in one
-                 if search.kind(name) in search.COSTLY}
-        return {name: "no time left (--minutes)" for name in self.names()
-                if not {(name,)} & {*found, *failed} and search.kind(name) not in shown}
+        shown = {
+            search.kind(name)
+            for one in found
+            if len(one) > 1
+            for name in one
+            if search.kind(name) in search.COSTLY
+        }
+        return {
+            name: "no time left (--minutes)"
+            for name in self.names()
+            if not {(name,)} & {*found, *failed} and search.kind(name) not in shown
+        }
 
 
 def result_of(session, confirmed, stopped=False, written=None):
     """Return the report's Result."""
     args, found = session.args, session.found
-    facts = session.facts() | {key: found[key] for key in ("lines", "busy", "kernels")
-                               if key in found}
+    facts = session.facts() | {
+        key: found[key] for key in ("lines", "busy", "kernels") if key in found
+    }
     if confirmed and confirmed.options and confirmed.options["why"]:
         facts |= dict(options=[])  # they failed, so lines are advised
     best = confirmed.names if confirmed else session.best()
     units = [each["unit"] for each in session.windows]
-    only = {name: why for name, why in found.get("why_not", {}).items()
-            if search.kind(name) in session.only}
+    only = {
+        name: why
+        for name, why in found.get("why_not", {}).items()
+        if search.kind(name) in session.only
+    }
     losses = confirmed.losses if confirmed else []
     best = best if confirmed is None or confirmed.is_advised() else ()
     if written and written.verdict:
         best, losses = written.best(best), [written.verdict["losses"]]
     confirmation = confirmed.line() if confirmed and not (written and written.verdict) else None
     return report.Result(
-        script=args.name, arguments=session.command[2:] if args.kind == "script" else [],
-        unit=units[0] if units else "steps", facts=facts, baseline=session.baseline(),
-        rows=session.rows(), best=best, extra=session.extra(), writing=written,
-        failed={tuple(names): why for names, why in session.failed}, excluded=only,
-        not_tried=session.not_tried(), loader=found.get("loading"),
+        script=args.name,
+        arguments=session.command[2:] if args.kind == "script" else [],
+        unit=units[0] if units else "steps",
+        facts=facts,
+        baseline=session.baseline(),
+        rows=session.rows(),
+        best=best,
+        extra=session.extra(),
+        writing=written,
+        failed={tuple(names): why for names, why in session.failed},
+        excluded=only,
+        not_tried=session.not_tried(),
+        loader=found.get("loading"),
         forecast=confirmed.forecast_lines() if confirmed else [],
-        confirmation=confirmation, losses=losses,
-        notes=[*dict.fromkeys([*session.notes, *session.beside,
-                               *filter(None, [found.get("no_turns")])])],
-        seconds=session.seconds, parts=session.parts, by_turns="no_turns" not in found,
-        stopped=stopped)
+        confirmation=confirmation,
+        losses=losses,
+        notes=[
+            *dict.fromkeys(
+                [*session.notes, *session.beside, *filter(None, [found.get("no_turns")])]
+            )
+        ],
+        seconds=session.seconds,
+        parts=session.parts,
+        by_turns="no_turns" not in found,
+        stopped=stopped,
+    )
 
 
 def measure_all(session):
@@ -317,10 +397,12 @@ def main(args):
             command = copies.moved(command, source, cwd)
         run.catch_signals()
         folder = made.enter_context(new_folder(prefix="whatif-", ignore_cleanup_errors=True))
-        say(f"{args.name} runs with techniques switched on and off by turns, then beside itself, "
+        say(
+            f"{args.name} runs with techniques switched on and off by turns, then beside itself, "
             f"in at most {args.minutes:g} minutes.\nFrom the first repeated batch on, what it "
-            "writes is held back." + ("" if args.copy else "  --copy runs all in a copy of the "
-                                      "folder."))
+            "writes is held back."
+            + ("" if args.copy else "  --copy runs all in a copy of the folder.")
+        )
         session = Session(args, command, cwd, folder)
         session.source = str(Path.cwd())
         return measure_all(session)

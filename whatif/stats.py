@@ -37,6 +37,7 @@ class Estimate:
     `low` and `high` are None while there are too few measurements for an interval. `ratios` are
     the single measurements, where the estimate comes from windows.
     """
+
     speedup: float
     low: float | None
     high: float | None
@@ -51,6 +52,7 @@ class Estimate:
 
 class Verdict(enum.Enum):
     """What an estimate says; the value is the word in tables."""
+
     FASTER = "faster"
     SLOWER = "slower"
     NOT_SIGNIFICANT = "not significant"
@@ -108,6 +110,7 @@ class Window:
 
     `rate` is work divided by all of the time, stalls included; `at` is the window's place in time.
     """
+
     techniques: tuple
     rate: float
     at: float
@@ -141,7 +144,7 @@ def left_out(n):
     if even the range of all values has too small a coverage.
     """
     below, k = 0.0, 0
-    while below + (term := math.comb(n, k) / 2 ** n) <= (1 - COVERAGE) / 2:
+    while below + (term := math.comb(n, k) / 2**n) <= (1 - COVERAGE) / 2:
         below, k = below + term, k + 1
     return k - 1 if k else None
 
@@ -209,12 +212,12 @@ def within(t, df):
 
     These are the finite sums for whole numbers of df (Abramowitz and Stegun, 26.7.3 and 26.7.4).
     """
-    angle = math.atan(t / df ** 0.5)
+    angle = math.atan(t / df**0.5)
     sine, cosine = math.sin(angle), math.cos(angle)
     term, total = (cosine, 0.0) if df % 2 else (1.0, 0.0)
     for i in range(1 + df % 2, df, 2):  # the factors are 1/2, 3/4, ... or 2/3, 4/5, ...
         total += term
-        term *= cosine ** 2 * i / (i + 1)
+        term *= cosine**2 * i / (i + 1)
     return 2 / math.pi * (angle + sine * total) if df % 2 else sine * total
 
 
@@ -243,7 +246,7 @@ def of_pairs(plain, rates):
         return estimate(ratios)
     middle, low, high = statistics.fmean(logs), None, None
     if n >= LEAST_PAIRS:
-        half = student(n - 1) * statistics.stdev(logs) / n ** 0.5
+        half = student(n - 1) * statistics.stdev(logs) / n**0.5
         low, high = math.exp(middle - half), math.exp(middle + half)
     return Estimate(math.exp(middle), low, high, n, tuple(ratios))
 
@@ -259,12 +262,18 @@ def mean_losses(runs):
     steps = min((len(run) for run in runs if len(run) >= LEAST_LOSSES), default=0)
     found = []
     for run in runs:
-        compared = run[steps // 2:steps]
+        compared = run[steps // 2 : steps]
         finite = [loss for loss in compared if math.isfinite(loss)]
         is_lost = len(compared) - len(finite) > LOST * len(compared) or (
-            compared and not math.isfinite(compared[-1]))
-        found.append(None if not steps or len(run) < steps else
-                     math.nan if is_lost else statistics.fmean(finite))
+            compared and not math.isfinite(compared[-1])
+        )
+        found.append(
+            None
+            if not steps or len(run) < steps
+            else math.nan
+            if is_lost
+            else statistics.fmean(finite)
+        )
     return found
 
 
@@ -275,6 +284,7 @@ class LossVerdict:
     `low` and `high` are the interval in which the mean of the set's runs would lie, and `mean` is
     where it lies.
     """
+
     changes: bool | None
     why: str
     mean: float | None = None
@@ -291,23 +301,32 @@ def changes_training(plain_means, set_means):
     another rounding leads, so s is at least half a per cent of m. This finds a broken training,
     not a slightly worse one.
     """
-    plain, mine = ([mean for mean in means if math.isfinite(mean)]
-                   for means in (plain_means, set_means))
+    plain, mine = (
+        [mean for mean in means if math.isfinite(mean)] for means in (plain_means, set_means)
+    )
     lost_plain, lost = len(plain_means) - len(plain), len(set_means) - len(mine)
     told = f"{lost_plain} of {len(plain_means)} plain runs have losses that are not finite"
     if lost and not lost_plain:
-        return LossVerdict(True, f"losses are not finite in {lost} of its {len(set_means)} runs, "
-                           "and finite in the script as it is")
-    notes = [told] * bool(lost_plain) + [
-        f"so have {lost} of its {len(set_means)} runs"] * bool(lost)
+        return LossVerdict(
+            True,
+            f"losses are not finite in {lost} of its {len(set_means)} runs, "
+            "and finite in the script as it is",
+        )
+    notes = [told] * bool(lost_plain) + [f"so have {lost} of its {len(set_means)} runs"] * bool(
+        lost
+    )
     if len(plain) < LEAST_PLAIN or not mine:
-        notes.append(f"{len(plain)} plain runs and {len(mine)} of the set can be compared; "
-                     f"{LEAST_PLAIN} and 1 are needed")
+        notes.append(
+            f"{len(plain)} plain runs and {len(mine)} of the set can be compared; "
+            f"{LEAST_PLAIN} and 1 are needed"
+        )
         return LossVerdict(None, "; ".join(notes))
     n, k, m, mean = len(plain), len(mine), statistics.fmean(plain), statistics.fmean(mine)
     s = max(statistics.stdev(plain), LOSS_STEADY * abs(m))
     half = student(n - 1) * s * (1 / k + 1 / n) ** 0.5
     changes = abs(mean - m) > half
-    notes.append(f"its mean loss {mean:.4g} lies {'outside' if changes else 'within'} "
-                 f"{m - half:.4g} to {m + half:.4g}, where that of {n} plain runs leads")
+    notes.append(
+        f"its mean loss {mean:.4g} lies {'outside' if changes else 'within'} "
+        f"{m - half:.4g} to {m + half:.4g}, where that of {n} plain runs leads"
+    )
     return LossVerdict(changes, "; ".join(notes), mean, m - half, m + half)

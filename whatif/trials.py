@@ -25,8 +25,11 @@ class Trials(confirm.Confirmation):
         session, begin = self.session, time.monotonic()
         self.until = session.left() * ((1 - SHARE) if "no_turns" in session.found else 0)
         if "no_turns" in session.found:
-            names = [(name,) for name in session.names() if search.kind(name) in SINGLES
-                     and name != "amp float16"]
+            names = [
+                (name,)
+                for name in session.names()
+                if search.kind(name) in SINGLES and name != "amp float16"
+            ]
             for pairs in range(1, confirm.PAIRS + 1):  # all once, before any runs again
                 for one in names:
                     if one not in self.errors and len(self.runs.get(one, ())) < pairs:
@@ -37,15 +40,24 @@ class Trials(confirm.Confirmation):
         if self.took:
             session.seconds["own processes"] = time.monotonic() - begin
         session.trials = [self.row(names) for names in self.pairs]
-        session.failed = [[names, why] for names, why in session.failed
-                          if names not in {*self.pairs, *self.errors}] + [
-            [names, f"{why} (in a process of its own)"] for names, why in self.errors.items()
-            if names]
+        session.failed = [
+            [names, why]
+            for names, why in session.failed
+            if names not in {*self.pairs, *self.errors}
+        ] + [
+            [names, f"{why} (in a process of its own)"]
+            for names, why in self.errors.items()
+            if names
+        ]
 
     def without_memory(self):
         """Return the sets that ran out of memory by turns; a larger batch is no set."""
-        return [names for names, why in self.session.failed if why.startswith(MEMORY)
-                and not any(search.kind(name) in techniques.NEVER_KEPT for name in names)]
+        return [
+            names
+            for names, why in self.session.failed
+            if why.startswith(MEMORY)
+            and not any(search.kind(name) in techniques.NEVER_KEPT for name in names)
+        ]
 
     def pair(self, names):
         """Run the script as it is and a set, one after the other, if there is time for both."""
@@ -65,6 +77,14 @@ class Trials(confirm.Confirmation):
         memory = [pair[1]["memory"] for pair in self.pairs[names] if pair[1]["memory"]]
         why = dict(self.session.failed).get(names, "")
         note = "by turns it ran out of memory; " * why.startswith(MEMORY)
-        return report.Row(names, found.speedup, found.low, found.high, found.n,
-                          stats.verdict(found, margin).value, None, max(memory, default=None),
-                          f"{note}in {'a process' if found.n == 1 else 'processes'} of its own")
+        return report.Row(
+            names,
+            found.speedup,
+            found.low,
+            found.high,
+            found.n,
+            stats.verdict(found, margin).value,
+            None,
+            max(memory, default=None),
+            f"{note}in {'a process' if found.n == 1 else 'processes'} of its own",
+        )

@@ -7,10 +7,12 @@ def install(spec):
     """Watch this process, as `spec` says; called once, when `import torch` is complete."""
     if spec["mode"] == "proof":
         from whatif.inside import proving
+
         proving.install(spec)
         return
     from whatif.inside import files, seeds
     from whatif.inside.watch import Run
+
     if files.is_holding(spec):
         files.hold_everything(spec)
     if Run.active is None:

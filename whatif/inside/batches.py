@@ -35,8 +35,12 @@ def samples_in(batch):
         return sizes.pop()
     if is_list and isinstance(batch[0], (list, tuple)):
         return len(batch[0])
-    if is_list and len({type(each) for each in batch}) == 1 and len(sizes) > 1 and (
-            not isinstance(batch[0], torch.Tensor) or batch[0].dim() > 2):
+    if (
+        is_list
+        and len({type(each) for each in batch}) == 1
+        and len(sizes) > 1
+        and (not isinstance(batch[0], torch.Tensor) or batch[0].dim() > 2)
+    ):
         return len(batch)
     return next((each.shape[0] for each in tensors if each.dim()), len(tensors[:1]))
 
@@ -51,7 +55,8 @@ def rebuilt(batch):
     if isinstance(batch, (torch.Tensor, torch.nn.Module, type)):
         return batch
     if type(batch) in (list, tuple, dict, collections.OrderedDict, collections.defaultdict) or (
-            isinstance(batch, tuple)):  # a namedtuple
+        isinstance(batch, tuple)
+    ):  # a namedtuple
         return tree_map(rebuilt_leaf, batch)
     if not hasattr(batch, "__dict__"):
         return batch
@@ -90,8 +95,7 @@ class Kept:
         """Keep a batch of so many samples before the script gets it; return what that gets."""
         tensors = tensors_of(batch)
         size = sum(each.numel() * each.element_size() for each in tensors)
-        if len(self.batches) >= KEPT or (
-                len(self.batches) > 1 and self.bytes + size > KEPT_BYTES):
+        if len(self.batches) >= KEPT or (len(self.batches) > 1 and self.bytes + size > KEPT_BYTES):
             return batch
         self.bytes += size
         with torch.no_grad():
@@ -110,12 +114,15 @@ class Kept:
     def settle(self):
         """Find out whether steps change batches in place; free the clones if they do not."""
         self.is_changed = any(
-            self.version(tensor) != before for batch, versions in zip(self.batches, self.versions)
-            for tensor, before in zip(tensors_of(batch), versions))
+            self.version(tensor) != before
+            for batch, versions in zip(self.batches, self.versions)
+            for tensor, before in zip(tensors_of(batch), versions)
+        )
         full = max(self.samples, default=0)
         whole = [number for number, samples in enumerate(self.samples) if samples == full]
-        if 2 <= len(whole) < len(self.batches) and self.is_alike([self.batches[at]
-                                                                  for at in whole]):
+        if 2 <= len(whole) < len(self.batches) and self.is_alike(
+            [self.batches[at] for at in whole]
+        ):
             self.batches = [self.batches[at] for at in whole]  # without an epoch's last batch
             self.clones = [self.clones[at] for at in whole]
             self.samples = [full] * len(whole)
@@ -142,8 +149,12 @@ class Kept:
                 order = [self.batches[number % len(self.batches)] for number in range(times)]
                 self.joins = {times: larger.joined(order)}  # of one size, because of memory
             batch = self.joins[times]
-            return tree_map(lambda each: each.clone() if self.is_changed and isinstance(
-                each, torch.Tensor) else each, batch)
+            return tree_map(
+                lambda each: (
+                    each.clone() if self.is_changed and isinstance(each, torch.Tensor) else each
+                ),
+                batch,
+            )
         number, self.turn = self.turn % len(self.batches), self.turn + 1
         batch, self.given = self.batches[number], self.samples[number]
         if self.is_changed:
@@ -170,8 +181,9 @@ class Batches:
         loaders, run, number = self.loaders, self.loaders.run, self.number
         if loaders.is_repeated(number):
             self.batches = None  # ends its workers
-            if loaders.ends and self.about["length"] and (
-                    self.given >= self.about["length"]):  # the script counts its batches
+            if (
+                loaders.ends and self.about["length"] and (self.given >= self.about["length"])
+            ):  # the script counts its batches
                 run.clock.pause()
                 raise StopIteration
             self.given += 1
@@ -222,8 +234,10 @@ class Loaders:
         run = self.run
         call = inspect.signature(original).bind(loader, *args, **kwargs)
         given = call.arguments
-        key = length_of(given["dataset"]), *(
-            (frame.f_code.co_filename, line) for frame, line in run.places.frames())
+        key = (
+            length_of(given["dataset"]),
+            *((frame.f_code.co_filename, line) for frame, line in run.places.frames()),
+        )
         self.made[key] += 1  # a comprehension makes several in one line
         key = self.made[key], key
         number = self.numbers.get(key, len(self.about))
@@ -240,16 +254,15 @@ class Loaders:
         run = self.run
         loader._whatif = number
         self.live[number] = loader
-        self.about[number] = run.about.describe_loader(loader, args, kwargs) | dict(
-            threaded=False)
+        self.about[number] = run.about.describe_loader(loader, args, kwargs) | dict(threaded=False)
         if not self.about[number]["batch"]:
             self.about[number]["batch"] = getattr(loader.batch_sampler, "batch_size", None)
 
     def training(self):
         """Return the numbers of the loaders that give a batch to most steps, or to the last."""
-        return [number for number, count in self.steps_of.items()
-                if 2 * count >= self.run.steps] or (
-            self.recent if 2 * self.fed >= self.run.steps else [])
+        return [
+            number for number, count in self.steps_of.items() if 2 * count >= self.run.steps
+        ] or (self.recent if 2 * self.fed >= self.run.steps else [])
 
     def is_training(self, number):
         return torch.is_grad_enabled() and number in (*self.training(), *self.recent)
@@ -305,8 +318,11 @@ class Loaders:
 
     def at_an_end(self):
         """Return whether the last batch ended an epoch: the next may be another loader's."""
-        return any(self.about[number]["length"] == given > 1 for number, given in self.given.items()
-                   if number in self.recent)
+        return any(
+            self.about[number]["length"] == given > 1
+            for number, given in self.given.items()
+            if number in self.recent
+        )
 
     def is_repeated(self, number):
         return self.repeats and torch.is_grad_enabled() and number in self.chosen

@@ -12,12 +12,21 @@ def calls_in_line(frame, line):
 
     Python from 3.11 on knows that.
     """
-    calls = [node for node in expressions_at(frame.f_code.co_filename, line)
-             if isinstance(node, ast.Call)]
+    calls = [
+        node
+        for node in expressions_at(frame.f_code.co_filename, line)
+        if isinstance(node, ast.Call)
+    ]
     spans = list(getattr(frame.f_code, "co_positions", tuple)())
     span = spans[frame.f_lasti // 2] if 0 <= frame.f_lasti // 2 < len(spans) else None
-    return calls, next((node for node in calls if span == (
-        node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)), None)
+    return calls, next(
+        (
+            node
+            for node in calls
+            if span == (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
+        ),
+        None,
+    )
 
 
 def called_at(places, names):
@@ -71,18 +80,32 @@ def made_at(places, frame, line, text):
     found = None
     for node in statements(file):
         targets = getattr(node, "targets", [getattr(node, "target", None)])
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value and any(
-                target is not None and ast.unparse(target) == text for target in targets):
-            is_near = "." in text or node.lineno >= code.co_firstlineno or text not in (
-                code.co_varnames)
-            if is_near and (node.lineno < line or "." in text) and (
-                    found is None or node.lineno > found.lineno):
+        if (
+            isinstance(node, (ast.Assign, ast.AnnAssign))
+            and node.value
+            and any(target is not None and ast.unparse(target) == text for target in targets)
+        ):
+            is_near = (
+                "." in text or node.lineno >= code.co_firstlineno or text not in (code.co_varnames)
+            )
+            if (
+                is_near
+                and (node.lineno < line or "." in text)
+                and (found is None or node.lineno > found.lineno)
+            ):
                 found = node
-    if found is None or any(found.lineno < node.lineno and (node.lineno < line or "." in text)
-                            and changes(node, text) for node in statements(file)):
+    if found is None or any(
+        found.lineno < node.lineno and (node.lineno < line or "." in text) and changes(node, text)
+        for node in statements(file)
+    ):
         return "", ""
-    how = "{}" if isinstance(found.value, ast.Dict) else "dict" if isinstance(
-        found.value, ast.Call) and ast.unparse(found.value.func) == "dict" else ""
+    how = (
+        "{}"
+        if isinstance(found.value, ast.Dict)
+        else "dict"
+        if isinstance(found.value, ast.Call) and ast.unparse(found.value.func) == "dict"
+        else ""
+    )
     return f"{places.shown(file)}:{found.lineno}", how
 
 
@@ -104,8 +127,11 @@ def spread_of(places, frame, line, node, bound):
         case ast.Dict(keys) if all(isinstance(key, ast.Constant) for key in keys):
             names = [key.value for key in keys]
         case _:
-            names = [key for key in given if isinstance(key, str)] if isinstance(
-                given, dict) else [*bound]
+            names = (
+                [key for key in given if isinstance(key, str)]
+                if isinstance(given, dict)
+                else [*bound]
+            )
     is_named = isinstance(node.value, (ast.Name, ast.Attribute))
     at, how = made_at(places, frame, line, text) if is_named and given is not UNKNOWN else ("", "")
     return dict(text=text, names=names, at=at, how=how)
@@ -129,7 +155,13 @@ def arguments_of(places, owner, args=(), kwargs=()):
     count = len(args if is_starred else node.args)
     keywords = {each.arg: ast.unparse(each.value) for each in node.keywords if each.arg}
     bound = [name for name in dict(kwargs) if name not in keywords]
-    spreads = [spread_of(places, frame, line, each, bound)
-               for each in node.keywords if each.arg is None]
-    return dict(call=re.sub(r"\s+", " ", ast.unparse(node)), function=ast.unparse(node.func),
-                positional=parameters[:count], keywords=keywords, spreads=spreads)
+    spreads = [
+        spread_of(places, frame, line, each, bound) for each in node.keywords if each.arg is None
+    ]
+    return dict(
+        call=re.sub(r"\s+", " ", ast.unparse(node)),
+        function=ast.unparse(node.func),
+        positional=parameters[:count],
+        keywords=keywords,
+        spreads=spreads,
+    )

@@ -19,7 +19,8 @@ HALVES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 DRIVERS = frozenset(  # libraries that run the loop
     "transformers trl lightning pytorch_lightning ultralytics fastai ignite "
-    "mmengine skorch composer catalyst".split())
+    "mmengine skorch composer catalyst".split()
+)
 
 
 def length_of(data):
@@ -41,8 +42,10 @@ def repeats_in_workers(dataset):
     if torch.utils.data.IterableDataset not in classes:
         return False
     with contextlib.suppress(Exception):  # there may be no source
-        return not any("get_worker_info" in inspect.getsource(each) for each in
-                       classes[:classes.index(torch.utils.data.IterableDataset)])
+        return not any(
+            "get_worker_info" in inspect.getsource(each)
+            for each in classes[: classes.index(torch.utils.data.IterableDataset)]
+        )
     return True
 
 
@@ -65,11 +68,16 @@ def has_own_to(module):
     A `to` of the user's may not take it, and torch refuses weights and buffers of five dimensions,
     which a module's own _apply may have as well.
     """
+
     def is_own(part, name):
         owner = next((each for each in type(part).__mro__ if name in vars(each)), nn.Module)
         return owner.__module__.split(".")[0] not in ("torch", "transformers")
-    return is_own(module, "to") or any(is_own(part, "_apply") for part in module.modules()) or any(
-        each.dim() == 5 for each in (*module.parameters(), *module.buffers()))
+
+    return (
+        is_own(module, "to")
+        or any(is_own(part, "_apply") for part in module.modules())
+        or any(each.dim() == 5 for each in (*module.parameters(), *module.buffers()))
+    )
 
 
 def unwrapped(module):
@@ -187,12 +195,28 @@ class Facts:
         before = self.wrapped.get(id(inner), self.wrapped_part(module))
         place = places.place()
         return dict(
-            name=name, local=local, kind=type(inner).__name__, **place, library=places.library(),
-            **places.assigned(local), above=above, calls=[place["at"]], spots=[], is_tensor=False,
-            is_wrapped=inner is not module or before != (None, None), role=role_of(module),
-            bare=before[0] or "", before=before[1], own_to=has_own_to(inner), device=device,
-            traits=traits(module), autocast=autocast_now(device), driver=driver, entry=entry,
-            made=places.made(local))
+            name=name,
+            local=local,
+            kind=type(inner).__name__,
+            **place,
+            library=places.library(),
+            **places.assigned(local),
+            above=above,
+            calls=[place["at"]],
+            spots=[],
+            is_tensor=False,
+            is_wrapped=inner is not module or before != (None, None),
+            role=role_of(module),
+            bare=before[0] or "",
+            before=before[1],
+            own_to=has_own_to(inner),
+            device=device,
+            traits=traits(module),
+            autocast=autocast_now(device),
+            driver=driver,
+            entry=entry,
+            made=places.made(local),
+        )
 
     def wrapped_part(self, module):
         """Return (the name of a part of a model that is in DDP, the line), or (None, None)."""
@@ -213,8 +237,13 @@ class Facts:
         spot = called_at(self.places, [about["name"], about["local"]])
         if spot:
             given = [*enumerate(args), *dict(kwargs).items()]
-            spot["images"] = [key for key, value in given if isinstance(value, torch.Tensor)
-                              and value.dim() == 4 and value.is_floating_point()]
+            spot["images"] = [
+                key
+                for key, value in given
+                if isinstance(value, torch.Tensor)
+                and value.dim() == 4
+                and value.is_floating_point()
+            ]
             spot["has_loss"] = has_loss(output)
             spot |= dict(holds="", floats=[])
             with contextlib.suppress(Exception):  # an object of the user's may fail
@@ -235,11 +264,17 @@ class Facts:
         """
         places, cls = self.places, type(optimizer)
         about = dict(
-            kind=cls.__name__, **places.place(), library=places.library(optimizer),
-            fused=defaults.get("fused"), foreach=defaults.get("foreach"),
-            can_fuse="fused" in defaults, name=places.target(),
-            momentum=bool(defaults.get("momentum")), dampening=bool(defaults.get("dampening")),
-            arguments=arguments_of(places, cls, kwargs=defaults))
+            kind=cls.__name__,
+            **places.place(),
+            library=places.library(optimizer),
+            fused=defaults.get("fused"),
+            foreach=defaults.get("foreach"),
+            can_fuse="fused" in defaults,
+            name=places.target(),
+            momentum=bool(defaults.get("momentum")),
+            dampening=bool(defaults.get("dampening")),
+            arguments=arguments_of(places, cls, kwargs=defaults),
+        )
         about["driver"], about["entry"] = self.driver()
         self.name_models({id(each) for group in optimizer.param_groups for each in group["params"]})
         return about
@@ -274,13 +309,20 @@ class Facts:
         library = "" if is_called(places, cls) else places.library(loader)
         sampler = loader.sampler
         about = dict(
-            **places.place(), library=library, workers=loader.num_workers, pin=loader.pin_memory,
-            length=length_of(loader), persistent=loader.persistent_workers,
-            repeats=repeats_in_workers(loader.dataset), batch=loader.batch_size,
-            can_grow=hasattr(loader.batch_sampler, "batch_size"), name=places.target(),
+            **places.place(),
+            library=library,
+            workers=loader.num_workers,
+            pin=loader.pin_memory,
+            length=length_of(loader),
+            persistent=loader.persistent_workers,
+            repeats=repeats_in_workers(loader.dataset),
+            batch=loader.batch_size,
+            can_grow=hasattr(loader.batch_sampler, "batch_size"),
+            name=places.target(),
             method=start_method(loader),
             shuffles=isinstance(sampler, data.distributed.DistributedSampler) and sampler.shuffle,
-            arguments=arguments_of(places, cls, args, kwargs))
+            arguments=arguments_of(places, cls, args, kwargs),
+        )
         about["driver"], about["entry"] = self.driver()
         own = self.loaders.get(id(loader.dataset))
         if library and own:

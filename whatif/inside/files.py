@@ -24,11 +24,14 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 NATIVE = {  # functions that open a file in C: (name, where the path is, its name, what they do)
     "torch": [("save", 1, "f", "save")],
     "torch.jit": [("save", 1, "f", "save"), ("load", 0, "f", "read")],
-    "safetensors": [("serialize_file", 1, "filename", "save"),
-                    ("safe_open", 0, "filename", "read")],
+    "safetensors": [
+        ("serialize_file", 1, "filename", "save"),
+        ("safe_open", 0, "filename", "read"),
+    ],
     "cv2": [("imwrite", 0, "filename", "save"), ("imread", 0, "filename", "read")],
     "h5py.h5f": [("create", 0, "name", "save"), ("open", 0, "name", "change")],
-    "sqlite3": [("connect", 0, "database", "change")]}
+    "sqlite3": [("connect", 0, "database", "change")],
+}
 HELD = None  # the Held of this process, once all is held
 
 
@@ -83,7 +86,7 @@ class Replaced(Held):
         copy = os.fsencode(copy) if isinstance(path, bytes) else copy
         if key in options:
             return real(*args, **options | {key: copy})
-        return real(*args[:position], copy, *args[position + 1:], **options)
+        return real(*args[:position], copy, *args[position + 1 :], **options)
 
     # ---- names that are changed
     def mkdir(self, real, path, *rest, **options):
@@ -154,18 +157,31 @@ def hold_writes(folder, free):
     held = Replaced(folder, free)
     lists = functools.partial(listing.listdir, held), functools.partial(listing.scandir, held)
     places = [
-        (held.os_open, os.open), (held.plain_open, open), (held.mkdir, os.mkdir),
-        (held.link, os.link), (held.link, os.symlink), (held.move, os.rename),
-        (held.move, os.replace), (held.copy_state, shutil.copystat), (lists[0], os.listdir),
+        (held.os_open, os.open),
+        (held.plain_open, open),
+        (held.mkdir, os.mkdir),
+        (held.link, os.link),
+        (held.link, os.symlink),
+        (held.move, os.rename),
+        (held.move, os.replace),
+        (held.copy_state, shutil.copystat),
+        (lists[0], os.listdir),
         (lists[1], os.scandir),
-        *((held.use, real) for real in {
-            *held.readers, *held.deleters, os.chmod, os.utime, os.truncate})]
+        *(
+            (held.use, real)
+            for real in {*held.readers, *held.deleters, os.chmod, os.utime, os.truncate}
+        ),
+    ]
     new = {id(real): wrapped(function, real) for function, real in places}
     replace(new, without=("posix",))  # held has the real ones from there
     for module in (tempfile, glob, pathlib):
         replace_in_classes(module, new)
-    for group in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks,
-                  os.supports_effective_ids):
+    for group in (
+        os.supports_dir_fd,
+        os.supports_fd,
+        os.supports_follow_symlinks,
+        os.supports_effective_ids,
+    ):
         group |= {new[id(real)] for _, real in places if real in group}
     for module in NATIVE:
         after_import(module, functools.partial(hold_native, held, module))
@@ -199,7 +215,8 @@ def hold_native(held, module):
 def is_holding(spec):
     """Return whether a process of this run holds what it writes: others then should, too."""
     return spec["mode"] in ("fixed", "proof") or os.path.exists(
-        os.path.join(spec["folder"], "holding"))
+        os.path.join(spec["folder"], "holding")
+    )
 
 
 def hold_everything(spec):

@@ -19,6 +19,7 @@ def find_waits(run, steps):
                 text += f"  ({file.split('-packages/')[-1]}:{number})"
             texts[at] = text
             waits[at].add(step)
+
     before = warnings.showwarning
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -43,9 +44,14 @@ def time_kernels(run, steps):
         yield
     torch.cuda.synchronize()
     profiler.stop()
-    kernels = [each for each in profiler.events() if each.device_type == cuda
-               and each.device_index == torch.cuda.current_device()
-               and not each.is_user_annotation and "HtoD" not in each.name]
+    kernels = [
+        each
+        for each in profiler.events()
+        if each.device_type == cuda
+        and each.device_index == torch.cuda.current_device()
+        and not each.is_user_annotation
+        and "HtoD" not in each.name
+    ]
     for each in sorted(kernels, key=lambda each: each.time_range.start):
         begin, end = each.time_range.start, each.time_range.end
         busy, until = busy + max(0, end - max(begin, until)), max(until, end)

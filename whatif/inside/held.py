@@ -42,8 +42,11 @@ class Held:
 
     def where(self, path):
         """Return (its path without links, where it is held), or (None, None) if it is free."""
-        if not isinstance(path, (str, bytes, os.PathLike)) or not path or (
-                getattr(self.inside, "now", False)):  # an open file
+        if (
+            not isinstance(path, (str, bytes, os.PathLike))
+            or not path
+            or (getattr(self.inside, "now", False))
+        ):  # an open file
             return None, None
         folder, name = os.path.split(os.path.abspath(os.fsdecode(path)))
         folder, copies = self.real_folder(folder)
@@ -52,7 +55,8 @@ class Held:
 
     def is_gone(self, path):
         return bool(self.gone) and any(
-            one in self.gone for one in (path, *map(str, pathlib.PurePath(path).parents)))
+            one in self.gone for one in (path, *map(str, pathlib.PurePath(path).parents))
+        )
 
     def remove(self, path):
         """Let one of the user's files or folders be gone, for this process only."""
@@ -64,8 +68,12 @@ class Held:
     def make_copy(self, path, copy, is_new):
         """Make room for a copy; copy the user's file to it, unless the script writes a new one."""
         os.makedirs(os.path.dirname(copy), exist_ok=True)
-        if not is_new and not self.is_there(copy) and not self.is_gone(path) and (
-                os.path.isfile(path)):
+        if (
+            not is_new
+            and not self.is_there(copy)
+            and not self.is_gone(path)
+            and (os.path.isfile(path))
+        ):
             part = f"{self.folder}/{os.getpid()}-{threading.get_ident()}"
             os.rename(shutil.copyfile(path, part), copy)  # another process may look for it
         self.gone.discard(path)

@@ -33,11 +33,15 @@ class Hooks:
         wrap(torch.optim.Optimizer, "__init__", self.make_optimizer)
         before(torch.amp.GradScaler, "__init__", lambda it, *_, **__: self.note("scalers", it))
         for name in SCHEDULERS:
-            before(getattr(torch.optim.lr_scheduler, name), "__init__",
-                   lambda it, *_, **__: self.note("schedulers", it))
+            before(
+                getattr(torch.optim.lr_scheduler, name),
+                "__init__",
+                lambda it, *_, **__: self.note("schedulers", it),
+            )
         before(torch.amp.autocast_mode.autocast, "__enter__", self.enter_autocast)
-        before(data.distributed.DistributedSampler, "set_epoch",
-               lambda *_, **__: self.see("set_epoch"))
+        before(
+            data.distributed.DistributedSampler, "set_epoch", lambda *_, **__: self.see("set_epoch")
+        )
         wrap(torch.optim.Optimizer, "add_param_group", self.add_param_group)
         hook = wrap(torch.optim.Optimizer, "profile_hook_step", self.hook_step)
         torch.optim.Optimizer.profile_hook_step = staticmethod(hook)
@@ -76,6 +80,7 @@ class Hooks:
 
     def hook_step(self, original, step):
         """Take the place of the function by which torch adds hooks to the step of a class."""
+
         @functools.wraps(step)
         def can_fail(optimizer, *args, **kwargs):
             try:
@@ -84,14 +89,16 @@ class Hooks:
                 if not self.names or not self.can_fail():
                     raise
                 self.fail(error)
+
         return original(can_fail)
 
     def note_site(self, what, optimizer=None):
         """Note the user's line that calls backward(), step() or clips, while it is watched."""
         if self.names or self.models.chosen or self.is_over:
             return
-        names = dict(backwards=["backward"], steps=["step"], clips=["clip_grad_norm_",
-                                                                   "clip_grad_value_"])[what]
+        names = dict(
+            backwards=["backward"], steps=["step"], clips=["clip_grad_norm_", "clip_grad_value_"]
+        )[what]
         with contextlib.suppress(Exception):
             number = None if optimizer is None else self.numbers.get(optimizer)
             site = called_at(self.places, names) | dict(optimizer=number)
@@ -103,8 +110,11 @@ class Hooks:
         if not self.models.chosen:
             parameters = [parameters] if isinstance(parameters, torch.Tensor) else [*parameters]
             mine = {*map(id, parameters)}
-            clipped = [each for each in self.optimizers
-                       if not mine.isdisjoint(map(id, amp.weights_of(each)))]
+            clipped = [
+                each
+                for each in self.optimizers
+                if not mine.isdisjoint(map(id, amp.weights_of(each)))
+            ]
             self.note_site("clips", clipped[0] if len(clipped) == 1 else None)
         if self.scaler:
             parameters = [parameters] if isinstance(parameters, torch.Tensor) else [*parameters]
@@ -139,8 +149,12 @@ class Hooks:
             if not self.names or not self.can_fail():
                 raise
             self.fail(error)
-            for weight in (each for optimizer in self.optimizers
-                           for group in optimizer.param_groups for each in group["params"]):
+            for weight in (
+                each
+                for optimizer in self.optimizers
+                for group in optimizer.param_groups
+                for each in group["params"]
+            ):
                 weight.grad = torch.zeros_like(weight)
             return None
 
@@ -148,14 +162,20 @@ class Hooks:
         """End a script that calls backward() again and again, but no optimizer of torch.optim."""
         self.backwards.append(time.perf_counter())
         if len(self.backwards) > ALONE[0] and self.backwards[-1] - self.backwards[0] > ALONE[1]:
-            self.send(done=True, error=f"it called backward() {len(self.backwards)} times, but no "
-                                       "optimizer of torch.optim")
+            self.send(
+                done=True,
+                error=f"it called backward() {len(self.backwards)} times, but no "
+                "optimizer of torch.optim",
+            )
             os._exit(1)
 
     def scale(self, original, scaler, outputs):
         scaled = original(scaler, outputs)
-        if isinstance(scaled, torch.Tensor) and scaler not in self.scalers.values() and (
-                scaler.is_enabled()):
+        if (
+            isinstance(scaled, torch.Tensor)
+            and scaler not in self.scalers.values()
+            and (scaler.is_enabled())
+        ):
             self.see("amp")
             scaled._unscaled = outputs
         return scaled

@@ -36,8 +36,9 @@ class Listing:
 
     def __init__(self, held, entries, folder, copies):
         self.entries = entries
-        real = [each for each in entries
-                if each.name not in copies and held.is_shown(folder, each.name)]
+        real = [
+            each for each in entries if each.name not in copies and held.is_shown(folder, each.name)
+        ]
         self.all = iter(real + [Entry(folder, name, copy) for name, copy in copies.items()])
 
     def __iter__(self):

@@ -35,8 +35,10 @@ class TooLong(BaseException):
 @contextlib.contextmanager
 def alarm(seconds):
     """Raise TooLong in the main thread after some seconds."""
-    usable = (signal.getitimer(signal.ITIMER_REAL)[0] == 0
-              and threading.current_thread() is threading.main_thread())
+    usable = (
+        signal.getitimer(signal.ITIMER_REAL)[0] == 0
+        and threading.current_thread() is threading.main_thread()
+    )
     if not usable:
         yield
         return
@@ -115,8 +117,10 @@ class Endless:
 
 def keeps_an_iterator(loader):
     """Return whether a loader takes all its epochs from one iterator that it has made already."""
-    return any(name != "_iterator" and hasattr(type(value), "__next__")
-               for name, value in vars(loader).items())
+    return any(
+        name != "_iterator" and hasattr(type(value), "__next__")
+        for name, value in vars(loader).items()
+    )
 
 
 def order_of(loader):
@@ -132,9 +136,13 @@ def copy_of(loader, workers, order=None, pinned=None, timeout=0):
     kind = data.DataLoader if keeps_an_iterator(loader) else type(loader)
     copy = object.__new__(kind)
     values = dict(
-        vars(loader), num_workers=workers, persistent_workers=workers > 0, _iterator=None,
+        vars(loader),
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        _iterator=None,
         prefetch_factor=(loader.prefetch_factor or 2) if workers else None,
-        timeout=(loader.timeout or timeout) if workers else 0)
+        timeout=(loader.timeout or timeout) if workers else 0,
+    )
     if pinned is not None:
         values["pin_memory"] = pinned
     if order is not None:
@@ -207,7 +215,8 @@ class Reading:
             self.reason = said(error)
         if self.before:
             self.use = worker_threads.in_use(
-                self.before, worker_threads.cpu_times(self.pids), time.perf_counter() - self.marked)
+                self.before, worker_threads.cpu_times(self.pids), time.perf_counter() - self.marked
+            )
 
     def epoch(self, window, until):
         """Read an epoch, or the rest of what is needed. Return whether to go on."""
@@ -226,13 +235,19 @@ class Reading:
                 if self.is_enough(window):
                     return False
         if not times:
-            self.reason = "the loader gives no batch" if len(self.epochs) == 1 else (
-                "the loader gives its data once only")
+            self.reason = (
+                "the loader gives no batch"
+                if len(self.epochs) == 1
+                else ("the loader gives its data once only")
+            )
         return bool(times) and time.perf_counter() < until and not self.is_enough(window)
 
     def mark(self):
-        self.pids = [child.pid for child in multiprocessing.active_children()
-                     if child.pid not in self.children]
+        self.pids = [
+            child.pid
+            for child in multiprocessing.active_children()
+            if child.pid not in self.children
+        ]
         self.before, self.marked = worker_threads.cpu_times(self.pids), time.perf_counter()
 
     def steady(self, window=0):
@@ -244,8 +259,14 @@ class Reading:
         step, parts = max(self.workers, 1), []
         full = step * self.prefetch + step - 1
         for _, times in self.epochs:
-            first = next((number for number in range(min(full, 2 * step - 1), len(times))
-                          if number >= full or window and times[number] - times[0] > window), None)
+            first = next(
+                (
+                    number
+                    for number in range(min(full, 2 * step - 1), len(times))
+                    if number >= full or window and times[number] - times[0] > window
+                ),
+                None,
+            )
             if first is None and not self.workers:
                 first = 0
             if first is None or len(times) - 1 - first < step:
@@ -272,8 +293,16 @@ class Reading:
     def figures(self, window):
         """Return the rate and what it rests on. `rough` ones rest on few batches or starts."""
         batches = sum(len(times) for _, times in self.epochs)
-        row = dict(workers=self.workers, rate=None, seconds=None, batches=batches, rough=False,
-                   start=None, between=None, closing=None)
+        row = dict(
+            workers=self.workers,
+            rate=None,
+            seconds=None,
+            batches=batches,
+            rough=False,
+            start=None,
+            between=None,
+            closing=None,
+        )
         if self.reason:
             row["reason"] = self.reason
         if not batches:
@@ -359,13 +388,30 @@ class Measurement:
         own = type(loader).__iter__ is not data.DataLoader.__iter__
         self.kept = keeps_an_iterator(loader)
         self.result = dict(
-            loader=type(loader).__name__, dataset=type(loader.dataset).__name__,
-            as_is=dict(workers=loader.num_workers, pinned=bool(loader.pin_memory),
-                       persistent=bool(loader.persistent_workers) or self.kept,
-                       prefetch=loader.prefetch_factor, batch=loader.batch_size,
-                       length=length_of(loader), method=start_method(loader)),
-            rate=None, needed=needed, rows=[], shares=[], lines=[], looks=0, between={},
-            threads={}, best=None, enough=None, notes=[], summary="")
+            loader=type(loader).__name__,
+            dataset=type(loader.dataset).__name__,
+            as_is=dict(
+                workers=loader.num_workers,
+                pinned=bool(loader.pin_memory),
+                persistent=bool(loader.persistent_workers) or self.kept,
+                prefetch=loader.prefetch_factor,
+                batch=loader.batch_size,
+                length=length_of(loader),
+                method=start_method(loader),
+            ),
+            rate=None,
+            needed=needed,
+            rows=[],
+            shares=[],
+            lines=[],
+            looks=0,
+            between={},
+            threads={},
+            best=None,
+            enough=None,
+            notes=[],
+            summary="",
+        )
         if self.kept:
             self.note(f"{type(loader).__name__} keeps its workers between epochs")
         elif own:
@@ -384,7 +430,8 @@ class Measurement:
         if workers and start_method(self.loader) == "fork" and "cv2" in sys.modules:
             self.numbers = torch.full((workers,), -1, dtype=torch.int32).share_memory_()
             copy.__dict__["worker_init_fn"] = worker_threads.CountThreads(
-                copy.worker_init_fn, self.numbers)
+                copy.worker_init_fn, self.numbers
+            )
         with Reading(copy, self.order) as reading:
             with stacks or contextlib.nullcontext():
                 reading.read(window, limit)
@@ -412,14 +459,19 @@ class Measurement:
         workers = self.loader.num_workers
         repeats = self.is_iterable and not asks_for_worker(self.loader)
         alone = self.look_inside()
-        as_is = alone if not workers else self.row(
-            workers, 1.5 * self.window, 0.75 * self.left(), between=True)
+        as_is = (
+            alone
+            if not workers
+            else self.row(workers, 1.5 * self.window, 0.75 * self.left(), between=True)
+        )
         self.result["rate"] = as_is["rate"]
         if as_is["rate"] is None and alone["rate"] is None:
             return
         if repeats:
-            self.note("each worker gives the same data again: the IterableDataset does not ask "
-                      "get_worker_info, so more workers are not tried")
+            self.note(
+                "each worker gives the same data again: the IterableDataset does not ask "
+                "get_worker_info, so more workers are not tried"
+            )
             return
         self.try_numbers(as_is, alone)
         self.try_pinned()
@@ -431,8 +483,9 @@ class Measurement:
         if workers:
             torch.set_num_threads(1)  # as a worker has it
         try:
-            row = self.row(0, 1.5 * self.window, 0.4 * self.seconds, stacks=stacks,
-                           between=not workers)
+            row = self.row(
+                0, 1.5 * self.window, 0.4 * self.seconds, stacks=stacks, between=not workers
+            )
         finally:
             torch.set_num_threads(threads)
         self.result.update(shares=stacks.shares(), lines=stacks.users_lines(), looks=stacks.looks)
@@ -445,15 +498,16 @@ class Measurement:
         """Measure 1, 2, 4 ... workers; with little time, only the larger numbers."""
         workers = self.loader.num_workers
         powers = range(self.cores.bit_length() + 1)
-        numbers = sorted({min(2 ** power, self.cores) for power in powers} - {workers})
+        numbers = sorted({min(2**power, self.cores) for power in powers} - {workers})
         if as_is.get("reason"):  # it failed, and more workers fail as well
             numbers = [number for number in numbers if number < max(workers, 2)][:1]
         cost = 1.5 * self.window + (as_is["start"] if workers and as_is["start"] else 0.3)
         fitting = int(max(self.left(), 0) // cost)
         if fitting < len(numbers):
             tried = numbers[-fitting:] if fitting else []
-            self.note(f"no time was left for {', '.join(map(str, sorted({*numbers} - {*tried})))} "
-                      "workers")
+            self.note(
+                f"no time was left for {', '.join(map(str, sorted({*numbers} - {*tried})))} workers"
+            )
             numbers = tried
         best, without_gain = alone["rate"] or 0, 0
         for place, number in enumerate(numbers):
@@ -472,8 +526,13 @@ class Measurement:
 
     def try_pinned(self):
         best = best_of(self.result["rows"])
-        if (best and best["workers"] and torch.cuda.is_available() and not self.loader.pin_memory
-                and self.left() > self.window):
+        if (
+            best
+            and best["workers"]
+            and torch.cuda.is_available()
+            and not self.loader.pin_memory
+            and self.left() > self.window
+        ):
             self.row(best["workers"], self.window, self.left(), pinned=True)
 
     def conclude(self):
@@ -492,8 +551,10 @@ class Measurement:
         enough = min(fitting, key=lambda row: row["workers"], default=best)
         result["best"] = dict(workers=best["workers"], rate=best["rate"])
         result["enough"] = dict(
-            workers=enough["workers"], rate=enough["rate"],
-            keeps_up=enough["rate"] >= KEEPS_UP * self.needed if self.needed else None)
+            workers=enough["workers"],
+            rate=enough["rate"],
+            keeps_up=enough["rate"] >= KEEPS_UP * self.needed if self.needed else None,
+        )
         result["summary"] = summary(result)
 
 
@@ -523,8 +584,11 @@ def between_epochs(rows, as_is):
 
 
 def named(workers):
-    return "no workers give" if not workers else (
-        "1 worker gives" if workers == 1 else f"{workers} workers give")
+    return (
+        "no workers give"
+        if not workers
+        else ("1 worker gives" if workers == 1 else f"{workers} workers give")
+    )
 
 
 def summary(result):
@@ -532,8 +596,11 @@ def summary(result):
     enough, best, needed = result["enough"], result["best"], result["needed"]
     text = f"{named(enough['workers'])} {enough['rate']:.3g} batches/s"
     if needed:
-        text += (f" and keep{'s' * (enough['workers'] == 1)} up with the step ({needed:.3g})"
-                 if enough["keeps_up"] else f"; the step could take {needed:.3g}")
+        text += (
+            f" and keep{'s' * (enough['workers'] == 1)} up with the step ({needed:.3g})"
+            if enough["keeps_up"]
+            else f"; the step could take {needed:.3g}"
+        )
     elif enough["workers"] != best["workers"]:
         text += f", the best is {best['rate']:.3g} with {best['workers']}"
     as_is = result["as_is"]["workers"]
@@ -549,8 +616,11 @@ def measure_loader(loader, seconds, cores, is_users, needed=None):
     `needed`: batches/s that the step computes. The copies start after the loader's place in its
     order; no process is left behind.
     """
-    if isinstance(loader.dataset, data.IterDataPipe) and torch.distributed.is_available() and (
-            torch.distributed.is_initialized()):
+    if (
+        isinstance(loader.dataset, data.IterDataPipe)
+        and torch.distributed.is_available()
+        and (torch.distributed.is_initialized())
+    ):
         reason = "a DataPipe of several processes cannot be read by one of them"
         return dict(loader=type(loader).__name__, rate=None, rows=[], reason=reason, summary=reason)
     measurement = Measurement(loader, seconds, cores, is_users, needed)
@@ -563,16 +633,17 @@ def measure_loader(loader, seconds, cores, is_users, needed=None):
 class Beside:
     """Read a loader in a thread while the main thread computes.
 
-        with Beside(loader, workers=4) as beside:
-            ...                    # compute
-            beside.mark()          # from here on
-            ...                    # compute
-            rate = beside.rate()   # batches/s since the mark
+    with Beside(loader, workers=4) as beside:
+        ...                    # compute
+        beside.mark()          # from here on
+        ...                    # compute
+        rate = beside.rate()   # batches/s since the mark
     """
 
     def __init__(self, loader, workers):
-        self.reading = Reading(copy_of(loader, workers, Endless(order_of(loader)), timeout=BEGIN),
-                               None)
+        self.reading = Reading(
+            copy_of(loader, workers, Endless(order_of(loader)), timeout=BEGIN), None
+        )
         self.count, self.reason, self.is_on = 0, None, True
 
     def __enter__(self):

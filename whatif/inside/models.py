@@ -34,7 +34,8 @@ def inside(module):
     DataParallel on several GPUs copies what is inside, with the forward of the first GPU.
     """
     while isinstance(module, facts.WRAPPERS) and not (
-            isinstance(module, nn.DataParallel) and len(module.device_ids) > 1):
+        isinstance(module, nn.DataParallel) and len(module.device_ids) > 1
+    ):
         module = module.module
     return module
 
@@ -67,6 +68,7 @@ class Models:
         @functools.wraps(original)
         def watched(module, *args, **kwargs):
             return self.call(original, module, *args, **kwargs)
+
         self.calls = original, watched
         nn.Module.__call__ = watched
 
@@ -104,8 +106,9 @@ class Models:
         """Note what a model is."""
         self.known[module] = self.run.about.describe_model(module) | dict(steps=set())
         inner = inside(module)
-        self.run.see("compile", hasattr(inner, "_orig_mod") or getattr(
-            inner, "_compiled_call_impl", None))
+        self.run.see(
+            "compile", hasattr(inner, "_orig_mod") or getattr(inner, "_compiled_call_impl", None)
+        )
         return self.known[module]
 
     def choose(self, watched):
@@ -113,10 +116,10 @@ class Models:
         self.stop()
         self.find_frozen()
         left = places.outermost({module: about["steps"] for module, about in self.known.items()})
-        often = [module for module in left
-                 if 2 * len(self.known[module]["steps"] - {0}) >= watched - 1]
-        self.chosen = often or [module for module in left
-                                if self.known[module]["role"] != "frozen"]
+        often = [
+            module for module in left if 2 * len(self.known[module]["steps"] - {0}) >= watched - 1
+        ]
+        self.chosen = often or [module for module in left if self.known[module]["role"] != "frozen"]
         for module in self.chosen:
             for trait in facts.traits(module):
                 self.run.see(trait)
@@ -129,10 +132,17 @@ class Models:
 
         If it trains none, it has copies of the weights (in float32, or flat), and nothing is known.
         """
-        weights = {id(each) for optimizer in self.run.optimizers for group in optimizer.param_groups
-                   for each in group["params"]}
-        others = [about for module, about in self.known.items()
-                  if weights.isdisjoint(map(id, module.parameters()))]
+        weights = {
+            id(each)
+            for optimizer in self.run.optimizers
+            for group in optimizer.param_groups
+            for each in group["params"]
+        }
+        others = [
+            about
+            for module, about in self.known.items()
+            if weights.isdisjoint(map(id, module.parameters()))
+        ]
         for about in others if len(others) < len(self.known) else ():
             about["role"] = "frozen"
 
@@ -182,8 +192,10 @@ class Models:
 
         Below a live one, gradients of another layout arrive permuted.
         """
+
         def below(names):
             return [name for name in names if techniques.kind(name) in ("channels_last", "compile")]
+
         if below(before) != below(after):
             for module in self.chosen:
                 if isinstance(module, nn.parallel.DistributedDataParallel):
@@ -192,8 +204,11 @@ class Models:
     def facts(self):
         """Return what is known of the chosen models; before choose(), of those that train."""
         self.run.about.name_again(self.known)
-        found = [about | dict(steps=len(about["steps"])) for module, about in self.known.items()
-                 if (module in self.chosen if self.chosen else about["role"] != "frozen")]
+        found = [
+            about | dict(steps=len(about["steps"]))
+            for module, about in self.known.items()
+            if (module in self.chosen if self.chosen else about["role"] != "frozen")
+        ]
         return [*{(each["name"], each["at"]): each for each in found}.values()]
 
 
@@ -201,14 +216,22 @@ def wrap_anew(module):
     """Give a DistributedDataParallel object the inside of a new one round the same module."""
     ddp = nn.parallel.DistributedDataParallel
     options = dict(
-        device_ids=module.device_ids, output_device=module.output_device, dim=module.dim,
-        broadcast_buffers=module.broadcast_buffers, process_group=module.process_group,
+        device_ids=module.device_ids,
+        output_device=module.output_device,
+        dim=module.dim,
+        broadcast_buffers=module.broadcast_buffers,
+        process_group=module.process_group,
         bucket_cap_mb=module.bucket_bytes_cap / 2**20,
         find_unused_parameters=module.find_unused_parameters,
-        gradient_as_bucket_view=module.gradient_as_bucket_view, static_graph=module.static_graph)
+        gradient_as_bucket_view=module.gradient_as_bucket_view,
+        static_graph=module.static_graph,
+    )
     more = {"skip_all_reduce_unused_params", "bucket_cap_mb_list", "batched_grad_copy"}
-    options |= {name: getattr(module, name) for name in more.intersection(
-        inspect.signature(ddp.__init__).parameters) if hasattr(module, name)}
+    options |= {
+        name: getattr(module, name)
+        for name in more.intersection(inspect.signature(ddp.__init__).parameters)
+        if hasattr(module, name)
+    }
     if "init_sync" in inspect.signature(ddp.__init__).parameters:
         options["init_sync"] = False  # a process may have buffers of its own
     kept = {name for name in vars(module) if name == "forward" or name.endswith("_hooks")}
@@ -223,7 +246,12 @@ def wrap_anew(module):
     with warnings.catch_warnings():  # an option may be deprecated
         warnings.simplefilter("ignore")
         new = ddp(module.module, **options)
-    vars(module).update({name: value for name, value in vars(new).items()
-                         if name not in kept or name == "_accum_grad_hooks"})
+    vars(module).update(
+        {
+            name: value
+            for name, value in vars(new).items()
+            if name not in kept or name == "_accum_grad_hooks"
+        }
+    )
     for hook, state in getattr(module, "_comm_hooks", ()):
         torch.distributed._register_comm_hook(module.reducer, state, hook)

@@ -28,8 +28,12 @@ def written(held):
         with suppress(OSError, ValueError):  # the descriptor of this list is closed
             number, path = int(name), os.readlink(f"/proc/self/fd/{name}")
             state, flags = os.fstat(number), flags_of(number)
-            if stat.S_ISREG(state.st_mode) and state.st_nlink and not held.is_free(path) and (
-                    flags & os.O_ACCMODE):
+            if (
+                stat.S_ISREG(state.st_mode)
+                and state.st_nlink
+                and not held.is_free(path)
+                and (flags & os.O_ACCMODE)
+            ):
                 found.append((number, flags, path))
     return found
 
@@ -106,8 +110,12 @@ def hold_mappings(held, copies):
     call.restype = ctypes.c_void_p
     call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_long)
     for place, rights, offset, _, _, *path in lines:
-        if rights[3] != "s" or not path or not (rights[1] == "w" or path[0] in copies) or (
-                held.is_free(path[0]) or not os.path.isfile(path[0])):
+        if (
+            rights[3] != "s"
+            or not path
+            or not (rights[1] == "w" or path[0] in copies)
+            or (held.is_free(path[0]) or not os.path.isfile(path[0]))
+        ):
             continue
         start, end = (int(each, 16) for each in place.split("-"))
         protection = mmap.PROT_READ * (rights[0] == "r") | mmap.PROT_WRITE * (rights[1] == "w")

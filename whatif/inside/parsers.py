@@ -31,8 +31,9 @@ def simple(value):
 
 def option(flags, dest, value, style, **more):
     """Return an option; what is not known of it is None."""
-    empty = dict(help="", default=None, type=None, choices=None, action="store", nargs=None,
-                 front=False)
+    empty = dict(
+        help="", default=None, type=None, choices=None, action="store", nargs=None, front=False
+    )
     return dict(flags=list(flags), dest=dest, value=simple(value), style=style) | empty | more
 
 
@@ -57,6 +58,7 @@ class Parsers:
             if self.is_command_line(args):
                 self.note(parser, result[0])
             return result
+
         wrap(owner, name, parse)
         self.look_back()
 
@@ -75,18 +77,31 @@ class Parsers:
 
     def note(self, parser, namespace):
         """Add a parser's options."""
-        actions = [each for each in parser._actions if not isinstance(
-            each, (argparse._HelpAction, argparse._VersionAction))]
-        front = any(isinstance(each, argparse._SubParsersAction) or each.nargs in (
-            argparse.REMAINDER, argparse.PARSER) for each in actions)
+        actions = [
+            each
+            for each in parser._actions
+            if not isinstance(each, (argparse._HelpAction, argparse._VersionAction))
+        ]
+        front = any(
+            isinstance(each, argparse._SubParsersAction)
+            or each.nargs in (argparse.REMAINDER, argparse.PARSER)
+            for each in actions
+        )
         for action in actions[:LARGE]:
             if action.option_strings:
                 self.found[tuple(action.option_strings)] = option(
-                    action.option_strings, action.dest, value_of(namespace, action), "argparse",
-                    help=help_of(action), default=simple(action.default),
-                    type=type_name(action.type), front=front, nargs=simple(action.nargs),
+                    action.option_strings,
+                    action.dest,
+                    value_of(namespace, action),
+                    "argparse",
+                    help=help_of(action),
+                    default=simple(action.default),
+                    type=type_name(action.type),
+                    front=front,
+                    nargs=simple(action.nargs),
                     choices=simple(list(action.choices)) if action.choices else None,
-                    action=type(action).__name__.strip("_").removesuffix("Action"))
+                    action=type(action).__name__.strip("_").removesuffix("Action"),
+                )
 
 
 def value_of(namespace, action):
@@ -114,12 +129,20 @@ def of_click(frames=()):
             flags = [flag for flag in each.opts if flag.startswith("-")]
             if flags:
                 kind = getattr(each.type, "name", None)
-                found.append(option(
-                    flags, each.name, context.params.get(each.name), "click",
-                    help=getattr(each, "help", "") or "", type=kind, front=depth > 0,
-                    choices=simple(list(getattr(each.type, "choices", ()))) or None,
-                    action="StoreTrue" if getattr(each, "is_flag", False) else "store",
-                    default=simple(each.default) if not callable(each.default) else None))
+                found.append(
+                    option(
+                        flags,
+                        each.name,
+                        context.params.get(each.name),
+                        "click",
+                        help=getattr(each, "help", "") or "",
+                        type=kind,
+                        front=depth > 0,
+                        choices=simple(list(getattr(each.type, "choices", ()))) or None,
+                        action="StoreTrue" if getattr(each, "is_flag", False) else "store",
+                        default=simple(each.default) if not callable(each.default) else None,
+                    )
+                )
         context, depth = context.parent, depth + 1
     return found
 
@@ -130,10 +153,20 @@ def of_absl(frames=()):
     if not module:
         return []
     flags = module.FLAGS.get_key_flags_for_module(sys.argv[0])
-    return [option([f"--{each.name}"], each.name, each.value, "absl", help=each.help or "",
-                   default=simple(each.default), type=type_name(type(each.default)),
-                   action="StoreTrue" if each.boolean else "store",
-                   choices=simple(getattr(each.parser, "enum_values", None))) for each in flags]
+    return [
+        option(
+            [f"--{each.name}"],
+            each.name,
+            each.value,
+            "absl",
+            help=each.help or "",
+            default=simple(each.default),
+            type=type_name(type(each.default)),
+            action="StoreTrue" if each.boolean else "store",
+            choices=simple(getattr(each.parser, "enum_values", None)),
+        )
+        for each in flags
+    ]
 
 
 def of_fire(frames=()):
@@ -142,10 +175,18 @@ def of_fire(frames=()):
     for frame in frames:  # innermost first
         if frame.f_globals.get("__name__") == "fire.core" and inner is not None:
             code = inner.f_code
-            names = code.co_varnames[:code.co_argcount + code.co_kwonlyargcount]
-            return [option([f"--{name}"], name, inner.f_locals.get(name), "--key=value",
-                           type=type_name(type(inner.f_locals.get(name))))
-                    for name in names if name != "self"]
+            names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            return [
+                option(
+                    [f"--{name}"],
+                    name,
+                    inner.f_locals.get(name),
+                    "--key=value",
+                    type=type_name(type(inner.f_locals.get(name))),
+                )
+                for name in names
+                if name != "self"
+            ]
         inner = frame if frame.f_globals.get("__name__") != "fire.core" else inner
     return []
 
@@ -178,8 +219,10 @@ def of_hydra(frames=()):
     for frame in reversed(list(frames)):
         for value in frame.f_locals.values():
             if isinstance(value, module.DictConfig) and len(value):
-                return [option([path], path, leaf, "key=value", type=type_name(type(leaf)))
-                        for path, leaf in list(leaves(value))[:LARGE]]
+                return [
+                    option([path], path, leaf, "key=value", type=type_name(type(leaf)))
+                    for path, leaf in list(leaves(value))[:LARGE]
+                ]
     return []
 
 
@@ -189,8 +232,13 @@ def of_globals(frames=()):
     keys = values.get("config_keys")
     if not isinstance(keys, list):
         return []
-    return [option([f"--{key}"], key, values.get(key), "--key=value",
-                   type=type_name(type(values.get(key)))) for key in keys if isinstance(key, str)]
+    return [
+        option(
+            [f"--{key}"], key, values.get(key), "--key=value", type=type_name(type(values.get(key)))
+        )
+        for key in keys
+        if isinstance(key, str)
+    ]
 
 
 def options_of(parsers, frame=None):
@@ -206,4 +254,3 @@ def options_of(parsers, frame=None):
         except Exception:  # noqa: BLE001  a library of another version; options are a help only
             continue
     return found[:LARGE]
-

@@ -24,9 +24,17 @@ PACKAGES = ("site-packages", "dist-packages")
 FRAMEWORKS = frozenset(  # libraries, even if they are installed from a clone of their repository
     "torch torchvision torchaudio torchtext numpy accelerate transformers trl peft lightning "
     "pytorch_lightning lightning_fabric lightning_utilities ultralytics timm fastai ignite "
-    "deepspeed hydra datasets mmengine skorch composer catalyst".split())
-CONTAINERS = (dict, list, tuple, collections.OrderedDict, torch.nn.Sequential,
-              torch.nn.ModuleList, torch.nn.ModuleDict)
+    "deepspeed hydra datasets mmengine skorch composer catalyst".split()
+)
+CONTAINERS = (
+    dict,
+    list,
+    tuple,
+    collections.OrderedDict,
+    torch.nn.Sequential,
+    torch.nn.ModuleList,
+    torch.nn.ModuleDict,
+)
 UNKNOWN = object()  # an expression that cannot be evaluated without a call
 
 
@@ -57,8 +65,10 @@ def expressions_at(file, line):
     """Return the expressions of the statement at a line; first those that cover the line."""
     statement = statement_at(file, line)
     nodes = ast.walk(statement) if statement else ()
-    return sorted((node for node in nodes if isinstance(node, ast.expr)),
-                  key=lambda node: not node.lineno <= line <= node.end_lineno)
+    return sorted(
+        (node for node in nodes if isinstance(node, ast.expr)),
+        key=lambda node: not node.lineno <= line <= node.end_lineno,
+    )
 
 
 def modules_of(values):
@@ -75,16 +85,19 @@ def parts_of(name, value):
             parts = {f"{name}[{key!r}]": part for key, part in items} if len(value) < 100 else {}
         elif name == "self" or not isinstance(value, (type, types.ModuleType, torch.nn.Module)):
             stored = vars(value)
-            parts = {f"{name}.{key}": part for key, part in
-                     {**stored, **stored.get("_modules", {})}.items()}
+            parts = {
+                f"{name}.{key}": part
+                for key, part in {**stored, **stored.get("_modules", {})}.items()
+            }
     return parts
 
 
 def attribute_of(value, name):
     """Return an attribute that is stored, so that no property of the user's runs, or UNKNOWN."""
     with contextlib.suppress(Exception):
-        stored = vars(value) if hasattr(type(value), "__dict__") and hasattr(
-            value, "__dict__") else {}
+        stored = (
+            vars(value) if hasattr(type(value), "__dict__") and hasattr(value, "__dict__") else {}
+        )
         for values in stored, stored.get("_modules", {}), stored.get("_parameters", {}):
             if name in values:
                 return values[name]
@@ -118,9 +131,13 @@ def evaluate(node, values):
 
 def comprehended(statement):
     """Return the variables that are there only within a statement: those of comprehensions."""
-    return {one.id for node in (ast.walk(statement) if statement else ())
-            if isinstance(node, ast.comprehension)
-            for one in ast.walk(node.target) if isinstance(one, ast.Name)}
+    return {
+        one.id
+        for node in (ast.walk(statement) if statement else ())
+        if isinstance(node, ast.comprehension)
+        for one in ast.walk(node.target)
+        if isinstance(one, ast.Name)
+    }
 
 
 def path_to(module, name, model):
@@ -135,11 +152,16 @@ def outermost(models):
     Left out is a part of another one that was called before the first step only: a script does
     that to find a size. Steps are counted from 0; the calls before the first step are in step 0.
     """
+
     def is_part(module):
-        return any(module is not other and any(module is part for part in other.modules())
-                   for other in models)
-    return [module for module, steps in models.items()
-            if not (set(steps) <= {0} and is_part(module))]
+        return any(
+            module is not other and any(module is part for part in other.modules())
+            for other in models
+        )
+
+    return [
+        module for module, steps in models.items() if not (set(steps) <= {0} and is_part(module))
+    ]
 
 
 def counts_batches(frame, line):
@@ -149,19 +171,36 @@ def counts_batches(frame, line):
     (`number % 100 == 0`) does not count.
     """
     for node in statements(frame.f_code.co_filename):
-        if not isinstance(node, ast.For) or not node.lineno <= line <= node.end_lineno or not (
-                isinstance(node.target, ast.Tuple) and node.target.elts
-                and isinstance(node.target.elts[0], ast.Name)):
+        if (
+            not isinstance(node, ast.For)
+            or not node.lineno <= line <= node.end_lineno
+            or not (
+                isinstance(node.target, ast.Tuple)
+                and node.target.elts
+                and isinstance(node.target.elts[0], ast.Name)
+            )
+        ):
             continue
         number = node.target.elts[0].id
         for test in (each for each in ast.walk(node) if isinstance(each, ast.Compare)):
             sides = [test.left, *test.comparators]
-            counted = [side for side in sides if number in {
-                each.id for each in ast.walk(side) if isinstance(each, ast.Name)}]
-            if counted and not any(isinstance(each, ast.Mod) for side in counted
-                                   for each in ast.walk(side)) and any(
+            counted = [
+                side
+                for side in sides
+                if number in {each.id for each in ast.walk(side) if isinstance(each, ast.Name)}
+            ]
+            if (
+                counted
+                and not any(
+                    isinstance(each, ast.Mod) for side in counted for each in ast.walk(side)
+                )
+                and any(
                     isinstance(each, (ast.Name, ast.Attribute, ast.Call))
-                    for side in sides if side not in counted for each in ast.walk(side)):
+                    for side in sides
+                    if side not in counted
+                    for each in ast.walk(side)
+                )
+            ):
                 return True
     return False
 
@@ -197,8 +236,11 @@ class Places:
         found = []
         for name, module in [*sys.modules.items()]:
             file = getattr(module, "__file__", None)
-            if isinstance(file, str) and file.endswith(".py") and self.is_users_file(
-                    file, "" if name == "__main__" else name):
+            if (
+                isinstance(file, str)
+                and file.endswith(".py")
+                and self.is_users_file(file, "" if name == "__main__" else name)
+            ):
                 found.append(self.shown(file))
         return [*dict.fromkeys(found)]
 
@@ -208,8 +250,11 @@ class Places:
     def frames(self):
         """Return (frame, line) of the user's own code, innermost first; at least one of a file."""
         stack = list(traceback.walk_stack(sys._getframe(1)))
-        files = [each for each in stack if not each[0].f_code.co_filename.startswith(
-            ("<", OURS + os.sep))]
+        files = [
+            each
+            for each in stack
+            if not each[0].f_code.co_filename.startswith(("<", OURS + os.sep))
+        ]
         return [each for each in stack if self.is_users(each[0])] or files[-1:] or stack[-1:]
 
     def whole(self, file):
@@ -219,8 +264,9 @@ class Places:
     def shown(self, file):
         """Return the path of a file as a person can open it from `cwd`."""
         file = self.whole(file)
-        return os.path.relpath(file, self.cwd) if file.startswith(
-            os.path.join(self.cwd, "")) else file
+        return (
+            os.path.relpath(file, self.cwd) if file.startswith(os.path.join(self.cwd, "")) else file
+        )
 
     def line_of(self, file, line):
         """Return {at: "file:line", text: its text}."""
@@ -242,8 +288,15 @@ class Places:
         The name is an attribute; a variable may have many meanings.
         """
         file = self.frames()[0][0].f_code.co_filename
-        found = [node for node in statements(file) if isinstance(node, ast.Assign)
-                 and name in map(ast.unparse, node.targets)] if "." in name else []
+        found = (
+            [
+                node
+                for node in statements(file)
+                if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets)
+            ]
+            if "." in name
+            else []
+        )
         return self.line_of(file, found[0].lineno) if len(found) == 1 else {}
 
     def target(self):
@@ -264,8 +317,11 @@ class Places:
             if self.is_users(frame):
                 return found
             package = self.package_of(frame)
-            if package and package != "torch" and (
-                    made is None or frame.f_locals.get("self") is not made):
+            if (
+                package
+                and package != "torch"
+                and (made is None or frame.f_locals.get("self") is not made)
+            ):
                 found = package
         return ""
 
@@ -288,13 +344,19 @@ class Places:
         """
         frame, line = self.frames()[0]
         match statement_at(frame.f_code.co_filename, line):
-            case ast.Assign([ast.Name() | ast.Attribute() | ast.Tuple() as target],
-                            ast.Call(called)) as node:
+            case ast.Assign(
+                [ast.Name() | ast.Attribute() | ast.Tuple() as target], ast.Call(called)
+            ) as node:
                 if ast.unparse(called) == name:
-                    target = ", ".join(map(ast.unparse, target.elts)) if isinstance(
-                        target, ast.Tuple) else ast.unparse(target)
-                    return dict(statement=ast.unparse(node).replace(
-                        f"({target}) =", f"{target} ="), target=target)
+                    target = (
+                        ", ".join(map(ast.unparse, target.elts))
+                        if isinstance(target, ast.Tuple)
+                        else ast.unparse(target)
+                    )
+                    return dict(
+                        statement=ast.unparse(node).replace(f"({target}) =", f"{target} ="),
+                        target=target,
+                    )
         return dict(statement="", target="")
 
     def named_in_line(self, depth=0):
@@ -316,8 +378,11 @@ class Places:
         """
         frame, line = self.frames()[depth]
         passing = comprehended(statement_at(frame.f_code.co_filename, line))
-        own = {name: model for name, model in self.named_in_line(depth).items()
-               if not passing & set(re.findall(r"[^\W\d]\w*", name))}
+        own = {
+            name: model
+            for name, model in self.named_in_line(depth).items()
+            if not passing & set(re.findall(r"[^\W\d]\w*", name))
+        }
         local = dict(frame.f_locals)
         other = {name: value for name, value in frame.f_globals.items() if name not in local}
         local = {**{name: local[name] for name in ("self",) if name in local}, **local}
@@ -327,8 +392,11 @@ class Places:
             for _ in range(3):  # net, then self.net, then self.nets["net"]
                 for name, model in modules_of(values).items():
                     models.setdefault(name, model)
-                values = {inner: part for name, value in values.items()
-                          for inner, part in parts_of(name, value).items()}
+                values = {
+                    inner: part
+                    for name, value in values.items()
+                    for inner, part in parts_of(name, value).items()
+                }
         return models
 
     def name_outside(self, module):
@@ -338,7 +406,7 @@ class Places:
             found = self.name_of(module, depth)
             root, code = re.match(r"\w*", found)[0], frame.f_code
             name = found or name
-            given = code.co_varnames[:code.co_argcount + code.co_kwonlyargcount]
+            given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
             if root == "self" or found and root not in given:
                 break
         return name
@@ -350,4 +418,5 @@ class Places:
                 return name
         models = self.names(depth)
         return next((name for name, model in models.items() if model is module), "") or next(
-            filter(None, (path_to(module, name, model) for name, model in models.items())), "")
+            filter(None, (path_to(module, name, model) for name, model in models.items())), ""
+        )

@@ -51,17 +51,23 @@ def watch(run):
             run.clock.begin()
         if run.ranks()[1] > 1 and len(run.times) <= check:
             continue
-        is_over = took >= most or len(run.times) > WATCHED and took >= least and not (
-            awaits(run.times) or run.loaders.at_an_end())
+        is_over = (
+            took >= most
+            or len(run.times) > WATCHED
+            and took >= least
+            and not (awaits(run.times) or run.loaders.at_an_end())
+        )
         is_over, more = run.agree((is_over, int(CHECKED * len(run.times) / took)))
         if is_over:
             break
         check = len(run.times) + max(0, min(more, WATCHED))
     run.watched = run.clock.end() | dict(
-        batches=run.loaders.batches / run.steps, began=began, next=setting_up)
+        batches=run.loaders.batches / run.steps, began=began, next=setting_up
+    )
     run.cycle = cycle_of(run.times)
     run.loaders.ends = run.spec.get("epochs") or any(
-        places.counts_batches(*each) for each in run.places.frames())
+        places.counts_batches(*each) for each in run.places.frames()
+    )
     run.models.choose(run.steps)
     run.send(facts=run.facts(), watched=run.watched)
 
@@ -78,8 +84,9 @@ def gaps_of(times):
 def awaits(times):
     """Return whether there is work between steps whose period is not known yet."""
     gaps, long = gaps_of(times)
-    return bool(long) and len(long) < 3 and sum(gaps[number] for number in long) > (
-        SHARE * sum(gaps))
+    return (
+        bool(long) and len(long) < 3 and sum(gaps[number] for number in long) > (SHARE * sum(gaps))
+    )
 
 
 def cycle_of(times):
@@ -87,8 +94,7 @@ def cycle_of(times):
     gaps, long = gaps_of(times)
     if len(long) < 2 or sum(gaps[number] for number in long) < SHARE * sum(gaps):
         return 1
-    return max(1, round(statistics.median(after - before for before, after in
-                                          zip(long, long[1:]))))
+    return max(1, round(statistics.median(after - before for before, after in zip(long, long[1:]))))
 
 
 def watch_only(run):
@@ -110,9 +116,12 @@ def calm_down(run, least=FIRST_WARM[0]):
         for _ in range(max(12, wanted)):
             yield
         return
-    while not run.failed and steps < FIRST_WARM[1] and (
-            time.perf_counter() - begin < FIRST_WARM[2]) and (
-            steps < least or calm < wanted):
+    while (
+        not run.failed
+        and steps < FIRST_WARM[1]
+        and (time.perf_counter() - begin < FIRST_WARM[2])
+        and (steps < least or calm < wanted)
+    ):
         before, scale = compiled(), amp.scale_of(run)
         run.skipped = False
         yield
@@ -126,8 +135,12 @@ class Choice:
 
     def look_for(self, names):
         """Search the best set of these techniques."""
-        self.names, self.search = names, search.Search(names, margin=(
-            stats.MARGIN_GPU if self.run.device == "cuda" else stats.MARGIN_CPU))
+        self.names, self.search = (
+            names,
+            search.Search(
+                names, margin=(stats.MARGIN_GPU if self.run.device == "cuda" else stats.MARGIN_CPU)
+            ),
+        )
 
     def reasons(self):
         """Return {technique: why it is not tried}, and tell it."""
@@ -138,13 +151,17 @@ class Choice:
 
     def estimates(self):
         """Return {set: Estimate} of the windows until now."""
-        return stats.estimates([stats.Window(tuple(each["names"]), each["rate"], each["at"])
-                                for each in self.windows])
+        return stats.estimates(
+            [stats.Window(tuple(each["names"]), each["rate"], each["at"]) for each in self.windows]
+        )
 
     def needed(self):
         """Return how many steps/s the best set computes, or None."""
-        rates = [each["steps"] / each["seconds"] for each in self.windows
-                 if tuple(each["names"]) == self.search.best(self.estimates(), self.failed)]
+        rates = [
+            each["steps"] / each["seconds"]
+            for each in self.windows
+            if tuple(each["names"]) == self.search.best(self.estimates(), self.failed)
+        ]
         return statistics.median(rates) if rates else None
 
     def wanted(self):
@@ -155,25 +172,37 @@ class Choice:
             if not self.search.best(found, self.failed) and not self.may_gain_workers():
                 self.until = max(self.deadline, self.run.spec.get("last", 0))  # none to confirm
             left = self.until - time.time()
-            sets = [names for names in self.search_now(left, found).wanted(found, self.failed)
-                    if left > 0 and (names in found or self.cost(names) < left + GRACE)
-                    or left > -GRACE and names in found and found[names].low is None]
+            sets = [
+                names
+                for names in self.search_now(left, found).wanted(found, self.failed)
+                if left > 0
+                and (names in found or self.cost(names) < left + GRACE)
+                or left > -GRACE
+                and names in found
+                and found[names].low is None
+            ]
             self.order.shuffle(sets)
         return self.agree(sets)
 
     def may_gain_workers(self):
         """Return whether steps wait for data and workers can be tried, in whole processes."""
         watched = self.run.watched
-        return "workers" in self.run.spec["only"] and "workers" not in self.why and (
-            watched["wait"] > WAITING * watched["seconds"])
+        return (
+            "workers" in self.run.spec["only"]
+            and "workers" not in self.why
+            and (watched["wait"] > WAITING * watched["seconds"])
+        )
 
     def search_now(self, left, found):
         """Return the search; near the end without costly techniques that have no windows yet."""
         if left > COSTLY:
             return self.search
         known = {name for names in found for name in names}
-        return search.Search([name for name in self.names if name in known or not self.is_costly(
-            (name,))], margin=self.search.margin, most_costly=0)
+        return search.Search(
+            [name for name in self.names if name in known or not self.is_costly((name,))],
+            margin=self.search.margin,
+            most_costly=0,
+        )
 
     def cost(self, names):
         """Return about how many seconds the next window of a set takes, and the plain one."""
@@ -194,8 +223,10 @@ class Choice:
         busy, _ = yield from gpu.time_kernels(run, KERNELS)
         run.switch(())
         share = self.agree(busy / self.known[best] if busy and best in self.known else 0)
-        self.why[GRAPHS] = (f"the GPU works in {share:.0%} of a step of the best set, so the host "
-                            "does not hold it back")
+        self.why[GRAPHS] = (
+            f"the GPU works in {share:.0%} of a step of the best set, so the host "
+            "does not hold it back"
+        )
         if share < BUSY:
             del self.why[GRAPHS]
             self.look_for([*self.names, GRAPHS])
@@ -212,10 +243,15 @@ def window_of(run, names, found):
     """Return the record of a window with a set, from what the clock has found."""
     work, loss = found["samples"] or found["steps"], run.last_loss
     return dict(
-        names=names, rate=work * run.ranks()[1] / found["seconds"], at=time.time(),
-        steps=found["steps"], seconds=found["seconds"],
-        unit="samples" if found["samples"] else "steps", memory=found.get("memory"),
-        finite=loss is None or abs(float(loss)) < float("inf"))
+        names=names,
+        rate=work * run.ranks()[1] / found["seconds"],
+        at=time.time(),
+        steps=found["steps"],
+        seconds=found["seconds"],
+        unit="samples" if found["samples"] else "steps",
+        memory=found.get("memory"),
+        finite=loss is None or abs(float(loss)) < float("inf"),
+    )
 
 
 class Turns(Choice):
@@ -242,22 +278,32 @@ class Turns(Choice):
         gc.collect()
         gc.freeze()  # what torch and this package have loaded is not looked through in windows
         run.loaders.begin_repeats()
-        run.cycle = max([run.cycle, *(kept.cycle(run.watched["batches"])
-                                      for kept in run.loaders.kept.values())])
+        run.cycle = max(
+            [run.cycle, *(kept.cycle(run.watched["batches"]) for kept in run.loaders.kept.values())]
+        )
         modules = [*run.models.inner(), *(each for each in run.models.known)]
         schedulers = run.live("schedulers")
-        self.state = state.State(dict.fromkeys(modules), run.optimizers, schedulers,
-                                 run.live("scalers"))
+        self.state = state.State(
+            dict.fromkeys(modules), run.optimizers, schedulers, run.live("scalers")
+        )
         state.stand_still(schedulers)
-        run.settings = dict(cudnn=torch.backends.cudnn.benchmark,
-                            tf32=torch.get_float32_matmul_precision())
+        run.settings = dict(
+            cudnn=torch.backends.cudnn.benchmark, tf32=torch.get_float32_matmul_precision()
+        )
         if run.device == "cuda":
             torch.cuda.synchronize()
             self.base["memory"] = torch.cuda.memory_allocated()
         self.why = {} if run.ranks()[0] else self.reasons()
-        self.look_for([name for name in techniques.NAMES if name not in techniques.LOADING
-                       and techniques.kind(name) in run.spec["only"] and name not in self.why
-                       and name != GRAPHS])
+        self.look_for(
+            [
+                name
+                for name in techniques.NAMES
+                if name not in techniques.LOADING
+                and techniques.kind(name) in run.spec["only"]
+                and name not in self.why
+                and name != GRAPHS
+            ]
+        )
 
     def measure(self):
         """Take turns until no set is open, or time is over."""
@@ -268,7 +314,8 @@ class Turns(Choice):
         while True:
             if not (sets := self.wanted()):
                 if self.agree(time.time() < self.deadline - COSTLY) and (
-                        yield from self.consider_graphs()):
+                    yield from self.consider_graphs()
+                ):
                     continue
                 break
             while len(sets) < ROUND:  # a round is worth putting the state back
@@ -286,8 +333,11 @@ class Turns(Choice):
 
     def steps_of(self, names):
         """Return how many steps a window of a set takes: whole cycles."""
-        step = self.known.get(names) or self.known.get(()) or statistics.median(
-            gaps_of(self.run.times)[0] or [self.length])
+        step = (
+            self.known.get(names)
+            or self.known.get(())
+            or statistics.median(gaps_of(self.run.times)[0] or [self.length])
+        )
         cycle = self.run.cycle
         least = max(LEAST, -(-self.length // max(step, 1e-6)))
         return int(-(-least // cycle) * cycle)
@@ -371,8 +421,10 @@ def by_turns(run):
     yield from watch(run)
     turns = None
     if sharded := run.models.sharded():
-        run.send(no_turns=f"Turns cannot change a model that {sharded} shards.",
-                 why_not=techniques.reasons(run.facts(), techniques.NAMES))
+        run.send(
+            no_turns=f"Turns cannot change a model that {sharded} shards.",
+            why_not=techniques.reasons(run.facts(), techniques.NAMES),
+        )
         yield from as_it_is(run)
     else:
         turns = Turns(run)
@@ -415,9 +467,11 @@ def measure_loading(run, needed):
     if loader is None or not run.spec.get("loader_seconds"):
         return None, None
     from whatif.inside import loading
+
     run.send(phase="loader")
     found = loading.measure_loader(
-        loader, run.spec["loader_seconds"], run.spec["cores"], run.places.is_users, needed)
+        loader, run.spec["loader_seconds"], run.spec["cores"], run.places.is_users, needed
+    )
     run.send(loading=found)
     return loader, found
 
@@ -425,6 +479,7 @@ def measure_loading(run, needed):
 def compute_beside(run, turns, loader, found):
     """Where steps and workers share the cores, measure both at once: as it is, and the best set."""
     from whatif.inside import loading
+
     if 2 * LEAST * turns.known.get((), 0) > run.spec["loader_seconds"]:
         return  # slow steps: it would take too long
     as_is, enough = found["as_is"]["workers"], (found.get("enough") or {}).get("workers")
@@ -452,8 +507,14 @@ def both_at_once(run, names, workers, reading):
         yield
     both, rate = run.clock.end(), reading.rate()
     if rate and both["steps"]:
-        run.send(both=dict(names=names, workers=workers, loading=1 / rate,
-                           compute=both["seconds"] / both["steps"]))
+        run.send(
+            both=dict(
+                names=names,
+                workers=workers,
+                loading=1 / rate,
+                compute=both["seconds"] / both["steps"],
+            )
+        )
 
 
 def whole(run):
@@ -461,8 +522,9 @@ def whole(run):
     spec = run.spec
     files.hold_everything(spec)
     run.loaders.keeps = False
-    run.settings = dict(cudnn=torch.backends.cudnn.benchmark,
-                        tf32=torch.get_float32_matmul_precision())
+    run.settings = dict(
+        cudnn=torch.backends.cudnn.benchmark, tf32=torch.get_float32_matmul_precision()
+    )
     names = tuple(spec["techniques"])
     yield from watch(run)
     run.switch(tuple(name for name in names if name not in techniques.LOADING))
@@ -470,10 +532,13 @@ def whole(run):
     while run.ranks()[0]:  # rank 0 ends the run
         yield
     began, steps = time.perf_counter(), run.steps
-    ahead = 2 * max((run.loaders.about[number]["workers"] for number in run.loaders.training()),
-                    default=0)
-    while spec["seconds"] and (time.perf_counter() - began < WARMUP or (
-            run.steps - steps < ahead and time.perf_counter() - began < 3 * WARMUP)):
+    ahead = 2 * max(
+        (run.loaders.about[number]["workers"] for number in run.loaders.training()), default=0
+    )
+    while spec["seconds"] and (
+        time.perf_counter() - began < WARMUP
+        or (run.steps - steps < ahead and time.perf_counter() - began < 3 * WARMUP)
+    ):
         yield
     if run.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -485,5 +550,6 @@ def whole(run):
             windows.append(run.clock.seconds())
             run.send(progress=len(windows) / 10)
     found = run.clock.end()
-    run.send(whole=found, losses=numbers(run.losses), facts=run.facts(), names=names,
-             memory=peak(run))
+    run.send(
+        whole=found, losses=numbers(run.losses), facts=run.facts(), names=names, memory=peak(run)
+    )

@@ -93,8 +93,9 @@ class Proving:
             self.send(done=True)
             os._exit(0)
         except Exception as error:
-            self.send(error=f"{type(error).__name__}: {str(error).splitlines()[0][:200]}",
-                      done=True)
+            self.send(
+                error=f"{type(error).__name__}: {str(error).splitlines()[0][:200]}", done=True
+            )
             os._exit(1)
 
     def send(self, **record):
@@ -105,11 +106,17 @@ class Proving:
         """Warm up, time the window, compare states, and take some steps with the other's."""
         spec, begin = self.spec, time.perf_counter()
         yield
-        self.device = next(each.device.type for group in self.lead.optimizer().param_groups
-                           for each in group["params"])
+        self.device = next(
+            each.device.type
+            for group in self.lead.optimizer().param_groups
+            for each in group["params"]
+        )
         calm, before = 0, compiled()
-        while self.steps < spec["warm"] if spec["warm"] else (
-                calm < CALM or time.perf_counter() - begin < spec["warm_seconds"]):
+        while (
+            self.steps < spec["warm"]
+            if spec["warm"]
+            else (calm < CALM or time.perf_counter() - begin < spec["warm_seconds"])
+        ):
             yield
             calm, before = (calm + 1 if compiled() == before else 0), compiled()
         if self.device == "cuda":
@@ -126,8 +133,15 @@ class Proving:
         self.most += len(losses)  # the losses of the next steps, too
         for _ in range(AFTER if loaded is not None else 0):
             yield
-        self.send(whole=self.found, first=self.found["first"], losses=losses, memory=memory,
-                  states=loaded, total=self.steps, compared=numbers(self.losses)[len(losses):])
+        self.send(
+            whole=self.found,
+            first=self.found["first"],
+            losses=losses,
+            memory=memory,
+            states=loaded,
+            total=self.steps,
+            compared=numbers(self.losses)[len(losses) :],
+        )
 
     def window(self):
         """Time the given steps, or those of the given seconds.
@@ -140,14 +154,16 @@ class Proving:
             before, slowest = compiled(), 0.0
             self.first, self.began = self.steps, self.now()
             self.last = self.began
-            while self.steps - self.first < spec["steps"] if spec["steps"] else (
-                    self.last - self.began < spec["seconds"] or self.steps - self.first < 3):
+            while (
+                self.steps - self.first < spec["steps"]
+                if spec["steps"]
+                else (self.last - self.began < spec["seconds"] or self.steps - self.first < 3)
+            ):
                 yield
                 slowest = max(slowest, time.perf_counter() - self.last)
                 self.last = time.perf_counter()
             self.found = self.timed(self.now())
-            if spec["steps"] or (compiled() == before
-                                 and slowest < (self.last - self.began) / 2):
+            if spec["steps"] or (compiled() == before and slowest < (self.last - self.began) / 2):
                 break
         self.is_timing = False
 
@@ -171,8 +187,15 @@ class Proving:
         if self.is_timing and self.steps - self.first > 2:
             self.found = self.timed(self.last)
         if self.found:  # if the last window is too short, one with an unusual step
-            self.send(whole=self.found, first=self.found["first"], losses=numbers(self.losses),
-                      memory=None, states=self.exchange(), total=self.steps, compared=[])
+            self.send(
+                whole=self.found,
+                first=self.found["first"],
+                losses=numbers(self.losses),
+                memory=None,
+                states=self.exchange(),
+                total=self.steps,
+                compared=[],
+            )
         self.send(steps=self.steps, ended=True, done=True)
 
     def exchange(self):
@@ -211,25 +234,51 @@ def things_of(optimizers):
         for group in optimizer.param_groups:
             for weight in group["params"]:
                 weights.setdefault(id(weight), (number, len(weights)))
-    objects = [each for each in all_objects() if issubclass(type(each), (  # no proxies
-        torch.nn.Module, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler))]
-    modules = [each for each in objects if isinstance(each, torch.nn.Module) and any(
-        id(weight) in weights for weight in each.parameters())]
+    objects = [
+        each
+        for each in all_objects()
+        if issubclass(
+            type(each),
+            (  # no proxies
+                torch.nn.Module,
+                torch.optim.lr_scheduler.LRScheduler,
+                torch.amp.GradScaler,
+            ),
+        )
+    ]
+    modules = [
+        each
+        for each in objects
+        if isinstance(each, torch.nn.Module)
+        and any(id(weight) in weights for weight in each.parameters())
+    ]
     inner = {id(part) for each in modules for part in each.modules() if part is not each}
-    outer = sorted((each for each in modules if id(each) not in inner), key=lambda each: min(
-        weights.get(id(weight), (99, 0)) for weight in each.parameters()))
+    outer = sorted(
+        (each for each in modules if id(each) not in inner),
+        key=lambda each: min(weights.get(id(weight), (99, 0)) for weight in each.parameters()),
+    )
     # an option of the script's own may wrap the model in torch.compile's OptimizedModule
-    found = {f"model {type(getattr(each, '_orig_mod', each)).__name__} {number}": each
-             for number, each in enumerate(outer)}
-    found |= {f"optimizer {type(each).__name__} {number}": each
-              for number, each in enumerate(optimizers)}
+    found = {
+        f"model {type(getattr(each, '_orig_mod', each)).__name__} {number}": each
+        for number, each in enumerate(outer)
+    }
+    found |= {
+        f"optimizer {type(each).__name__} {number}": each for number, each in enumerate(optimizers)
+    }
     mine = {id(each) for each in optimizers}
-    for kind, owner in ("scheduler", torch.optim.lr_scheduler.LRScheduler), (
-            "scaler", torch.amp.GradScaler):
-        chosen = [each for each in objects if isinstance(each, owner)
-                  and (kind == "scaler" or id(getattr(each, "optimizer", None)) in mine)]
-        found |= {f"{kind} {type(each).__name__} {number}": each
-                  for number, each in enumerate(chosen)}
+    for kind, owner in (
+        ("scheduler", torch.optim.lr_scheduler.LRScheduler),
+        ("scaler", torch.amp.GradScaler),
+    ):
+        chosen = [
+            each
+            for each in objects
+            if isinstance(each, owner)
+            and (kind == "scaler" or id(getattr(each, "optimizer", None)) in mine)
+        ]
+        found |= {
+            f"{kind} {type(each).__name__} {number}": each for number, each in enumerate(chosen)
+        }
     return found
 
 
@@ -251,15 +300,16 @@ def renamed(state, thing):
     if not isinstance(thing, torch.nn.Module):
         return state
     names = {name.replace("_orig_mod.", ""): name for name in thing.state_dict()}
-    return {names.get(name.replace("_orig_mod.", ""), name): value
-            for name, value in state.items()}
+    return {names.get(name.replace("_orig_mod.", ""), name): value for name, value in state.items()}
 
 
 @contextlib.contextmanager
 def keeps_fused(thing):
     """Keep the kernels of an optimizer that loads a state, unless the script does that itself."""
-    kept = [{key: group[key] for key in ("fused", "foreach") if key in group}
-            for group in getattr(thing, "param_groups", ())]
+    kept = [
+        {key: group[key] for key in ("fused", "foreach") if key in group}
+        for group in getattr(thing, "param_groups", ())
+    ]
     try:
         yield
     finally:
@@ -274,8 +324,11 @@ def keeps_fused(thing):
 def shape_of(value, path=""):
     """Return {path: kind} of everything in a checkpoint, by its keys; no long lists."""
     if isinstance(value, collections.abc.Mapping):
-        return {name: kind for key, each in value.items()
-                for name, kind in shape_of(each, f"{path}/{key}").items()}
+        return {
+            name: kind
+            for key, each in value.items()
+            for name, kind in shape_of(each, f"{path}/{key}").items()
+        }
     if isinstance(value, torch.Tensor):
         return {path: f"{value.dtype} {tuple(value.shape)}"}
     return {path: "object"}
@@ -287,12 +340,21 @@ def compared(own, other, things):
         return []
     mine, others = shape_of(own), shape_of(other)
     both = [name for name in mine if name in others and mine[name] != others[name]]
-    told = [f"the checkpoint's {name[1:]} is {mine[name]}, and {others[name]} in the other"
-            for name in both[:1]]
+    told = [
+        f"the checkpoint's {name[1:]} is {mine[name]}, and {others[name]} in the other"
+        for name in both[:1]
+    ]
     lost = [name for name in mine if name not in others and "/state/" not in name] + [
-        name for name in others if name not in mine and "/state/" not in name]
-    return told + [f"only one side's checkpoint has {name[1:]}" for name in lost
-                   if "scaler" not in name.lower() and "scale" not in name][:1]
+        name for name in others if name not in mine and "/state/" not in name
+    ]
+    return (
+        told
+        + [
+            f"only one side's checkpoint has {name[1:]}"
+            for name in lost
+            if "scaler" not in name.lower() and "scale" not in name
+        ][:1]
+    )
 
 
 def rank():
@@ -305,6 +367,7 @@ def rank():
 def install(spec):
     """Prepare this process: hold what it writes, shift its seeds, and start the clock."""
     from whatif.inside import files, seeds
+
     files.hold_everything(spec)
     Proving(spec).install()
     seeds.shift_seeds(spec["seed"])

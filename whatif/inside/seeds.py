@@ -56,6 +56,7 @@ def shift_python(seed, k):
 
 def shifted(real, name, shift, k):
     """Return `real` with its seed, the first argument or the one called `name`, shifted by k."""
+
     @functools.wraps(real)
     def seeded(*args, **options):
         is_outer = not getattr(CALLS, "inside", False)
@@ -69,6 +70,7 @@ def shifted(real, name, shift, k):
         finally:
             if is_outer:
                 CALLS.inside = False
+
     return seeded
 
 
@@ -90,9 +92,12 @@ def shift_seeds(k):
     seed = first_seed(k)
     random.seed(seed)
     torch.manual_seed(seed)
-    owners = [(random, "seed", "a", shift_python), (torch, "manual_seed", "seed", shift_torch),
-              (torch.cuda, "manual_seed", "seed", shift_torch),
-              (torch.cuda, "manual_seed_all", "seed", shift_torch)]
+    owners = [
+        (random, "seed", "a", shift_python),
+        (torch, "manual_seed", "seed", shift_torch),
+        (torch.cuda, "manual_seed", "seed", shift_torch),
+        (torch.cuda, "manual_seed_all", "seed", shift_torch),
+    ]
     put(owners, k)
     after_import("numpy.random", lambda: shift_seeds_of_numpy(k, seed))
 
@@ -100,12 +105,21 @@ def shift_seeds(k):
 def shift_seeds_of_numpy(k, seed):
     numpy_random = sys.modules["numpy.random"]  # may not be an attribute of numpy yet
     numpy_random.seed(seed % 2**32)
-    put([(numpy_random, "seed", "seed", shift_numpy),
-         (numpy_random, "default_rng", "seed", shift_generator)], k)
+    put(
+        [
+            (numpy_random, "seed", "seed", shift_numpy),
+            (numpy_random, "default_rng", "seed", shift_generator),
+        ],
+        k,
+    )
 
 
 def put(owners, k):
     """Replace functions, (module, name, name of the seed, how to shift it), in all modules."""
     kept = [getattr(owner, name) for owner, name, _, _ in owners]  # so that no id is used again
-    replace({id(real): shifted(real, seed, shift, k)
-             for real, (_, _, seed, shift) in zip(kept, owners, strict=True)})
+    replace(
+        {
+            id(real): shifted(real, seed, shift, k)
+            for real, (_, _, seed, shift) in zip(kept, owners, strict=True)
+        }
+    )

@@ -21,17 +21,43 @@ SWITCH = 0.0005  # how long Python code may keep the second thread waiting
 READING = re.compile(  # modules
     r"(h5py|lmdb|zarr|numpy\.lib\.(_?npyio|_npyio_impl|_?format)|numpy\.lib\._format_impl|"
     r"pandas\.io|pyarrow|tarfile|zipfile|gzip|bz2|lzma|pathlib|torch\.serialization|"
-    r"fsspec|s3fs|urllib|http|socket|ssl|requests|botocore)\b")
+    r"fsspec|s3fs|urllib|http|socket|ssl|requests|botocore)\b"
+)
 DECODING = re.compile(
     r"(PIL\.ImageFile|PIL\.\w+ImagePlugin|torchvision\.io|imageio|skimage\.io|tifffile|torchcodec|"
-    r"decord|av|simplejpeg|turbojpeg|soundfile|torchaudio\.(_backend|backend|_torchcodec))\b")
+    r"decord|av|simplejpeg|turbojpeg|soundfile|torchaudio\.(_backend|backend|_torchcodec))\b"
+)
 TRANSFORMS = re.compile(
     r"(torchvision\.transforms|albumentations|kornia\.augmentation|monai\.transforms|"
-    r"torchaudio\.transforms|timm\.data|volumentations|audiomentations|torchio)\b")
-CONTAINERS = {"Compose", "Sequential", "RandomApply", "RandomChoice", "RandomOrder", "OneOf",
-              "SomeOf", "ReplayCompose", "AugmentationSequential", "SequentialTransform"}
-READERS = {"open", "read", "readinto", "readline", "readlines", "pread", "recv", "mmap",
-           "read_bytes", "read_text", "fromfile", "memmap", "read_file"}
+    r"torchaudio\.transforms|timm\.data|volumentations|audiomentations|torchio)\b"
+)
+CONTAINERS = {
+    "Compose",
+    "Sequential",
+    "RandomApply",
+    "RandomChoice",
+    "RandomOrder",
+    "OneOf",
+    "SomeOf",
+    "ReplayCompose",
+    "AugmentationSequential",
+    "SequentialTransform",
+}
+READERS = {
+    "open",
+    "read",
+    "readinto",
+    "readline",
+    "readlines",
+    "pread",
+    "recv",
+    "mmap",
+    "read_bytes",
+    "read_text",
+    "fromfile",
+    "memmap",
+    "read_file",
+}
 DECODERS = {"imread", "imdecode", "imreadmulti", "decode_jpeg", "decode_image", "decode_png"}
 PIL_DECODES = {"open", "load", "convert", "draft", "verify", "_open_core"}
 
@@ -41,9 +67,12 @@ def call_at(code, instruction):
     """Return what the code calls at this instruction, as in "cv2.resize" or "read", or ""."""
     try:
         first, last, start, end = next(
-            itertools.islice(code.co_positions(), instruction // 2, None))
-        lines = [linecache.getline(code.co_filename, number).encode()
-                 for number in range(first, last + 1)]
+            itertools.islice(code.co_positions(), instruction // 2, None)
+        )
+        lines = [
+            linecache.getline(code.co_filename, number).encode()
+            for number in range(first, last + 1)
+        ]
         lines[-1] = lines[-1][:end]
         lines[0] = lines[0][start:]
         node = ast.parse(b"".join(lines).decode().strip(), mode="eval").body
@@ -69,15 +98,16 @@ def owner(frame):
 
 
 def is_container(frame):
-    return frame.f_code.co_name in ("__call__", "forward") and type(
-        owner(frame)).__name__ in CONTAINERS
+    return (
+        frame.f_code.co_name in ("__call__", "forward")
+        and type(owner(frame)).__name__ in CONTAINERS
+    )
 
 
 def name_of(function):
     """Return the name of a function or object that is called."""
     name = getattr(function, "__name__", None) or type(function).__name__
-    return name if name != "<lambda>" else (
-        f"lambda in line {function.__code__.co_firstlineno}")
+    return name if name != "<lambda>" else (f"lambda in line {function.__code__.co_firstlineno}")
 
 
 def transform_name(frame, caller):
@@ -89,8 +119,11 @@ def transform_name(frame, caller):
         code = frame.f_code
         if thing is not None and code.co_name in ("__call__", "forward"):
             return type(thing).__name__
-        return code.co_name if code.co_name != "<lambda>" else (
-            f"lambda in line {code.co_firstlineno}")
+        return (
+            code.co_name
+            if code.co_name != "<lambda>"
+            else (f"lambda in line {code.co_firstlineno}")
+        )
     return ""
 
 
@@ -134,8 +167,10 @@ def kind_of(chain, collate=None):
             return "decoding"
     for place, frame in enumerate(chain):
         # a Compose calls modules through frames of torch.nn
-        caller = next((each for each in chain[place + 1:]
-                       if module_of(each) != "torch.nn.modules.module"), None)
+        caller = next(
+            (each for each in chain[place + 1 :] if module_of(each) != "torch.nn.modules.module"),
+            None,
+        )
         if found := transform_name(frame, caller):
             return found
         if module_of(frame) == "torch.utils.data._utils.collate" or frame.f_code is collate:
@@ -149,16 +184,22 @@ def kind_of(chain, collate=None):
         return name
     if found := outermost(chain, "torchvision.transforms"):
         return found
-    return "sampler" if any(
-        module_of(frame) == "torch.utils.data.sampler" for frame in chain) else "other"
+    return (
+        "sampler"
+        if any(module_of(frame) == "torch.utils.data.sampler" for frame in chain)
+        else "other"
+    )
 
 
 class Stacks:
     """Look at the stack of the thread that enters this context, until it leaves."""
 
     def __init__(self, is_users, collate=None):
-        self.is_users, self.collate = is_users, getattr(collate, "__code__", None) or getattr(
-            getattr(type(collate), "__call__", None), "__code__", None)
+        self.is_users, self.collate = (
+            is_users,
+            getattr(collate, "__code__", None)
+            or getattr(getattr(type(collate), "__call__", None), "__code__", None),
+        )
         self.kinds, self.lines = collections.Counter(), collections.Counter()
         self.looks, self.last, self.is_on = 0, (), False
 
@@ -194,8 +235,10 @@ class Stacks:
         if frame is None or not chain:  # outside of the context, or between two batches
             return
         self.looks += 1
-        line = next(((each.f_code.co_filename, each.f_lineno) for each in chain
-                     if self.is_users(each)), None)
+        line = next(
+            ((each.f_code.co_filename, each.f_lineno) for each in chain if self.is_users(each)),
+            None,
+        )
         found = kind_of(chain, self.collate), line
         # C code that holds the GIL is seen at its end. It began between two looks: half of the
         # time between them belongs to what was seen before.
@@ -209,14 +252,24 @@ class Stacks:
     def shares(self):
         """Return [{"what": kind of work, "share": of the time}], the largest first."""
         total = sum(self.kinds.values()) or 1
-        return [dict(what=kind, share=round(seconds / total, 3))
-                for kind, seconds in self.kinds.most_common() if seconds / total >= LEAST]
+        return [
+            dict(what=kind, share=round(seconds / total, 3))
+            for kind, seconds in self.kinds.most_common()
+            if seconds / total >= LEAST
+        ]
 
     def users_lines(self):
         """Return [{"at": "file:line", "text": the line, "share": of the time}] of the user's."""
         total = sum(self.kinds.values()) or 1
-        return [dict(at=f"{file}:{line}", text=linecache.getline(file, line).strip(),
-                     share=round(seconds / total, 3))
-                for (file, line), seconds in (
-                    (place, seconds) for place, seconds in self.lines.most_common(MOST + 1)
-                    if place and seconds / total >= 2 * LEAST)][:MOST]
+        return [
+            dict(
+                at=f"{file}:{line}",
+                text=linecache.getline(file, line).strip(),
+                share=round(seconds / total, 3),
+            )
+            for (file, line), seconds in (
+                (place, seconds)
+                for place, seconds in self.lines.most_common(MOST + 1)
+                if place and seconds / total >= 2 * LEAST
+            )
+        ][:MOST]

@@ -24,14 +24,21 @@ class State:
 
     def __init__(self, modules, optimizers, schedulers=(), scalers=()):
         weights = {id(each): each for module in modules for each in module.parameters()}
-        weights |= {id(each): each for optimizer in optimizers
-                    for group in optimizer.param_groups for each in group["params"]}
+        weights |= {
+            id(each): each
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for each in group["params"]
+        }
         self.weights = [(each, copied(each)) for each in weights.values()]
         parts = {id(part): part for module in modules for part in module.modules()}
-        self.buffers = [(part, name, copied(each), each.device) for part in parts.values()
-                        for name, each in part._buffers.items() if each is not None]
-        self.optimizers = [(each, self.state_of(each), self.groups_of(each))
-                           for each in optimizers]
+        self.buffers = [
+            (part, name, copied(each), each.device)
+            for part in parts.values()
+            for name, each in part._buffers.items()
+            if each is not None
+        ]
+        self.optimizers = [(each, self.state_of(each), self.groups_of(each)) for each in optimizers]
         self.schedulers = [(each, self.values_of(each)) for each in schedulers]
         self.scalers = [(each, copy.deepcopy(each.state_dict())) for each in scalers]
         self.random = self.random_state()
@@ -39,20 +46,33 @@ class State:
     @staticmethod
     def state_of(optimizer):
         """Return {weight: {name: (a copy of the value, the device of a tensor)}}."""
-        return {weight: {name: (copied(value), getattr(value, "device", None))
-                         for name, value in values.items()}
-                for weight, values in optimizer.state.items()}
+        return {
+            weight: {
+                name: (copied(value), getattr(value, "device", None))
+                for name, value in values.items()
+            }
+            for weight, values in optimizer.state.items()
+        }
 
     @staticmethod
     def groups_of(optimizer):
-        return [{name: copied(value) for name, value in group.items()
-                 if name not in ("params", *TECHNIQUES)} for group in optimizer.param_groups]
+        return [
+            {
+                name: copied(value)
+                for name, value in group.items()
+                if name not in ("params", *TECHNIQUES)
+            }
+            for group in optimizer.param_groups
+        ]
 
     @staticmethod
     def values_of(scheduler):
         """Return what a scheduler counts: its plain values."""
-        return {name: copy.copy(value) for name, value in vars(scheduler).items()
-                if isinstance(value, (int, float, list, bool, str, type(None)))}
+        return {
+            name: copy.copy(value)
+            for name, value in vars(scheduler).items()
+            if isinstance(value, (int, float, list, bool, str, type(None)))
+        }
 
     @staticmethod
     def random_state():
@@ -99,8 +119,11 @@ class State:
                 del now[name]
             for name, (value, device) in values.items():
                 there = now.get(name)
-                if isinstance(value, torch.Tensor) and isinstance(there, torch.Tensor) and (
-                        there.shape == value.shape):
+                if (
+                    isinstance(value, torch.Tensor)
+                    and isinstance(there, torch.Tensor)
+                    and (there.shape == value.shape)
+                ):
                     there.copy_(value)
                 elif isinstance(value, torch.Tensor):
                     now[name] = value.to(device, copy=True)
@@ -122,19 +145,20 @@ def stand_still(schedulers):
 
 def still(plain):
     """Return a scheduler's method `step` that changes nothing in the end."""
+
     @functools.wraps(plain)
     def step(scheduler, *args, **kwargs):
         if not getattr(scheduler, "_step_count", 1):  # it is being made, and sets the first rate
             return plain(scheduler, *args, **kwargs)
         counts, optimizer = State.values_of(scheduler), getattr(scheduler, "optimizer", None)
         groups = optimizer.param_groups if optimizer else []
-        rates = [{name: copied(group[name]) for name in RATES if name in group}
-                 for group in groups]
+        rates = [{name: copied(group[name]) for name in RATES if name in group} for group in groups]
         with contextlib.suppress(Exception):  # one may refuse to go beyond its last step
             plain(scheduler, *args, **kwargs)
         vars(scheduler).update(counts)
         for group, values in zip(groups, rates):
             put_values(group, values)
+
     step.stands_still = True
     return step
 

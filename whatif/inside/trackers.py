@@ -25,7 +25,8 @@ TRACKERS = {
     "trackio": r"log|log_\w+|alert|save",
     "tensorboardX": r"add_\w+",
     "torch.utils.tensorboard": r"add_\w+",
-    "torch.utils.tensorboard.writer": r"add_\w+"}
+    "torch.utils.tensorboard.writer": r"add_\w+",
+}
 SENDS = ("POST", "PUT", "PATCH", "DELETE")
 
 
@@ -67,7 +68,8 @@ def is_here(host):
     """Return whether a host is this machine."""
     host = str(host).strip("[]").lower()
     return host in ("", "localhost", "::1", socket.gethostname().lower()) or (
-        host.startswith("127.") or host == "0.0.0.0")
+        host.startswith("127.") or host == "0.0.0.0"
+    )
 
 
 def refuse(method, host):
@@ -81,14 +83,30 @@ def hold_uploads():
 
     requests, urllib3 and urllib use http.client; httpx and aiohttp have their own.
     """
-    after_import("http.client", lambda: before(
-        sys.modules["http.client"].HTTPConnection, "putrequest",
-        lambda self, method, url, *_, **__: refuse(
-            method, urlsplit(url).hostname or self._tunnel_host or self.host)))  # of a proxy
+    after_import(
+        "http.client",
+        lambda: before(
+            sys.modules["http.client"].HTTPConnection,
+            "putrequest",
+            lambda self, method, url, *_, **__: refuse(
+                method, urlsplit(url).hostname or self._tunnel_host or self.host
+            ),
+        ),
+    )  # of a proxy
     for name in ("Client", "AsyncClient"):
-        after_import("httpx", lambda name=name: before(
-            getattr(sys.modules["httpx"], name), "send",
-            lambda self, request, *_, **__: refuse(request.method, request.url.host)))
-    after_import("aiohttp", lambda: before(
-        sys.modules["aiohttp"].ClientSession, "_request",
-        lambda self, method, url, *_, **__: refuse(method, getattr(url, "host", None) or url)))
+        after_import(
+            "httpx",
+            lambda name=name: before(
+                getattr(sys.modules["httpx"], name),
+                "send",
+                lambda self, request, *_, **__: refuse(request.method, request.url.host),
+            ),
+        )
+    after_import(
+        "aiohttp",
+        lambda: before(
+            sys.modules["aiohttp"].ClientSession,
+            "_request",
+            lambda self, method, url, *_, **__: refuse(method, getattr(url, "host", None) or url),
+        ),
+    )

@@ -114,8 +114,11 @@ class Run(Hooks):
         except StopIteration:
             self.finish()
         except Exception as error:  # of ours
-            self.send(error=f"whatif failed: {type(error).__name__}: {error}", done=True,
-                      traceback=traceback.format_exc())
+            self.send(
+                error=f"whatif failed: {type(error).__name__}: {error}",
+                done=True,
+                traceback=traceback.format_exc(),
+            )
             os._exit(1)
 
     def note_idle(self, optimizer):
@@ -123,12 +126,15 @@ class Run(Hooks):
         number = self.numbers.get(optimizer)
         if number is not None and "has_idle" not in self.optimizer_facts[number]:
             self.optimizer_facts[number]["has_idle"] = any(
-                each not in optimizer.state for each in amp.weights_of(optimizer))
+                each not in optimizer.state for each in amp.weights_of(optimizer)
+            )
 
     def begin(self, optimizer):
         """Choose the plan at the first step."""
-        self.device = next((each.device.type for group in optimizer.param_groups
-                            for each in group["params"]), "cpu")
+        self.device = next(
+            (each.device.type for group in optimizer.param_groups for each in group["params"]),
+            "cpu",
+        )
         rank, count = self.ranks()
         is_first = rank > 0 or count > 1
         if not is_first:  # of several processes without a group, the first one takes the turns
@@ -159,17 +165,31 @@ class Run(Hooks):
         with contextlib.suppress(RuntimeError):  # of scripts that mix the old setting and the new
             self.see("tf32", torch.get_float32_matmul_precision() != "highest" and not self.names)
         found = dict(
-            seen=self.seen, device=self.device, torch=torch.__version__,
-            python=sys.version.split()[0], models=self.models.facts(),
-            optimizers=self.optimizer_facts, loaders=[*self.loaders.about.values()],
-            training=self.loaders.training(), processes=self.ranks()[1],
-            cores=self.spec["cores"], autocasts=self.autocasts, cycle=self.cycle, sites=self.sites,
-            files=self.places.files(), has_scaler=self.has_scaler(),
-            options=parsers.options_of(self.parsers, sys._getframe(1)))
+            seen=self.seen,
+            device=self.device,
+            torch=torch.__version__,
+            python=sys.version.split()[0],
+            models=self.models.facts(),
+            optimizers=self.optimizer_facts,
+            loaders=[*self.loaders.about.values()],
+            training=self.loaders.training(),
+            processes=self.ranks()[1],
+            cores=self.spec["cores"],
+            autocasts=self.autocasts,
+            cycle=self.cycle,
+            sites=self.sites,
+            files=self.places.files(),
+            has_scaler=self.has_scaler(),
+            options=parsers.options_of(self.parsers, sys._getframe(1)),
+        )
         if on_gpu:
             about = torch.cuda.get_device_properties(self.device)
-            found |= dict(gpu=about.name, memory=about.total_memory, capability=about.major,
-                          peak=torch.cuda.max_memory_allocated())
+            found |= dict(
+                gpu=about.name,
+                memory=about.total_memory,
+                capability=about.major,
+                peak=torch.cuda.max_memory_allocated(),
+            )
         return found
 
     def has_scaler(self):
@@ -181,8 +201,13 @@ class Run(Hooks):
         """Tell what there is when the script has come to its own end."""
         if self.steps and os.getpid() == self.pid and not self.is_over and self.ranks()[0] == 0:
             self.is_over = True
-            self.send(steps=self.steps, facts=self.facts(), losses=numbers(self.losses), ended=True,
-                      done=True)
+            self.send(
+                steps=self.steps,
+                facts=self.facts(),
+                losses=numbers(self.losses),
+                ended=True,
+                done=True,
+            )
 
     def finish(self):
         """End the process; none of the script's own handlers runs, so nothing is saved."""

@@ -48,21 +48,30 @@ def libraries(pid):
         text = Path(f"/proc/{pid}/maps").read_text()
     except OSError:
         return set()
-    return {name for name, pattern in dict(
-        openblas=r"openblas", mkl=r"libmkl_|mkl_rt", cv2=r"/cv2/|libopencv_core").items()
-        if re.search(pattern, text)}
+    return {
+        name
+        for name, pattern in dict(
+            openblas=r"openblas", mkl=r"libmkl_|mkl_rt", cv2=r"/cv2/|libopencv_core"
+        ).items()
+        if re.search(pattern, text)
+    }
 
 
 def note(use, found, cv2_threads):
     """Return a sentence that says what to write against threads that fight for cores, or ""."""
     if use["busy"] < 2:
         return ""
-    begin = (f"each worker computes with {use['busy']} threads ({use['cores']} cores in use): "
-             "they fight for cores with the other workers")
+    begin = (
+        f"each worker computes with {use['busy']} threads ({use['cores']} cores in use): "
+        "they fight for cores with the other workers"
+    )
     if "cv2" in found and cv2_threads != 1:
         return f"{begin}; write cv2.setNumThreads(0) in worker_init_fn"
-    variable = "OPENBLAS_NUM_THREADS" if "openblas" in found else (
-        "MKL_NUM_THREADS" if "mkl" in found else "OMP_NUM_THREADS")
+    variable = (
+        "OPENBLAS_NUM_THREADS"
+        if "openblas" in found
+        else ("MKL_NUM_THREADS" if "mkl" in found else "OMP_NUM_THREADS")
+    )
     return f"{begin}; start the script with {variable}=1 in its environment"
 
 

@@ -17,8 +17,10 @@ import pkgutil
 
 from whatif.search import kind
 
-FOUND = {each.name: importlib.import_module(f"{__name__}.{each.name}")
-         for each in pkgutil.iter_modules(__path__)}
+FOUND = {
+    each.name: importlib.import_module(f"{__name__}.{each.name}")
+    for each in pkgutil.iter_modules(__path__)
+}
 
 
 def in_order(*first):
@@ -29,8 +31,13 @@ def in_order(*first):
 # forward() of the first is the innermost: autocast stands around what is compiled
 MODULES = in_order("compile", "amp", "channels_last")
 # the order in which they are tried and written
-NAMES = [name for module in in_order("amp", "channels_last", "fused", "cudnn", "tf32", "compile",
-                                     "batch", "workers") for name in module.NAMES]
+NAMES = [
+    name
+    for module in in_order(
+        "amp", "channels_last", "fused", "cudnn", "tf32", "compile", "batch", "workers"
+    )
+    for name in module.NAMES
+]
 KINDS = [*dict.fromkeys(map(kind, NAMES))]
 LOADING = ("workers",)  # measured with the loader by itself, not by turns
 NEVER_KEPT = ("batch",)  # another training

@@ -16,7 +16,8 @@ def why_not(name, facts):
     if why := advice.no_model(facts):
         return why
     if advice.is_seen(name, facts) or any(
-            each.get("autocast") for each in facts["models"] if each.get("role") != "frozen"):
+        each.get("autocast") for each in facts["models"] if each.get("role") != "frozen"
+    ):
         return "already there"
     return advice.needs_gpu(facts) if name == "amp float16" else ""
 
@@ -24,7 +25,8 @@ def why_not(name, facts):
 def write(name, facts, extra):
     """Return what to write: an option, or the lines around the call of a model."""
     if option := advice.by_option(name, facts, extra) or advice.by_library(
-            name, advice.drivers_of(facts), extra, advice.driven(facts)[1]):
+        name, advice.drivers_of(facts), extra, advice.driven(facts)[1]
+    ):
         return advice.paragraphs(option, watch(name, True))
     models = advice.models_of(facts)
     model = models[0]
@@ -32,9 +34,16 @@ def write(name, facts, extra):
         advice.at_line(model, autocast_of(model, facts["device"], f"torch.{name.split()[-1]}")),
         own_autocast(name, facts),
         *(scaler_of(facts) if name == "amp float16" else ()),
-        advice.likewise([(advice.shown_model(each) if each["local"] == each["name"] else
-                          each["local"], at) for each in models for at in each["calls"]][1:]),
-        watch(name), advice.example(name))
+        advice.likewise(
+            [
+                (advice.shown_model(each) if each["local"] == each["name"] else each["local"], at)
+                for each in models
+                for at in each["calls"]
+            ][1:]
+        ),
+        watch(name),
+        advice.example(name),
+    )
     library = model.get("library")
     return advice.inside(library, text) if library else text
 
@@ -53,10 +62,17 @@ def watch(name, is_library=False):
 
 def own_autocast(name, facts):
     """Return the line of an autocast of the script's own that computes in float32, or ""."""
-    found = [each for each in facts.get("autocasts", ()) if not each["half"] and (
-        "(" not in each["text"] or re.search(r"(?<!\w)autocast\(", each["text"]))]
-    return (f"or at {advice.line(found[0]).rstrip(':')}: enabled=True, "
-            f"dtype=torch.{name.split()[-1]}" if found else "")
+    found = [
+        each
+        for each in facts.get("autocasts", ())
+        if not each["half"]
+        and ("(" not in each["text"] or re.search(r"(?<!\w)autocast\(", each["text"]))
+    ]
+    return (
+        f"or at {advice.line(found[0]).rstrip(':')}: enabled=True, dtype=torch.{name.split()[-1]}"
+        if found
+        else ""
+    )
 
 
 def scaler_of(facts):
@@ -65,13 +81,18 @@ def scaler_of(facts):
     names = names or ["optimizer"]
     old = ", ".join(["loss.backward()", *(f"{name}.step()" for name in names)])
     steps = "; ".join(f"scaler.step({name})" for name in names)
-    made = ("before the training loop"
-            f'{advice.INDENT}scaler = torch.amp.GradScaler("{facts["device"]}")')
+    made = (
+        f'before the training loop{advice.INDENT}scaler = torch.amp.GradScaler("{facts["device"]}")'
+    )
     if len(names) == 1:
-        return made, (f"for {old.replace(', ', ' and ')}{advice.INDENT}"
-                      f"scaler.scale(loss).backward(); {steps}; scaler.update()")
-    return made, (f"for {old}{advice.INDENT}scaler.scale(loss).backward(); {steps}"
-                  f"{advice.INDENT}scaler.update() after these steps, before the next backward()")
+        return made, (
+            f"for {old.replace(', ', ' and ')}{advice.INDENT}"
+            f"scaler.scale(loss).backward(); {steps}; scaler.update()"
+        )
+    return made, (
+        f"for {old}{advice.INDENT}scaler.scale(loss).backward(); {steps}"
+        f"{advice.INDENT}scaler.update() after these steps, before the next backward()"
+    )
 
 
 def autocast_of(model, device, dtype):
@@ -95,13 +116,16 @@ def forward(plain, name, run):
     """Return `plain` under autocast; what it returns is float32 again."""
     import torch
     from torch.utils._pytree import tree_map_only
+
     half = getattr(torch, name.split()[1])
 
     def half_forward(*args, **kwargs):
         with torch.autocast(run.device, half):
             output = plain(*args, **kwargs)
-        return tree_map_only(torch.Tensor, lambda each: each.float() if each.dtype == half
-                             else each, output)
+        return tree_map_only(
+            torch.Tensor, lambda each: each.float() if each.dtype == half else each, output
+        )
+
     return half_forward
 
 
@@ -110,6 +134,7 @@ def on(run, name):
     if not name.endswith("float16") or name.endswith("bfloat16"):
         return
     import torch
+
     run.scaler = run.scalers.setdefault(name, torch.amp.GradScaler(run.device))
     for optimizer in run.optimizers:
         run.plain_steps[optimizer] = optimizer.__dict__.get("step")
@@ -133,6 +158,7 @@ def off(run, name):
 def scaled_step(optimizer, closure=None, **kwargs):
     """Take the place of an optimizer's step."""
     from whatif.inside.watch import Run
+
     run = Run.active
     plain = run.plain_steps.get(optimizer) or MethodType(type(optimizer).step, optimizer)
     if run.stepping or not run.scaler:  # called by the scaler

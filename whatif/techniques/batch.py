@@ -29,8 +29,12 @@ def write(name, facts, extra):
         return advice.paragraphs(option, note)
     size = extra["times"] * loader["batch"] if loader["batch"] else None
     library = loader.get("library")
-    if text := advice.by_library(name, [library, loader.get("driver")] if library else [],
-                                 {**extra, "size": size or "a larger one"}, loader):
+    if text := advice.by_library(
+        name,
+        [library, loader.get("driver")] if library else [],
+        {**extra, "size": size or "a larger one"},
+        loader,
+    ):
         return advice.paragraphs(text, note)
     lines = [f"a batch {extra['times']} times as large"]
     if size and loader.get("arguments"):
@@ -47,6 +51,7 @@ def times(names):
 def is_samples(batch):
     """Return whether a list holds samples: images of several sizes, or dicts, as in detection."""
     import torch
+
     if not batch or len({type(each) for each in batch}) > 1:
         return False
     if isinstance(batch[0], torch.Tensor):
@@ -60,6 +65,7 @@ def joined(batches):
     Lists of samples, as detection has them, are joined as lists.
     """
     import torch
+
     first = batches[0]
     if isinstance(first, torch.Tensor):
         if not first.dim() or any(each.shape[1:] != first.shape[1:] for each in batches):

@@ -18,9 +18,11 @@ def to_layout(model, name):
     """Return the lines that change a model's weights, one by one where its to() may fail."""
     if not model.get("own_to"):
         return [f"{name}.to({LAYOUT})"]
-    return [f"for weights in {name}.parameters():  # to() may fail here",
-            "    if weights.dim() == 4:",
-            f"        weights.data = weights.data.contiguous({LAYOUT})"]
+    return [
+        f"for weights in {name}.parameters():  # to() may fail here",
+        "    if weights.dim() == 4:",
+        f"        weights.data = weights.data.contiguous({LAYOUT})",
+    ]
 
 
 def write(name, facts, extra):
@@ -34,29 +36,50 @@ def write(name, facts, extra):
     note = "watch: it gains more with amp; .view() in a layer may have to be .reshape()"
     if entry:  # the library gives the images; a convolution takes the layout of its weights
         own = advice.fitted(entry)
-        return advice.paragraphs(f"above {advice.line(entry)}{advice.INDENT}"
-                                 + advice.INDENT.join(to_layout(model, own)), note)
+        return advice.paragraphs(
+            f"above {advice.line(entry)}{advice.INDENT}"
+            + advice.INDENT.join(to_layout(model, own)),
+            note,
+        )
     place, called = advice.before_use(model, facts)
     text = advice.paragraphs(
         place + advice.INDENT + advice.INDENT.join(to_layout(model, called)),
         advice.at_line(model, [f"its images as .to({LAYOUT})"]),
-        advice.likewise({at: (name, at) for name, at in [*(
-            (each["local"], at) for each in models for at in each["calls"][each is model:]),
-            *advice.other_models(models)]}.values()),
-        note, advice.example(name))
+        advice.likewise(
+            {
+                at: (name, at)
+                for name, at in [
+                    *(
+                        (each["local"], at)
+                        for each in models
+                        for at in each["calls"][each is model :]
+                    ),
+                    *advice.other_models(models),
+                ]
+            }.values()
+        ),
+        note,
+        advice.example(name),
+    )
     return advice.inside(model["library"], text) if model.get("library") else text
 
 
 def edit(name, facts, extra, sources):
     """Write the layout of the weights, and of the images in each call."""
-    models = [each for each in anchors.models_once(facts)
-              if "image" in each.get("traits", ["image"])]
+    models = [
+        each for each in anchors.models_once(facts) if "image" in each.get("traits", ["image"])
+    ]
     for model in models:
         spots = anchors.spots_of(model)
         lines = [line.partition("  #")[0] for line in to_layout(model, "{name}")]
         has_images = any(spot["images"] for spot in spots)  # uint8 images get it in the model
-        anchors.change_model(model, facts, sources, lines, "convolutions are faster in this layout"
-                             + ", which images get as well" * has_images)
+        anchors.change_model(
+            model,
+            facts,
+            sources,
+            lines,
+            "convolutions are faster in this layout" + ", which images get as well" * has_images,
+        )
         for spot in spots:
             images_of(spot, sources)
 
@@ -87,15 +110,22 @@ def forward(plain, name, run):
     from torch.utils._pytree import tree_map_only
 
     def last_forward(*args, **kwargs):
-        args, kwargs = tree_map_only(torch.Tensor, lambda each: each.contiguous(
-            memory_format=torch.channels_last) if each.dim() == 4 else each, (args, kwargs))
+        args, kwargs = tree_map_only(
+            torch.Tensor,
+            lambda each: (
+                each.contiguous(memory_format=torch.channels_last) if each.dim() == 4 else each
+            ),
+            (args, kwargs),
+        )
         return plain(*args, **kwargs)
+
     return last_forward
 
 
 def on(run, name):
     """Change the layout of the weights."""
     import torch
+
     change(run, torch.channels_last)
 
 
@@ -111,8 +141,13 @@ def change(run, layout):
     Momentum and gradients follow: a fused step on mixed layouts is silently wrong.
     """
     import torch
-    weights = {id(each): each for module in run.models.inner() for each in module.parameters()
-               if each.dim() == 4}
+
+    weights = {
+        id(each): each
+        for module in run.models.inner()
+        for each in module.parameters()
+        if each.dim() == 4
+    }
     with torch.no_grad():
         for weight in weights.values():
             copies = run.layouts.setdefault(weight, {None: weight.data})
@@ -127,4 +162,5 @@ def change(run, layout):
                 for name, value in state.items() if id(weight) in weights else ():
                     if getattr(value, "shape", None) == weight.shape:
                         state[name] = torch.empty_like(
-                            weight.data, dtype=value.dtype, device=value.device).copy_(value)
+                            weight.data, dtype=value.dtype, device=value.device
+                        ).copy_(value)

@@ -20,8 +20,11 @@ def why_not(name, facts):
 
 def write(name, facts, extra):
     """Return what to write: an option, or the line that compiles the model."""
-    note = ("watch: it compiles in the first step, and again for a new shape" if name == "compile"
-            else "watch: shapes must not change; it takes memory")
+    note = (
+        "watch: it compiles in the first step, and again for a new shape"
+        if name == "compile"
+        else "watch: shapes must not change; it takes memory"
+    )
     mode = f'mode="{name.split()[1]}"' if name != "compile" else ""
     if option := advice.built_in(name, facts, extra):
         return advice.paragraphs(option, note)
@@ -32,11 +35,15 @@ def write(name, facts, extra):
         own = advice.fitted(entry)
         words = ", ".join(filter(None, [own, mode]))
         return advice.paragraphs(
-            f"above {advice.line(entry)}{advice.INDENT}{own} = torch.compile({words})", note)
+            f"above {advice.line(entry)}{advice.INDENT}{own} = torch.compile({words})", note
+        )
     place, called = advice.before_use(model, facts)
-    text = advice.paragraphs(f"{place}{advice.INDENT}{called}.compile({mode})",
-                             advice.likewise(advice.other_models(models)), note,
-                             advice.example(name))
+    text = advice.paragraphs(
+        f"{place}{advice.INDENT}{called}.compile({mode})",
+        advice.likewise(advice.other_models(models)),
+        note,
+        advice.example(name),
+    )
     return advice.inside(model["library"], text) if model.get("library") else text
 
 
@@ -45,16 +52,26 @@ def edit(name, facts, extra, sources):
     mode = f'mode="{name.split()[1]}"' if name != "compile" else ""
     for model in anchors.models_once(facts):
         anchors.spots_of(model)
-        anchors.change_model(model, facts, sources, [f"{{name}}.compile({mode})"],
-                             "layers are fused into fewer kernels; the first step compiles")
+        anchors.change_model(
+            model,
+            facts,
+            sources,
+            [f"{{name}}.compile({mode})"],
+            "layers are fused into fewer kernels; the first step compiles",
+        )
 
 
 def forward(plain, name, run):
     """Return `plain`, compiled; each call makes a function that shares nothing with another."""
     import torch
+
     config = torch._dynamo.config
-    for limit in ("recompile_limit", "cache_size_limit", "accumulated_recompile_limit",
-                  "accumulated_cache_size_limit"):  # functions below `plain` belong to all sets
+    for limit in (
+        "recompile_limit",
+        "cache_size_limit",
+        "accumulated_recompile_limit",
+        "accumulated_cache_size_limit",
+    ):  # functions below `plain` belong to all sets
         if hasattr(config, limit):
             setattr(config, limit, max(getattr(config, limit), 1024))
     keep_apart()
@@ -63,6 +80,7 @@ def forward(plain, name, run):
 
     def call(*args, **kwargs):
         return compiled(*args, **kwargs)
+
     return call
 
 
@@ -74,6 +92,7 @@ def keep_apart():
     """
     from torch._functorch import config
     from torch._functorch._aot_autograd import autograd_cache
+
     if "autocast_state" not in inspect.getsource(autograd_cache):
         config.enable_autograd_cache = False
 
@@ -86,11 +105,18 @@ def copied(plain):
     """
     function = getattr(plain, "__func__", plain)
     if not isinstance(function, types.FunctionType):
+
         def function(*args, **kwargs):
             return plain(*args, **kwargs)
+
         plain = function
-    own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__,
-                             function.__defaults__, function.__closure__)
+    own = types.FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
     own.__kwdefaults__ = function.__kwdefaults__
     functools.update_wrapper(own, function)
     return types.MethodType(own, plain.__self__) if hasattr(plain, "__self__") else own

@@ -14,20 +14,29 @@ def why_not(name, facts):
 
 
 def write(name, facts, extra):
-    return advice.setting(name, facts, extra, LINE, "watch: it tries every new input size; runs "
-                          "differ in the last bits", advice.example(name))
+    return advice.setting(
+        name,
+        facts,
+        extra,
+        LINE,
+        "watch: it tries every new input size; runs differ in the last bits",
+        advice.example(name),
+    )
 
 
 def edit(name, facts, extra, sources):
-    anchors.put_setting(facts, sources, LINE,
-                        "cuDNN tries its algorithms on each new shape and keeps the fastest")
+    anchors.put_setting(
+        facts, sources, LINE, "cuDNN tries its algorithms on each new shape and keeps the fastest"
+    )
 
 
 def on(run, name):
     import torch
+
     torch.backends.cudnn.benchmark = True
 
 
 def off(run, name):
     import torch
+
     torch.backends.cudnn.benchmark = run.settings["cudnn"]

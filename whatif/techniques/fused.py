@@ -38,8 +38,10 @@ def write(name, facts, extra):
     if text := watch(todo):
         lines.append(text)
     if {"lightning", "pytorch_lightning", "fabric"} & {*advice.drivers_of(facts)}:
-        lines.append("watch: with amp, Lightning refuses to clip gradients (gradient_clip_val) of "
-                     "a fused optimizer")
+        lines.append(
+            "watch: with amp, Lightning refuses to clip gradients (gradient_clip_val) of "
+            "a fused optimizer"
+        )
     return advice.paragraphs(*dict.fromkeys(lines), advice.example(name))
 
 
@@ -74,8 +76,9 @@ def edit(name, facts, extra, sources):
         if one["fused"]:
             continue
         if one["kind"] == "SGD" and one.get("momentum") and one.get("has_idle"):
-            raise Refused("weights that get their first gradient later fail in a fused SGD with "
-                          "momentum")
+            raise Refused(
+                "weights that get their first gradient later fail in a fused SGD with momentum"
+            )
         if not given:
             raise Refused(f"{one['at']} makes its optimizer in a way of its own")
         source, line = sources.find(one["at"])
@@ -99,8 +102,10 @@ def below(one, line, source, has_loads, is_scaled):
     variable, parts = one.get("name"), []
     if one["kind"] == "SGD" and one.get("momentum") and is_scaled:
         if one.get("dampening"):
-            raise Refused("a scaler that skips the first step of a fused SGD with momentum needs "
-                          "its momentum made before, which dampening would change")
+            raise Refused(
+                "a scaler that skips the first step of a fused SGD with momentum needs "
+                "its momentum made before, which dampening would change"
+            )
         parts.append((MOMENTUM, "the scaler may skip the first step, which would make momentum"))
     if has_loads:
         parts.append((KEEP, "a checkpoint from before this change stays fused, in this layout"))
@@ -130,7 +135,8 @@ def watch(optimizers):
     sgd = any(each["kind"] == "SGD" for each in optimizers)
     return "watch: load_state_dict of an old checkpoint turns it off again" + (
         "; with amp float16, create\n        SGD's momentum before the first step, as "
-        "train_fused.py does" * sgd)
+        "train_fused.py does" * sgd
+    )
 
 
 def on(run, name):
@@ -139,8 +145,11 @@ def on(run, name):
         if is_torchs(optimizer):
             run.unfused[optimizer] = (
                 optimizer.__dict__.get("_step_supports_amp_scaling"),
-                [(group, group.get("fused"), group.get("foreach"))
-                 for group in optimizer.param_groups])
+                [
+                    (group, group.get("fused"), group.get("foreach"))
+                    for group in optimizer.param_groups
+                ],
+            )
             for group in optimizer.param_groups:
                 group["fused"], group["foreach"] = True, False
             optimizer._step_supports_amp_scaling = True
@@ -152,7 +161,8 @@ def on(run, name):
 def is_torchs(optimizer):
     """Return whether the step is one of torch's own, which has a fused kernel."""
     return "fused" in optimizer.defaults and type(optimizer).step.__module__.startswith(
-        "torch.optim")
+        "torch.optim"
+    )
 
 
 def off(run, name):
@@ -173,6 +183,7 @@ def make_momentum(optimizer):
     PyTorch would leave it uninitialised then.
     """
     import torch
+
     if not isinstance(optimizer, torch.optim.SGD):
         return
     for group in optimizer.param_groups:
@@ -184,6 +195,7 @@ def make_momentum(optimizer):
 def move_steps(optimizer):
     """Move Adam's counts of steps to where its kernels want them."""
     import torch
+
     for group in optimizer.param_groups:
         for weight in group["params"]:
             state = optimizer.state.get(weight) or {}

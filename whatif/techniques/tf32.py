@@ -16,8 +16,13 @@ def why_not(name, facts):
 
 
 def write(name, facts, extra):
-    return advice.setting(name, facts, extra, LINE, "watch: products in float32 keep 10 bits of "
-                          "mantissa: compare the accuracy")
+    return advice.setting(
+        name,
+        facts,
+        extra,
+        LINE,
+        "watch: products in float32 keep 10 bits of mantissa: compare the accuracy",
+    )
 
 
 def edit(name, facts, extra, sources):
@@ -26,10 +31,12 @@ def edit(name, facts, extra, sources):
 
 def on(run, name):
     import torch
+
     torch.set_float32_matmul_precision("high")
 
 
 def off(run, name):
     import torch
+
     with contextlib.suppress(RuntimeError):  # a script may mix the old setting and the new one
         torch.set_float32_matmul_precision(run.settings["tf32"])

@@ -16,7 +16,7 @@ def why_not(name, facts):
     if not loader:
         return "the script trains without a torch DataLoader"
     if loader.get("repeats"):
-        return ("an IterableDataset without get_worker_info may give each worker the same data")
+        return "an IterableDataset without get_worker_info may give each worker the same data"
     is_pinned = loader["pin"] or facts["device"] != "cuda"
     if loader["workers"] >= wanted(facts) and loader["persistent"] and is_pinned:
         return "already there"
@@ -67,12 +67,16 @@ def write(name, facts, extra):
         new["pin_memory"] = "True"
     lines = []
     for loader in advice.training_loaders(facts):
-        mine = {key: value for key, value in new.items()
-                if key != "num_workers" or value != str(loader.get("workers"))}
+        mine = {
+            key: value
+            for key, value in new.items()
+            if key != "num_workers" or value != str(loader.get("workers"))
+        }
         text = advice.at_line(loader, advice.written(loader.get("arguments", {}), mine))
         library = loader.get("library")
         if library:
             text = advice.by_library(name, [library, loader.get("driver")], extra, loader) or (
-                advice.inside(library, text))
+                advice.inside(library, text)
+            )
         lines.append(text)
     return advice.paragraphs(*dict.fromkeys(lines), note)

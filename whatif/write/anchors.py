@@ -14,8 +14,14 @@ def names_torch(node):
     """Return the name that an import gives to torch, or ""."""
     if not isinstance(node, ast.Import):
         return ""
-    return next((each.asname or "torch" for each in node.names
-                 if each.name == "torch" or each.name.startswith("torch.") and not each.asname), "")
+    return next(
+        (
+            each.asname or "torch"
+            for each in node.names
+            if each.name == "torch" or each.name.startswith("torch.") and not each.asname
+        ),
+        "",
+    )
 
 
 def top_of(source):
@@ -24,8 +30,12 @@ def top_of(source):
     for node in source.tree.body:
         if last and not isinstance(node, (ast.Import, ast.ImportFrom)):
             break
-        if last or names_torch(node) or isinstance(node, ast.ImportFrom) and (
-                node.module or "").split(".")[0] == "torch":
+        if (
+            last
+            or names_torch(node)
+            or isinstance(node, ast.ImportFrom)
+            and (node.module or "").split(".")[0] == "torch"
+        ):
             last = node
     if not last:
         raise Refused(f"{source.shown} does not import torch at its top")
@@ -73,22 +83,32 @@ def assigns(node, name):
     """Return whether a statement, or one in it, gives a name its value."""
     root = re.match(r"\w*", name)[0]
     for each in ast.walk(node):
-        targets = [*getattr(each, "targets", ()), getattr(each, "target", None),
-                   getattr(each, "optional_vars", None)]
+        targets = [
+            *getattr(each, "targets", ()),
+            getattr(each, "target", None),
+            getattr(each, "optional_vars", None),
+        ]
         for target in filter(None, targets):
-            if {ast.unparse(part) for part in ast.walk(target)
-                    if isinstance(part, (ast.Name, ast.Attribute))} & {name, root}:
+            if {
+                ast.unparse(part)
+                for part in ast.walk(target)
+                if isinstance(part, (ast.Name, ast.Attribute))
+            } & {name, root}:
                 return True
     return False
 
 
 def wraps(node, name):
     """Return whether a statement gives a model to DistributedDataParallel or DataParallel."""
-    return any(isinstance(each, ast.Call) and
-               ast.unparse(each.func).rpartition(".")[2] in WRAPPERS and any(
-                   ast.unparse(argument).startswith(name) for argument in
-                   [*each.args, *(keyword.value for keyword in each.keywords)])
-               for each in ast.walk(node))
+    return any(
+        isinstance(each, ast.Call)
+        and ast.unparse(each.func).rpartition(".")[2] in WRAPPERS
+        and any(
+            ast.unparse(argument).startswith(name)
+            for argument in [*each.args, *(keyword.value for keyword in each.keywords)]
+        )
+        for each in ast.walk(node)
+    )
 
 
 def block_of(source, statement):
@@ -111,9 +131,9 @@ def hoisted(source, statement, name):
     """
     while True:
         block = block_of(source, statement)
-        before = block[:block.index(statement)]
+        before = block[: block.index(statement)]
         if earlier := next((each for each in before if wraps(each, name)), None):
-            statement, before = earlier, before[:before.index(earlier)]
+            statement, before = earlier, before[: before.index(earlier)]
         parent = source.parents[statement]
         if isinstance(parent, LOOPS):
             raise Refused(f"{source.where(statement)} is in a loop")
@@ -141,12 +161,13 @@ def place_for(model, facts, sources):
         raise Refused(f"it is not known where {model['kind']} gets its last change")
     source, line = sources.find(at["at"])
     statement = source.statement_at(line)
-    if not isinstance(source.parents[statement], (ast.If, *FUNCTIONS, ast.Module, ast.With,
-                                                  ast.Try, *LOOPS)):
+    if not isinstance(
+        source.parents[statement], (ast.If, *FUNCTIONS, ast.Module, ast.With, ast.Try, *LOOPS)
+    ):
         raise Refused(f"{source.where(statement)} is not a statement in a function")
     statement = hoisted(source, statement, name)
     block = block_of(source, statement)
-    later = [each for each in block[block.index(statement):] if rebinds(each, name)]
+    later = [each for each in block[block.index(statement) :] if rebinds(each, name)]
     return source, statement, name, later[-1] if later else None
 
 
@@ -155,8 +176,11 @@ def below_making(model, name, sources):
     at = (model.get("made") or {}).get("at") or model["at"]
     source, line = sources.find(at)
     scope = source.scope_of(source.statement_at(line))
-    made = [node for node in ast.walk(scope) if isinstance(node, ast.Assign)
-            and name in map(ast.unparse, node.targets)]
+    made = [
+        node
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets)
+    ]
     if len(made) != 1 or any(isinstance(each, LOOPS) for each in source.ancestors(made[0])):
         return None
     return source, made[0], name, made[0]
@@ -164,10 +188,18 @@ def below_making(model, name, sources):
 
 def rebinds(node, name):
     """Return whether a statement makes a name another model, and not by `.to()` or a wrapper."""
-    return isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets) and (
-        not wraps(node, name)) and not (isinstance(node.value, ast.Call) and re.fullmatch(
-            re.escape(name) + r"\.(to|cuda|cpu|train|eval|requires_grad_|apply)",
-            ast.unparse(node.value.func)))
+    return (
+        isinstance(node, ast.Assign)
+        and name in map(ast.unparse, node.targets)
+        and (not wraps(node, name))
+        and not (
+            isinstance(node.value, ast.Call)
+            and re.fullmatch(
+                re.escape(name) + r"\.(to|cuda|cpu|train|eval|requires_grad_|apply)",
+                ast.unparse(node.value.func),
+            )
+        )
+    )
 
 
 def change_model(model, facts, sources, lines, *reasons):
@@ -213,6 +245,8 @@ def models_once(facts):
 
 def is_in_autocast(source, node):
     """Return whether a node stands in `with autocast(...)`."""
-    return any(isinstance(each, (ast.With, ast.AsyncWith)) and any(
-        "autocast" in ast.unparse(item.context_expr) for item in each.items)
-        for each in source.ancestors(node))
+    return any(
+        isinstance(each, (ast.With, ast.AsyncWith))
+        and any("autocast" in ast.unparse(item.context_expr) for item in each.items)
+        for each in source.ancestors(node)
+    )

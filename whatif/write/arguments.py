@@ -12,7 +12,7 @@ class Refused(Exception):
 
 
 def indent_of(line):
-    return line[:len(line) - len(line.lstrip(" \t\f"))]
+    return line[: len(line) - len(line.lstrip(" \t\f"))]
 
 
 class Arguments:
@@ -21,9 +21,19 @@ class Arguments:
     def tail(self, node):
         """Return (place, is_first, has_comma, breaks) where a call or a display can grow."""
         text = self.text(node)
-        tokens = [each for each in tokenize.generate_tokens(io.StringIO(f"({text}\n)").readline)
-                  if each.type not in (tokenize.NL, tokenize.COMMENT, tokenize.NEWLINE,
-                                       tokenize.ENDMARKER, tokenize.INDENT, tokenize.DEDENT)]
+        tokens = [
+            each
+            for each in tokenize.generate_tokens(io.StringIO(f"({text}\n)").readline)
+            if each.type
+            not in (
+                tokenize.NL,
+                tokenize.COMMENT,
+                tokenize.NEWLINE,
+                tokenize.ENDMARKER,
+                tokenize.INDENT,
+                tokenize.DEDENT,
+            )
+        ]
         last, closing = tokens[-3], tokens[-2]
         line, column = self.start(node)
         row, end = last.end
@@ -64,8 +74,11 @@ class Arguments:
         (row, column), stop = self.start(node), self.stop(node)
         line = self.lines[row].rstrip("\r\n")
         head = line[:column]
-        if head.endswith("**") and len(line) + len(text) - (stop[1] - column) > self.limit() and (
-                stop[0] == row and head[:-2].strip()):
+        if (
+            head.endswith("**")
+            and len(line) + len(text) - (stop[1] - column) > self.limit()
+            and (stop[0] == row and head[:-2].strip())
+        ):
             place = row, len(head[:-2].rstrip())
             (top, end), space = self.stop(call.func), indent_of(self.lines[row])
             if top == row or self.lines[top][end:].strip() != "(":  # aligned to the bracket
@@ -96,8 +109,9 @@ class Arguments:
             items = ", ".join(f"{quote}{name}{quote}: {value}" for name, value in new.items())
             edits.append(self.renew(call, spreads[-1], f"{{**{self.text(spreads[-1])}, {items}}}"))
         elif new:
-            first = min([*call.args, *(each.value for each in call.keywords)],
-                        key=self.start, default=None)
+            first = min(
+                [*call.args, *(each.value for each in call.keywords)], key=self.start, default=None
+            )
             first = next((each for each in call.keywords if each.value is first), first)
             edits.append(self.grow(call, [f"{key}={value}" for key, value in new.items()], first))
         return edits

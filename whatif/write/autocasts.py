@@ -8,8 +8,16 @@ from .sources import FUNCTIONS, LOOPS, Refused, heads
 PRODUCTS = "convolutions and matrix products run in half precision"
 FLOAT32 = f"{PRODUCTS}; the output is float32 again"
 SHAPES = {"squeeze", "unsqueeze", "view", "reshape", "flatten", "permute", "transpose"}
-NOT_ALWAYS = (ast.Lambda, ast.IfExp, ast.BoolOp, ast.comprehension, ast.ListComp, ast.SetComp,
-              ast.DictComp, ast.GeneratorExp)  # what is in them may be computed never, or often
+NOT_ALWAYS = (
+    ast.Lambda,
+    ast.IfExp,
+    ast.BoolOp,
+    ast.comprehension,
+    ast.ListComp,
+    ast.SetComp,
+    ast.DictComp,
+    ast.GeneratorExp,
+)  # what is in them may be computed never, or often
 SCALED = "small gradients would become zero in float16, so the loss is scaled"
 
 
@@ -24,8 +32,11 @@ def write(name, facts, sources):
             done += around_calls(spot, device, half, sources)
     if not done:
         text = "".join(line for source in sources.files.values() for line in source.lines)
-        raise Refused("already there" if f'autocast("{device}", torch.{half})' in text else
-                      "an autocast of the script's own stands around the call")
+        raise Refused(
+            "already there"
+            if f'autocast("{device}", torch.{half})' in text
+            else "an autocast of the script's own stands around the call"
+        )
     if half == "float16":
         scale(facts, sources)
 
@@ -35,10 +46,14 @@ def around_calls(spot, device, half, sources):
     source, line = sources.find(spot["at"])
 
     def nodes():
-        calls = [each for each in source.calls(line, spot["name"])
-                 if not anchors.is_in_autocast(source, each)]
+        calls = [
+            each
+            for each in source.calls(line, spot["name"])
+            if not anchors.is_in_autocast(source, each)
+        ]
         parts = [part_of(source, each, spot) for each in calls]
         return calls if {*parts} & {*calls} else parts
+
     if not nodes():
         return False
     torch = anchors.torch_name(source)
@@ -69,7 +84,8 @@ def part_of(source, call, spot):
     """Return a tensor that a statement takes of a call, as model(x)["out"]; else the call."""
     match part := source.parents[call]:
         case ast.Attribute(value, key) | ast.Subscript(value, ast.Constant(key)) if (
-                value is call and key in spot.get("floats", ())):
+            value is call and key in spot.get("floats", ())
+        ):
             return part
     return call
 
@@ -81,8 +97,11 @@ def target_of(source, statement, calls):
     """
     match statement:
         case ast.Assign([ast.Name() | ast.Attribute() | ast.Tuple() as target], value):
-            while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and (
-                    value.func.attr in SHAPES and value not in calls):
+            while (
+                isinstance(value, ast.Call)
+                and isinstance(value.func, ast.Attribute)
+                and (value.func.attr in SHAPES and value not in calls)
+            ):
                 value = value.func.value
             return target if [value] == calls else None
     return None
@@ -91,28 +110,34 @@ def target_of(source, statement, calls):
 def free_names(source, first, second):
     """Return an iterator of names that a file does not use."""
     used = {each.id for each in ast.walk(source.tree) if isinstance(each, ast.Name)}
-    return (name for name in (first, second, *(f"{first}_{n}" for n in range(2, 99)))
-            if name not in used)
+    return (
+        name
+        for name in (first, second, *(f"{first}_{n}" for n in range(2, 99)))
+        if name not in used
+    )
 
 
 def can_come_before(source, statement, calls):
     """Return whether calls can be made in a statement above, in the same order of all calls."""
-    if not source.is_alone(statement) or not isinstance(statement, (
-            ast.Assign, ast.AugAssign, ast.Return, ast.Expr)):
+    if not source.is_alone(statement) or not isinstance(
+        statement, (ast.Assign, ast.AugAssign, ast.Return, ast.Expr)
+    ):
         return False
     free = {each for call in calls for each in ast.walk(call)}
     for call in calls:
         around = source.ancestors(call)
-        around = around[:around.index(statement)]
+        around = around[: around.index(statement)]
         if any(isinstance(each, NOT_ALWAYS) for each in around):
             return False
         for other in heads(statement):
             is_earlier = isinstance(other, (ast.Call, ast.NamedExpr, ast.Await, ast.Yield)) and (
-                source.start(other) < source.start(call))
+                source.start(other) < source.start(call)
+            )
             if is_earlier and other not in around and other not in free:
                 return False
-    return not any(inner in calls for call in calls for inner in ast.walk(call)
-                   if inner is not call)
+    return not any(
+        inner in calls for call in calls for inner in ast.walk(call) if inner is not call
+    )
 
 
 def extract(source, line, calls, context, cast):
@@ -127,7 +152,7 @@ def extract(source, line, calls, context, cast):
     source.apply(edits)
     statement = source.statement_at(line)
     index = statement.lineno - 1
-    indent = source.lines[index][:source.start(statement)[1]]
+    indent = source.lines[index][: source.start(statement)[1]]
     lines = [indent + source.unit_for(each) for each in (f"with {context}:", *texts, *casts)]
     lines = source.end.join(lines).split(source.end)
     source.insert(index, *lines)
@@ -154,32 +179,43 @@ class Cast:
             text = ", ".join(map(self.source.text, target.elts))
             return [f"{text} = (each.float() for each in ({text}))"]
         if self.spot.get("has_loss") and (
-                not self.holds or self.gives_loss(text, self.source.scope_of(statement))):
+            not self.holds or self.gives_loss(text, self.source.scope_of(statement))
+        ):
             return []  # the model computes its loss, in float32
         return self.lines(text)
 
     def gives_loss(self, text, scope):
         """Return whether a function uses only the loss of an output."""
-        uses = [self.source.parents[each] for each in ast.walk(scope)
-                if isinstance(each, (ast.Name, ast.Attribute)) and isinstance(each.ctx, ast.Load)
-                and ast.unparse(each) == text]
+        uses = [
+            self.source.parents[each]
+            for each in ast.walk(scope)
+            if isinstance(each, (ast.Name, ast.Attribute))
+            and isinstance(each.ctx, ast.Load)
+            and ast.unparse(each) == text
+        ]
         return {ast.unparse(each).removeprefix(text) for each in uses} <= {".loss", "['loss']"}
 
     def lines(self, text):
         """Return the lines for one variable."""
-        quote, known = self.source.quote(), {
-            "tensor": f"{text} = {text}.float()",
-            "tuple": f"{text} = [each.float() for each in {text}]",
-            "namedtuple": f"{text} = {text}._make(each.float() for each in {text})",
-            "dict": f"{text} = {{key: each.float() for key, each in {text}.items()}}"}
+        quote, known = (
+            self.source.quote(),
+            {
+                "tensor": f"{text} = {text}.float()",
+                "tuple": f"{text} = [each.float() for each in {text}]",
+                "namedtuple": f"{text} = {text}._make(each.float() for each in {text})",
+                "dict": f"{text} = {{key: each.float() for key, each in {text}.items()}}",
+            },
+        )
         if self.holds in known:
             return [known[self.holds]]
         if self.holds != "mixed":
             raise self.refused("is no tensor, and no tuple or dict of tensors")
         key, each = (next(free_names(self.source, name, f"{name}s")) for name in ("key", "value"))
-        return [f"for {key}, {each} in [*{text}.items()]:",
-                f"    if getattr({each}, {quote}dtype{quote}, None) == {self.half}:",
-                f"        {text}[{key}] = {each}.float()"]
+        return [
+            f"for {key}, {each} in [*{text}.items()]:",
+            f"    if getattr({each}, {quote}dtype{quote}, None) == {self.half}:",
+            f"        {text}[{key}] = {each}.float()",
+        ]
 
 
 # --------------------------------------------------------------------------------- the scaler
@@ -196,14 +232,20 @@ class Sites:
         self.source = self.found["steps"][0][0]
         if any(each[0] is not self.source for sites in self.found.values() for each in sites):
             raise Refused("backward() and step() are in several files")
-        scopes = {self.source.scope_of(self.statement(line))
-                  for sites in self.found.values() for _, line, _, _ in sites}
+        scopes = {
+            self.source.scope_of(self.statement(line))
+            for sites in self.found.values()
+            for _, line, _, _ in sites
+        }
         if len(scopes) > 1:
             raise Refused("backward() and step() are in several functions")
         self.scope = scopes.pop()
         for node in ast.walk(self.scope):
-            if isinstance(node, ast.Attribute) and node.attr == "grad" and not isinstance(
-                    self.source.parents[node], ast.Assign):
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr == "grad"
+                and not isinstance(self.source.parents[node], ast.Assign)
+            ):
                 raise Refused(f"{self.source.where(node)} reads gradients, which are scaled there")
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("autograd.grad"):
                 raise Refused(f"{self.source.where(node)} calls autograd.grad")
@@ -246,8 +288,11 @@ def scale(facts, sources):
         if len(mine) != 1 or number is None or len(sites.found["clips"]) > len(steps):
             raise Refused(f"{source.shown}:{line} clips gradients of several optimizers")
         optimizer = mine[0][2].rpartition(".")[0]
-        source.put_before(sites.statement(line), [f"scaler.unscale_({optimizer})"],
-                          "gradients are clipped at their own size")
+        source.put_before(
+            sites.statement(line),
+            [f"scaler.unscale_({optimizer})"],
+            "gradients are clipped at their own size",
+        )
     for _, line, name, _ in steps:
         call = sites.call(line, name)
         if call.args or call.keywords or not name.endswith(".step"):
@@ -257,12 +302,16 @@ def scale(facts, sources):
         if line in ends:
             index = statement.end_lineno
             indent = source.lines[statement.lineno - 1]
-            source.insert(index, indent[:len(indent) - len(indent.lstrip())] + "scaler.update()")
-            source.block(statement.lineno - 1, index + 1,
-                         "the scaler divides gradients again, and skips a step that overflowed")
+            source.insert(index, indent[: len(indent) - len(indent.lstrip())] + "scaler.update()")
+            source.block(
+                statement.lineno - 1,
+                index + 1,
+                "the scaler divides gradients again, and skips a step that overflowed",
+            )
         else:
-            source.mark(statement, "the scaler divides gradients again, and skips a step that "
-                        "overflowed")
+            source.mark(
+                statement, "the scaler divides gradients again, and skips a step that overflowed"
+            )
     make(facts, sites, sources)
 
 
@@ -291,9 +340,12 @@ def make(facts, sites, sources):
     at = [each["at"] for each in facts["optimizers"]]
     made, number = sources.find(at[-1])
     statement = made.statement_at(number)
-    is_here = made is source and made.scope_of(statement) is sites_scope(sites) and not any(
-        isinstance(each, LOOPS) for each in made.ancestors(statement)) and isinstance(
-        made.parents[statement], (*FUNCTIONS, ast.Module))
+    is_here = (
+        made is source
+        and made.scope_of(statement) is sites_scope(sites)
+        and not any(isinstance(each, LOOPS) for each in made.ancestors(statement))
+        and isinstance(made.parents[statement], (*FUNCTIONS, ast.Module))
+    )
     is_here = is_here and checkpoints.is_kept_in(facts, source, sites_scope(sites))
     checkpoints.keep_scaler(facts, source, sources)
     if is_here:

@@ -10,8 +10,11 @@ KEPT = "the scale is a part of the training's state"
 def calls_of(source, names, method):
     """Return the calls of `name.method` in a file, for one of the names."""
     wanted = {f"{name}.{method}" for name in names}
-    return [node for node in ast.walk(source.tree) if isinstance(node, ast.Call)
-            and ast.unparse(node.func) in wanted]
+    return [
+        node
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in wanted
+    ]
 
 
 def names_of(facts):
@@ -25,17 +28,24 @@ def loads(facts, sources):
     """Return whether a file that is known loads the state of what is no model: an optimizer's."""
     models = {each.get(key) for each in facts["models"] for key in ("name", "local", "bare")}
     models |= {f"{name}.module" for name in models} | {"model", "net"}
-    return any(isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-               and node.func.attr == "load_state_dict"
-               and ast.unparse(node.func.value) not in models
-               for source in sources.files.values() for node in ast.walk(source.tree))
+    return any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "load_state_dict"
+        and ast.unparse(node.func.value) not in models
+        for source in sources.files.values()
+        for node in ast.walk(source.tree)
+    )
 
 
 def is_kept_in(facts, source, scope):
     """Return whether all lines of a file that save or load the optimizer are in a function."""
     names = names_of(facts)
-    return all(source.scope_of(each) is scope for method in ("state_dict", "load_state_dict")
-               for each in calls_of(source, names, method))
+    return all(
+        source.scope_of(each) is scope
+        for method in ("state_dict", "load_state_dict")
+        for each in calls_of(source, names, method)
+    )
 
 
 def keep_scaler(facts, source, sources):
@@ -47,8 +57,9 @@ def keep_scaler(facts, source, sources):
     for other in sources.files.values():
         for method in "state_dict", "load_state_dict":
             if other is not source and (found := calls_of(other, names, method)):
-                raise Refused(f"{other.where(found[0])} keeps the optimizer where the scaler is "
-                              "not known")
+                raise Refused(
+                    f"{other.where(found[0])} keeps the optimizer where the scaler is not known"
+                )
     for _ in calls_of(source, names, "state_dict")[:1]:
         save(source, calls_of(source, names, "state_dict"))
     loaded = calls_of(source, names, "load_state_dict")
@@ -80,10 +91,14 @@ def load(source, call):
     """Load the scaler's state below the optimizer's, if the checkpoint has one."""
     statement = source.parents[call]
     given = call.args[0] if call.args else None
-    if not isinstance(statement, ast.Expr) or not isinstance(given, ast.Subscript) or not (
-            isinstance(given.value, ast.Name) and isinstance(given.slice, ast.Constant)):
+    if (
+        not isinstance(statement, ast.Expr)
+        or not isinstance(given, ast.Subscript)
+        or not (isinstance(given.value, ast.Name) and isinstance(given.slice, ast.Constant))
+    ):
         raise Refused(f"{source.where(call)} loads the optimizer in a way of its own")
     name, quote = given.value.id, source.text(given.slice)[0]
     key = f"{quote}scaler{quote}"
-    source.put_after(statement, [f"if {key} in {name}:",
-                                 f"    scaler.load_state_dict({name}[{key}])"], KEPT)
+    source.put_after(
+        statement, [f"if {key} in {name}:", f"    scaler.load_state_dict({name}[{key}])"], KEPT
+    )

@@ -64,11 +64,19 @@ def main(args):
     told = f"{found.speedup:.3f}x ({found.low:.3f} to {found.high:.3f}, n={found.n})"
     middle = [statistics.median(each["plain"]) for each in (old, new)]
     print(f"{old['script']}: {middle[0]:.4g} {old['unit']}/s before, {middle[1]:.4g} now: {told}")
-    print("slower beyond the interval" if is_slower else
-          "slower, but not by more than allowed" if found.high < 1 else
-          "faster" if found.low > 1 else "not slower for certain")
+    print(
+        "slower beyond the interval"
+        if is_slower
+        else "slower, but not by more than allowed"
+        if found.high < 1
+        else "faster"
+        if found.low > 1
+        else "not slower for certain"
+    )
     rates = [(each.get("loader") or {}).get("rate") for each in (old, new)]
     if all(rates):
-        print(f"the loader by itself: {rates[0]:.4g} batches/s before, {rates[1]:.4g} now (one "
-              "measurement each, so no verdict)")
+        print(
+            f"the loader by itself: {rates[0]:.4g} batches/s before, {rates[1]:.4g} now (one "
+            "measurement each, so no verdict)"
+        )
     return SLOWER if is_slower else 0

@@ -21,8 +21,11 @@ def edit(name, facts, extra, sources):
     for model in advice.models_of(facts):
         for spot in spots_of(model):
             source, line = sources.find(spot["at"])
-            loops = [each for each in source.ancestors(source.statement_at(line))
-                     if isinstance(each, (ast.For, ast.AsyncFor))]
+            loops = [
+                each
+                for each in source.ancestors(source.statement_at(line))
+                if isinstance(each, (ast.For, ast.AsyncFor))
+            ]
             if loops:
                 todo[source.path, source.origins[loops[0].lineno - 1]] = source
     done = 0
@@ -39,19 +42,30 @@ def copies(source, line):
     own = {each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)}
     lines = []
     for statement in [each for each in loop.body if isinstance(each, ast.Assign)]:
-        found = [call for call in heads(statement) if isinstance(call, ast.Call)
-                 and isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "cuda")
-                 and isinstance(call.func.value, ast.Name) and call.func.value.id in own
-                 and not {"non_blocking", "memory_format"} & {each.arg for each in call.keywords}
-                 and (call.args or call.func.attr == "cuda")
-                 and not (call.args and "dtype" in ast.unparse(call.args[0]))]
+        found = [
+            call
+            for call in heads(statement)
+            if isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Attribute)
+            and call.func.attr in ("to", "cuda")
+            and isinstance(call.func.value, ast.Name)
+            and call.func.value.id in own
+            and not {"non_blocking", "memory_format"} & {each.arg for each in call.keywords}
+            and (call.args or call.func.attr == "cuda")
+            and not (call.args and "dtype" in ast.unparse(call.args[0]))
+        ]
         number = source.origins[statement.lineno - 1]
         if found and number and len(found[0].args) < 2:
             lines.append((number, [ast.unparse(each.func) for each in found]))
     for number, names in lines:
         calls = {id(each): each for name in names for each in source.calls(number, name)}
-        source.apply([edit for call in calls.values()
-                      for edit in source.give(call, {"non_blocking": "True"})])
+        source.apply(
+            [
+                edit
+                for call in calls.values()
+                for edit in source.give(call, {"non_blocking": "True"})
+            ]
+        )
         source.mark(source.statement_at(number), COPY)
     return len(lines)
 
@@ -68,8 +82,11 @@ def sums(source, line):
             continue
         source.apply([(item, f"{source.text(item.func.value)}.detach().double()")])
         source.mark(source.statement_at(number), SUM)
-        source.put_after(source.statement_at(line), [f"{target} = float({target})"],
-                         "one copy to the host for all steps")
+        source.put_after(
+            source.statement_at(line),
+            [f"{target} = float({target})"],
+            "one copy to the host for all steps",
+        )
         done += 1
     return done
 
@@ -78,11 +95,22 @@ def item_of(statement):
     """Return the call `loss.item()` of `total += loss.item()`, perhaps times something, or None."""
     match statement:
         case ast.AugAssign(ast.Name(), ast.Add(), value):
-            calls = [each for each in ast.walk(value) if isinstance(each, ast.Call)
-                     and isinstance(each.func, ast.Attribute) and each.func.attr == "item"
-                     and not each.args and isinstance(each.func.value, ast.Name)]
-            is_plain = value in calls or isinstance(value, ast.BinOp) and calls and (
-                calls[0] in (value.left, value.right)) and isinstance(value.op, (ast.Mult, ast.Div))
+            calls = [
+                each
+                for each in ast.walk(value)
+                if isinstance(each, ast.Call)
+                and isinstance(each.func, ast.Attribute)
+                and each.func.attr == "item"
+                and not each.args
+                and isinstance(each.func.value, ast.Name)
+            ]
+            is_plain = (
+                value in calls
+                or isinstance(value, ast.BinOp)
+                and calls
+                and (calls[0] in (value.left, value.right))
+                and isinstance(value.op, (ast.Mult, ast.Div))
+            )
             return calls[0] if len(calls) == 1 and is_plain else None
     return None
 
@@ -95,13 +123,21 @@ def is_summed_only(source, loop, statement, target):
     if [id(each) for each in uses if id(each) in inside] != [id(statement.target)]:
         return False
     if any(isinstance(each, (ast.Return, ast.Yield)) for each in ast.walk(loop)) or any(
-            isinstance(each, (ast.Global, ast.Nonlocal)) and target in each.names
-            for each in ast.walk(scope)):
+        isinstance(each, (ast.Global, ast.Nonlocal)) and target in each.names
+        for each in ast.walk(scope)
+    ):
         return False
-    begins = [each for each in ast.walk(scope) if isinstance(each, ast.Assign)
-              and any(isinstance(one, ast.Name) and one.id == target for one in each.targets)
-              and isinstance(each.value, ast.Constant) and each.value.value == 0]
+    begins = [
+        each
+        for each in ast.walk(scope)
+        if isinstance(each, ast.Assign)
+        and any(isinstance(one, ast.Name) and one.id == target for one in each.targets)
+        and isinstance(each.value, ast.Constant)
+        and each.value.value == 0
+    ]
     around = {id(each) for each in source.ancestors(loop) if isinstance(each, LOOPS)}
-    return any(each.lineno < loop.lineno and {
-        id(one) for one in source.ancestors(each) if isinstance(one, LOOPS)} == around
-        for each in begins)
+    return any(
+        each.lineno < loop.lineno
+        and {id(one) for one in source.ancestors(each) if isinstance(one, LOOPS)} == around
+        for each in begins
+    )

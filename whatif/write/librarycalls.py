@@ -11,9 +11,13 @@ def edit(name, facts, extra, sources):
     for library in advice.drivers_of(facts):
         match LIBRARIES.get(library, {}).get(name):
             case callee, arguments:
-                found = [(source, node) for source in sources.files.values()
-                         for node in ast.walk(source.tree) if isinstance(node, ast.Call)
-                         and ast.unparse(node.func).rpartition(".")[2] == callee]
+                found = [
+                    (source, node)
+                    for source in sources.files.values()
+                    for node in ast.walk(source.tree)
+                    if isinstance(node, ast.Call)
+                    and ast.unparse(node.func).rpartition(".")[2] == callee
+                ]
             case _:
                 continue
         if len(found) == 1:

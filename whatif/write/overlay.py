@@ -49,8 +49,10 @@ def lay(files, starter):
 
     if sys.argv and copy_of(sys.argv[0]):
         begin = sys.orig_argv.index(sys.argv[0])
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:begin], starter,
-                                  *sys.orig_argv[begin:]])
+        os.execv(
+            sys.executable,
+            [sys.executable, *sys.orig_argv[1:begin], starter, *sys.orig_argv[begin:]],
+        )
     open_code, get_code = io.open_code, machinery.SourceFileLoader.get_code
 
     def opened(path):
@@ -71,6 +73,7 @@ def lay(files, starter):
             return get_source(loader, name)
         with open_code(copy) as file:
             return importlib.util.decode_source(file.read())
+
     get_source = machinery.SourceFileLoader.get_source
     io.open_code = opened
     machinery.SourceFileLoader.get_code = code_of
@@ -90,4 +93,5 @@ def keep_lines(files):
             lines = importlib.util.decode_source(file.read()).splitlines(keepends=True)
         linecache.cache[filename] = sum(map(len, lines)), None, lines, filename
         return lines
+
     linecache.updatecache = updated

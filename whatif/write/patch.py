@@ -71,8 +71,9 @@ def make(facts, names, extra, cwd, with_extras=(), with_options=True):
     sources, patch = Sources(cwd), Patch()
     look_at(facts, sources)
     written = []
-    for name in sorted(names, key=lambda each: ORDER.index(each.split()[0])
-                       if each.split()[0] in ORDER else -1):
+    for name in sorted(
+        names, key=lambda each: ORDER.index(each.split()[0]) if each.split()[0] in ORDER else -1
+    ):
         words = advice.options_of(name, facts, extra)
         if words and with_options:
             if advice.are_words(words, facts):
@@ -80,8 +81,9 @@ def make(facts, names, extra, cwd, with_extras=(), with_options=True):
             else:
                 patch.reasons[name] = f"the script has a setting for it: {' '.join(words)}"
             continue
-        if why := attempt(sources, advice.module_of(name), name, facts,
-                          extra | dict(names=tuple(names))):
+        if why := attempt(
+            sources, advice.module_of(name), name, facts, extra | dict(names=tuple(names))
+        ):
             patch.reasons[name] = why
         else:
             written.append(name)

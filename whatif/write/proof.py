@@ -54,23 +54,45 @@ class Proof:
         """Run a side with seeds shifted by k; return what it gave, or None if it failed."""
         session, begin = self.session, time.monotonic()
         states = os.path.join(self.folder, "states")
-        others = [each for each in ([MAIN, MORE] if side == PLAIN else [PLAIN])
-                  if os.path.exists(f"{states}/{each}.pt")]
-        spec = session.spec("proof", seed=k, seconds=seconds,
-                            warm_seconds=min(WARM, session.args.seconds),
-                            warm=self.warm if is_timed else 1,
-                            steps=self.steps if is_timed else 3, starter=self.starter,
-                            files=self.files.get(side, {}), save_to=f"{states}/{side}.pt",
-                            load_from=f"{states}/{others[-1]}.pt" if others else None)
+        others = [
+            each
+            for each in ([MAIN, MORE] if side == PLAIN else [PLAIN])
+            if os.path.exists(f"{states}/{each}.pt")
+        ]
+        spec = session.spec(
+            "proof",
+            seed=k,
+            seconds=seconds,
+            warm_seconds=min(WARM, session.args.seconds),
+            warm=self.warm if is_timed else 1,
+            steps=self.steps if is_timed else 3,
+            starter=self.starter,
+            files=self.files.get(side, {}),
+            save_to=f"{states}/{side}.pt",
+            load_from=f"{states}/{others[-1]}.pt" if others else None,
+        )
         spec["free"] = [*run.free_paths(spec["folder"]), self.folder]
-        command = session.command if side == PLAIN else patch.new_command(
-            session.command, session.args.kind, self.patches[side],
-            session.facts().get("options", ()))
+        command = (
+            session.command
+            if side == PLAIN
+            else patch.new_command(
+                session.command,
+                session.args.kind,
+                self.patches[side],
+                session.facts().get("options", ()),
+            )
+        )
         name = "the script as it is" if side == PLAIN else "the changed copy"
         limit = max(60.0, session.left() + 30)
-        result = run.run_once(command, spec, limit, lambda _: self.show(
-            f"{time.monotonic() - session.began:.0f} s  proof: {name}, "
-            f"run {len(self.runs[side]) + 1}"))
+        result = run.run_once(
+            command,
+            spec,
+            limit,
+            lambda _: self.show(
+                f"{time.monotonic() - session.began:.0f} s  proof: {name}, "
+                f"run {len(self.runs[side]) + 1}"
+            ),
+        )
         self.took[side] = time.monotonic() - begin
         if why := self.wrong_with(side, result, is_timed):
             self.kind, self.why = FAILS, f"{name}: {why}"
@@ -78,9 +100,16 @@ class Proof:
             self.is_of_extras = not self.is_own and (side == MORE or bool(self.runs.get(MORE)))
             self.traceback = result.get("traceback", "")
             return None
-        self.runs[side].append(result["windows"][0] | dict(
-            losses=confirm.numbers(result.get("losses", [])), memory=result.get("memory"),
-            is_timed=is_timed, first=result["first"], ended=bool(result.get("ended"))))
+        self.runs[side].append(
+            result["windows"][0]
+            | dict(
+                losses=confirm.numbers(result.get("losses", [])),
+                memory=result.get("memory"),
+                is_timed=is_timed,
+                first=result["first"],
+                ended=bool(result.get("ended")),
+            )
+        )
         return self.runs[side][-1]
 
     def wrong_with(self, side, result, is_timed):
@@ -91,14 +120,21 @@ class Proof:
         if ended and result.get("code"):
             last = "".join(f": {line}" for line in result["log"].splitlines()[-1:])
             return f"it ended with status {result['code']} after {result['total']} steps{last}"
-        others = [each for one in self.runs if (one == PLAIN) != (side == PLAIN)
-                  for each in self.runs[one] if each["is_timed"] and each["ended"]]
+        others = [
+            each
+            for one in self.runs
+            if (one == PLAIN) != (side == PLAIN)
+            for each in self.runs[one]
+            if each["is_timed"] and each["ended"]
+        ]
         if others and is_timed and not ended:
             return "it goes on where the other side ends by itself"
         if result.get("states"):
             return "; ".join(result["states"])
-        before, after = (map(math.isfinite, confirm.numbers(result.get(key) or ()))
-                         for key in ("losses", "compared"))
+        before, after = (
+            map(math.isfinite, confirm.numbers(result.get(key) or ()))
+            for key in ("losses", "compared")
+        )
         is_lost = all(before) and not all(after)
         return "losses are not finite after it has loaded the other's state" * is_lost
 
@@ -168,14 +204,18 @@ class Proof:
         """Return whether mixed precision does nothing: losses of equal seeds are the same."""
         pairs = [*zip(self.runs[PLAIN], self.runs[side])]
         has_amp = any(name.startswith("amp") for name in self.patches[side].techniques())
-        return bool(pairs) and has_amp and all(
-            plain["losses"][:IDLE] == mine["losses"][:IDLE] != [] for plain, mine in pairs)
+        return (
+            bool(pairs)
+            and has_amp
+            and all(plain["losses"][:IDLE] == mine["losses"][:IDLE] != [] for plain, mine in pairs)
+        )
 
     def options_do_little(self):
         """Return whether the patch has options and gains so little that lines may gain more."""
         found, one = self.estimate(MAIN), self.patches[MAIN]
         return bool(one.options and one.words() and found.high) and (
-            found.high < self.expected ** 0.5 and self.fits(*[MAIN, PLAIN] * LEAST_PAIRS))
+            found.high < self.expected**0.5 and self.fits(*[MAIN, PLAIN] * LEAST_PAIRS)
+        )
 
     def losses(self, side):
         """Return what the report says of the losses of a side."""
@@ -207,11 +247,22 @@ class Proof:
             kind, why = "time", f"its losses cannot be compared: {losses['why']}"
         memory = [each["memory"] for each in self.runs[side] if each["memory"]]
         return dict(
-            techniques=self.patches[side].techniques(), extras=self.patches[side].extras,
-            proved=not why, kind=kind, why=why, speedup=found and found.speedup,
-            low=found and found.low, high=found and found.high, n=found.n if found else 0,
-            steps=self.steps, memory=max(memory, default=None), rates=self.rates(PLAIN),
-            rates_with=self.rates(side), losses=losses, off=self.off(side))
+            techniques=self.patches[side].techniques(),
+            extras=self.patches[side].extras,
+            proved=not why,
+            kind=kind,
+            why=why,
+            speedup=found and found.speedup,
+            low=found and found.low,
+            high=found and found.high,
+            n=found.n if found else 0,
+            steps=self.steps,
+            memory=max(memory, default=None),
+            rates=self.rates(PLAIN),
+            rates_with=self.rates(side),
+            losses=losses,
+            off=self.off(side),
+        )
 
 
 def times_of(found):
@@ -231,11 +282,15 @@ class Prover:
     def make(self, names, with_extras=()):
         """Return the Patch for a set."""
         session = self.session
-        found = patch.make(self.facts, names, self.extra, session.cwd, with_extras,
-                           self.with_options)
+        found = patch.make(
+            self.facts, names, self.extra, session.cwd, with_extras, self.with_options
+        )
         if session.args.copy and found.root not in ("", os.path.realpath(session.cwd)):
-            return patch.Patch(reasons=dict.fromkeys(
-                names, f"--copy: it would change files outside of {session.source}"))
+            return patch.Patch(
+                reasons=dict.fromkeys(
+                    names, f"--copy: it would change files outside of {session.source}"
+                )
+            )
         if session.args.copy and found.root:
             found.root = os.path.realpath(session.source)  # where it is applied
         return found
@@ -297,7 +352,8 @@ class Prover:
             else:
                 trial.runs[PLAIN] = self.proof.runs[PLAIN]
                 is_right = all(trial.run(MAIN, k, 0, False) for k in range(2)) and (
-                    trial.losses(MAIN)["changes"] is False)
+                    trial.losses(MAIN)["changes"] is False
+                )
             if is_right:
                 self.reasons[name] = f"with it {why}"
                 self.names = tuple(each for each in self.names if each != name)

@@ -60,8 +60,9 @@ class Text:
     def parse(self):
         """Parse the text; SyntaxError says what is wrong with it."""
         self.tree = ast.parse("".join(self.lines))
-        self.parents = {child: node for node in ast.walk(self.tree)
-                        for child in ast.iter_child_nodes(node)}
+        self.parents = {
+            child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)
+        }
 
     # ---- places
     def column(self, line, column):
@@ -80,8 +81,9 @@ class Text:
         (line, column), (last, end) = self.start(node), self.stop(node)
         if line == last:
             return self.lines[line][column:end]
-        return "".join([self.lines[line][column:], *self.lines[line + 1:last],
-                        self.lines[last][:end]])
+        return "".join(
+            [self.lines[line][column:], *self.lines[line + 1 : last], self.lines[last][:end]]
+        )
 
     def ancestors(self, node):
         """Return the nodes around a node, innermost first."""
@@ -96,20 +98,23 @@ class Text:
 
     def scope_of(self, node):
         """Return the function that a node is in, or the module."""
-        return next(each for each in self.ancestors(node)
-                    if isinstance(each, (*FUNCTIONS, ast.Module)))
+        return next(
+            each for each in self.ancestors(node) if isinstance(each, (*FUNCTIONS, ast.Module))
+        )
 
     def statements_at(self, line):
         """Return the statements at a line of the file as it was, innermost first."""
         if line not in self.origins:
             raise Refused(f"{self.shown}:{line} is no line of its own")
         now = self.origins.index(line) + 1
-        found = [node for node in ast.walk(self.tree) if isinstance(node, ast.stmt)
-                 and first_line(node) <= now <= node.end_lineno]
+        found = [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.stmt) and first_line(node) <= now <= node.end_lineno
+        ]
         if not found:
             raise Refused(f"{self.shown}:{line} has no statement")
-        return sorted(found, key=lambda node: (-first_line(node), node.end_lineno,
-                                               node.col_offset))
+        return sorted(found, key=lambda node: (-first_line(node), node.end_lineno, node.col_offset))
 
     def statement_at(self, line):
         """Return the innermost statement at a line of the file as it was."""
@@ -118,8 +123,11 @@ class Text:
     def calls(self, line, name):
         """Return the calls of `name` in a statement at a line of the file as it was."""
         for statement in self.statements_at(line):
-            found = [node for node in heads(statement) if isinstance(node, ast.Call)
-                     and ast.unparse(node.func) == name]
+            found = [
+                node
+                for node in heads(statement)
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == name
+            ]
             if found:
                 return found
         raise Refused(f"{self.shown}:{line} does not call {name} by this name")
@@ -144,23 +152,26 @@ class Source(Text, arguments.Arguments):
 
     def apply(self, edits):
         """Replace the text of nodes: [(node or place, text)]; a place is (start, stop)."""
-        spans = [(*((self.start(each), self.stop(each)) if isinstance(each, ast.AST) else each),
-                  text) for each, text in edits]
+        spans = [
+            (*((self.start(each), self.stop(each)) if isinstance(each, ast.AST) else each), text)
+            for each, text in edits
+        ]
         for (line, column), (last, end), text in sorted(spans, key=lambda each: each[:2])[::-1]:
             new = self.lines[line][:column] + text + self.lines[last][end:]
             parts, count = LINES.findall(new), last - line + 1
-            origins = self.origins[line:last + 1]
-            kept = [origins[min(number, count - 1)] if number < count else None
-                    for number in range(len(parts))]
-            self.lines[line:last + 1], self.origins[line:last + 1] = parts, kept
+            origins = self.origins[line : last + 1]
+            kept = [
+                origins[min(number, count - 1)] if number < count else None
+                for number in range(len(parts))
+            ]
+            self.lines[line : last + 1], self.origins[line : last + 1] = parts, kept
         self.parse()
 
     def insert(self, index, *lines):
         """Insert lines, without their ends, at an index."""
         if index and index == len(self.lines) and not self.lines[-1].endswith("\n"):
             self.lines[-1] += self.end
-        self.lines[index:index] = [line + self.end if line.strip() else self.end
-                                   for line in lines]
+        self.lines[index:index] = [line + self.end if line.strip() else self.end for line in lines]
         self.origins[index:index] = [None] * len(lines)
 
     def block(self, index, stop, *reasons):
@@ -169,8 +180,11 @@ class Source(Text, arguments.Arguments):
         If a mark stands above already, the reasons join it.
         """
         indent = indent_of(self.lines[index])
-        if stop < len(self.lines) and self.lines[stop].strip() and (
-                len(indent_of(self.lines[stop])) >= len(indent)):
+        if (
+            stop < len(self.lines)
+            and self.lines[stop].strip()
+            and (len(indent_of(self.lines[stop])) >= len(indent))
+        ):
             self.insert(stop, "")
         top = self.header(index)
         told = [f"{indent}# {reason}" for reason in reasons]
@@ -182,8 +196,9 @@ class Source(Text, arguments.Arguments):
     def header(self, index):
         """Return the index of the mark that stands right above a line, or of the line."""
         top = index
-        while top and self.origins[top - 1] is None and self.lines[top - 1].lstrip().startswith(
-                "#"):
+        while (
+            top and self.origins[top - 1] is None and self.lines[top - 1].lstrip().startswith("#")
+        ):
             top -= 1
             if self.lines[top].strip() == MARK:
                 return top
@@ -207,8 +222,11 @@ class Source(Text, arguments.Arguments):
         """Return the indent of one level in this file."""
         for node in ast.walk(self.tree):
             body = getattr(node, "body", None)
-            if isinstance(node, ast.stmt) and isinstance(body, list) and (
-                    body[0].lineno > node.lineno):
+            if (
+                isinstance(node, ast.stmt)
+                and isinstance(body, list)
+                and (body[0].lineno > node.lineno)
+            ):
                 outer, inner = (indent_of(self.lines[each.lineno - 1]) for each in (node, body[0]))
                 if inner.startswith(outer) and inner != outer:
                     return inner.removeprefix(outer)
@@ -226,10 +244,14 @@ class Source(Text, arguments.Arguments):
         indent = indent_of(self.lines[first_line(statement) - 1])
         index = statement.end_lineno
         if self.header(first_line(statement) - 1) != first_line(statement) - 1 and not (
-                index < len(self.lines) and self.origins[index] is None):
+            index < len(self.lines) and self.origins[index] is None
+        ):
             self.insert(index, "")  # the statement's own block ends here
-        if index < len(self.lines) and not self.lines[index].strip() and (
-                self.origins[index] is None):  # below another block
+        if (
+            index < len(self.lines)
+            and not self.lines[index].strip()
+            and (self.origins[index] is None)
+        ):  # below another block
             index += 1
         self.put(index, indent, lines, *reasons)
 
@@ -237,16 +259,22 @@ class Source(Text, arguments.Arguments):
         """Put a statement below `head` (with ...:), and lines below it; mark all as a block."""
         self.need_alone(statement)
         first, stop = first_line(statement) - 1, statement.end_lineno
-        inside = {line for node in ast.walk(statement)
-                  if isinstance(node, (ast.Constant, ast.JoinedStr))
-                  for line in range(node.lineno + 1, node.end_lineno + 1)}
+        inside = {
+            line
+            for node in ast.walk(statement)
+            if isinstance(node, (ast.Constant, ast.JoinedStr))
+            for line in range(node.lineno + 1, node.end_lineno + 1)
+        }
         indent, unit = indent_of(self.lines[first]), self.unit()
         after = [indent + self.unit_for(line) for line in after]
         for number in range(first, stop):
             if number + 1 not in inside and self.lines[number].strip():  # no line of a long text
                 line = self.lines[number]
-                self.lines[number] = (indent + unit + line.removeprefix(indent)
-                                      if line.startswith(indent) else unit + line)
+                self.lines[number] = (
+                    indent + unit + line.removeprefix(indent)
+                    if line.startswith(indent)
+                    else unit + line
+                )
         self.insert(stop, *after)
         self.insert(first, indent + head)
         self.block(first, stop + 1 + len(after), *reasons)
@@ -263,8 +291,11 @@ def heads(statement):
     while todo:
         node = todo.pop(0)
         found.append(node)
-        todo += [each for each in ast.iter_child_nodes(node)
-                 if not isinstance(each, (ast.stmt, ast.ExceptHandler, ast.match_case))]
+        todo += [
+            each
+            for each in ast.iter_child_nodes(node)
+            if not isinstance(each, (ast.stmt, ast.ExceptHandler, ast.match_case))
+        ]
     return found
 
 
@@ -300,8 +331,9 @@ class Sources:
 
     def changed(self):
         """Return the Sources that are changed, by their names."""
-        return sorted((each for each in self.files.values() if each.is_changed()),
-                      key=lambda each: each.shown)
+        return sorted(
+            (each for each in self.files.values() if each.is_changed()), key=lambda each: each.shown
+        )
 
 
 def diff(source, name):
@@ -310,10 +342,16 @@ def diff(source, name):
     found = [*difflib.unified_diff(source.before, source.lines, n=3)][2:]
     for line in found:
         encoded = line.encode(source.encoding)
-        lines.append(encoded if encoded.endswith(b"\n") else
-                     encoded + b"\n\\ No newline at end of file\n")
+        lines.append(
+            encoded if encoded.endswith(b"\n") else encoded + b"\n\\ No newline at end of file\n"
+        )
     if source.bom and found and any(line[1:] == source.before[0] for line in found):
-        at = next(number for number, line in enumerate(lines) if number and line[:1] in b" -+"
-                  and line[1:] == source.before[0].encode(source.encoding))
+        at = next(
+            number
+            for number, line in enumerate(lines)
+            if number
+            and line[:1] in b" -+"
+            and line[1:] == source.before[0].encode(source.encoding)
+        )
         lines[at] = lines[at][:1] + codecs.BOM_UTF8 + lines[at][1:]
     return b"".join(lines)

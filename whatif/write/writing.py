@@ -44,10 +44,15 @@ class Writing(proof.Prover):
 
     def new_command(self):
         session = self.session
-        words = patch.new_command(session.args.command, session.args.kind, self.patch,
-                                  self.facts.get("options", ()))
-        return shlex.join(["python" if word == words[0] and session.args.kind != "command"
-                           else word for word in words])
+        words = patch.new_command(
+            session.args.command, session.args.kind, self.patch, self.facts.get("options", ())
+        )
+        return shlex.join(
+            [
+                "python" if word == words[0] and session.args.kind != "command" else word
+                for word in words
+            ]
+        )
 
     def apply(self):
         return patch.command_to_apply(self.patch, self.path, self.session.source)
@@ -59,31 +64,53 @@ class Writing(proof.Prover):
         if told := self.not_written():
             lines += ["", "Not in the patch", *report.grouped(told)]
         if found is None or self.stopped:
-            why = ("stopped" if self.stopped else "nothing of it could be written"
-                   if self.names else "nothing is faster for certain")
+            why = (
+                "stopped"
+                if self.stopped
+                else "nothing of it could be written"
+                if self.names
+                else "nothing is faster for certain"
+            )
             return [*lines, "", f"No patch: {why}", *self.older()]
         if not found["proved"]:
             name = report.name_of(found["techniques"])
-            return [*lines, "", "Not proved", report.paragraph(
-                f"{name}: {found['why']}. No patch is handed out."), *self.older()]
+            return [
+                *lines,
+                "",
+                "Not proved",
+                report.paragraph(f"{name}: {found['why']}. No patch is handed out."),
+                *self.older(),
+            ]
         if one.diff:
             added, removed = one.size()
-            lines += ["", f"The patch, {self.path}: +{added} -{removed} lines in "
-                      f"{', '.join(one.changed)}", "",
-                      one.diff.decode(errors="replace").rstrip("\n"), ""]
+            lines += [
+                "",
+                f"The patch, {self.path}: +{added} -{removed} lines in {', '.join(one.changed)}",
+                "",
+                one.diff.decode(errors="replace").rstrip("\n"),
+                "",
+            ]
         name = report.name_of([*found["techniques"], *found["extras"]])
         speedup = found["speedup"], found["low"], found["high"]
-        lines += [*[""] * (not one.diff), report.paragraph(
-            f"{name}: {report.times(*speedup)} (n={found['n']}) in whole runs of the script and of "
-            "its changed copy, with nothing but a clock; each loaded the other's states. "
-            + found["off"]),
-            report.paragraph(report.loss_line(found["losses"])
-                             + ". This finds a broken training, not a slightly worse one.")]
+        lines += [
+            *[""] * (not one.diff),
+            report.paragraph(
+                f"{name}: {report.times(*speedup)} (n={found['n']}) in whole runs of the script and of "
+                "its changed copy, with nothing but a clock; each loaded the other's states. "
+                + found["off"]
+            ),
+            report.paragraph(
+                report.loss_line(found["losses"])
+                + ". This finds a broken training, not a slightly worse one."
+            ),
+        ]
         if one.diff:
             lines.append(f"  Apply it: {self.apply()}")
         if one.options:
-            lines.append(f"  {'Then start' if one.diff else 'No line has to change: start'}: "
-                         f"{self.new_command()}")
+            lines.append(
+                f"  {'Then start' if one.diff else 'No line has to change: start'}: "
+                f"{self.new_command()}"
+            )
         return lines
 
     def older(self):
@@ -98,8 +125,17 @@ class Writing(proof.Prover):
             patch=dict(
                 file=str(self.path) if is_handed_out and one.diff else None,
                 diff=one.diff.decode(errors="replace") if is_handed_out else None,
-                files=one.changed, added=added, removed=removed, options=one.options,
+                files=one.changed,
+                added=added,
+                removed=removed,
+                options=one.options,
                 command=self.new_command() if one.options else None,
                 apply=self.apply() if is_handed_out and one.diff else None,
-                techniques=one.techniques(), extras=one.extras) if not one.is_empty() else None,
-            proof=self.verdict, reasons=self.not_written())
+                techniques=one.techniques(),
+                extras=one.extras,
+            )
+            if not one.is_empty()
+            else None,
+            proof=self.verdict,
+            reasons=self.not_written(),
+        )
