@@ -71,11 +71,14 @@ def test_one_module_of_a_folder_changes_sys_path():
         assert found == [only]
 
 
-def test_functions_of_the_tools_are_short():
-    for path in (ROOT / "tools").glob("*.py"):
+@pytest.mark.parametrize("folder", ["tools", "whatif"])
+def test_functions_and_classes_are_short(folder):
+    most = {ast.FunctionDef: 60, ast.AsyncFunctionDef: 60, ast.ClassDef: 200}
+    for path in (ROOT / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef):
-                assert node.end_lineno - node.lineno < 60, (path.name, node.name)
+            if type(node) in most:
+                lines = node.end_lineno - node.lineno + 1
+                assert lines <= most[type(node)], (path.name, node.name)
 
 
 @pytest.mark.parametrize(

@@ -27,16 +27,6 @@ def kind(name):
     return name.split()[0]
 
 
-def is_out(one, failed):
-    """Return whether a set contains one that failed."""
-    return any({*bad} <= {*one} for bad in failed)
-
-
-def ratio(one, other, estimates):
-    """Return the Estimate of a set relative to another one."""
-    return quotient(estimates[one], estimates[other] if other else None)
-
-
 # ------------------------------------------------------------------------------ what comes next
 class Turn(enum.IntEnum):
     """What is to be done with a technique on top of a set, the most promising first."""
@@ -112,6 +102,119 @@ def due(on, names, steps, kind=kind, gains=stats.gains, first=(), last=()):
 
 
 # ------------------------------------------------------------------------------ windows by turns
+class Known:
+    """What estimates until now say of a Search's sets; it holds for these estimates only."""
+
+    def __init__(self, search, estimates, failed):
+        self.search, self.estimates, self.failed = search, estimates, failed
+
+    def n(self, one):
+        return self.estimates[one].n if one in self.estimates else 0
+
+    def is_out(self, one):
+        """Return whether a set contains one that failed."""
+        return any({*bad} <= {*one} for bad in self.failed)
+
+    def ratio(self, one, other):
+        """Return the Estimate of a set relative to another one."""
+        return quotient(self.estimates[one], self.estimates[other] if other else None)
+
+    def gains(self, one, other):
+        return stats.gains(self.ratio(one, other))
+
+    def is_open(self, one):
+        return self.search.verdict(one, self.estimates) is Verdict.OPEN
+
+    def is_hopeless(self, one, on=()):
+        """Return whether the first windows of a set are all much slower than the set before it."""
+        base = self.estimates[on].speedup if on else 1
+        return self.n(one) >= HOPELESS_WINDOWS and (
+            max(self.estimates[one].ratios) < HOPELESS * base
+        )
+
+    def can_afford(self, one):
+        """Return whether a set is not costly, or compiled already, or one more may be compiled."""
+
+        def compiled(other):
+            return tuple(name for name in other if kind(name) not in UNCOMPILED)
+
+        costly = {*self.search.costly}
+        begun = {(name,) for name in costly}
+        begun |= {compiled(other) for other in self.estimates if {*other} & costly}
+        return not {*one} & costly or compiled(one) in begun or len(begun) < self.search.most_costly
+
+    def step(self, name, chain):
+        """Return the last Step of a technique, on top of one of the sets in `chain`; or None.
+
+        What is clearly slower on top of one set counts as failed on top of later ones.
+        """
+        for on in reversed(chain):
+            one = self.search.join(on, name)
+            if (
+                self.is_out(one)
+                or self.is_hopeless(one, on)
+                or (on == chain[-1] and not self.can_afford(one))
+            ):
+                return Step(on, failed=True)
+            if self.n(one) >= LEAST_WINDOWS:
+                found = self.ratio(one, on)
+                told = verdict(found, self.search.margin)
+                return Step(on, found, told is not Verdict.OPEN, told is Verdict.SLOWER)
+        return None
+
+    def due(self, chain, names):
+        """Return (what is due on top of the last set of `chain`, the Steps)."""
+        steps = {name: step for name in names if (step := self.step(name, chain))}
+        return due(chain[-1], names, steps), steps
+
+    def lacking(self, sets, hopeless=False):
+        """Return the sets that have too few windows, the hopeless ones only if asked."""
+        return [
+            one
+            for one in sets
+            if not self.is_out(one)
+            and self.n(one) < LEAST_WINDOWS
+            and (hopeless or not self.is_hopeless(one))
+        ]
+
+    def unknown(self, names):
+        """Return the names as sets, without the costly ones that a larger set has shown."""
+        costly = self.search.costly
+        shown = {
+            kind(name)
+            for one, found in self.estimates.items()
+            if len(one) > 1 and found.n >= LEAST_WINDOWS
+            for name in one
+            if name in costly
+        }
+        return [(name,) for name in names if not (name in costly and kind(name) in shown)]
+
+    def contenders(self):
+        """Return the techniques that may be part of the sum, the most promising first.
+
+        Alone they gain, or may do so, and no other of their kind is clearly faster.
+        """
+        found = {
+            name: self.estimates[name,]
+            for name in self.search.cheap
+            if (name,) in self.estimates
+            and not self.is_out((name,))
+            and not self.is_hopeless((name,))
+            and (stats.gains(self.estimates[name,]) or self.is_open((name,)))
+        }
+        kept = [
+            name
+            for name in found
+            if not any(
+                kind(other) == kind(name)
+                and verdict(quotient(found[name], found[other]), self.search.margin)
+                is Verdict.SLOWER
+                for other in found
+            )
+        ]
+        return sorted(kept, key=lambda name: -found[name].speedup)
+
+
 class Search:
     """Which sets get windows next, and which set is best, given the estimates until now.
 
@@ -141,20 +244,21 @@ class Search:
 
         [] means that every verdict has been reached. Draw their order within a round anew.
         """
-        return self._explore(estimates, failed)[1]
+        return self._explore(Known(self, estimates, failed))[1]
 
     def best(self, estimates, failed=()):
         """Return the fastest set that is known now, () if nothing gains.
 
         Each of its techniques gained when it was added to the others before it.
         """
-        best, proven = self._explore(estimates, failed)[0], {()}
+        known = Known(self, estimates, failed)
+        best, proven = self._explore(known)[0], {()}
         for one in sorted(estimates, key=lambda one: (len(one), one)):
             if (
-                not is_out(one, failed)
+                not known.is_out(one)
                 and not {*one} & {*self.never}
                 and any(
-                    stats.gains(ratio(one, on, estimates))
+                    known.gains(one, on)
                     for on in proven
                     if len(on) == len(one) - 1 and {*on} < {*one}
                 )
@@ -163,7 +267,7 @@ class Search:
         ordered = sorted(
             proven - {()}, key=lambda one: (len(one), [*map(self.candidates.index, one)])
         )
-        while better := [one for one in ordered if stats.gains(ratio(one, best, estimates))]:
+        while better := [one for one in ordered if known.gains(one, best)]:
             best = better[0]  # the simplest; it goes on while another one is clearly faster
         return best
 
@@ -175,134 +279,38 @@ class Search:
         """Return the set `on` with more techniques, in the order of the candidates."""
         return tuple(name for name in self.candidates if name in on or name in names)
 
-    # -------------------------------------------------------------------------- what is known
-    def _n(self, one, estimates):
-        return estimates[one].n if one in estimates else 0
-
-    def _is_hopeless(self, one, on, estimates):
-        """Return whether the first windows of a set are all much slower than the set before it."""
-        base = estimates[on].speedup if on else 1
-        return self._n(one, estimates) >= HOPELESS_WINDOWS and (
-            max(estimates[one].ratios) < HOPELESS * base
-        )
-
-    def _can_afford(self, one, estimates):
-        """Return whether a set is not costly, or compiled already, or one more may be compiled."""
-
-        def compiled(other):
-            return tuple(name for name in other if kind(name) not in UNCOMPILED)
-
-        costly, alone = {*self.costly}, {(name,) for name in self.costly}
-        begun = alone | {compiled(other) for other in estimates if {*other} & costly}
-        return not {*one} & costly or compiled(one) in begun or len(begun) < self.most_costly
-
-    def _step(self, name, chain, estimates, failed):
-        """Return the last Step of a technique, on top of one of the sets in `chain`; or None.
-
-        What is clearly slower on top of one set counts as failed on top of later ones.
-        """
-        for on in reversed(chain):
-            one = self.join(on, name)
-            if (
-                is_out(one, failed)
-                or self._is_hopeless(one, on, estimates)
-                or (on == chain[-1] and not self._can_afford(one, estimates))
-            ):
-                return Step(on, failed=True)
-            if self._n(one, estimates) >= LEAST_WINDOWS:
-                found = ratio(one, on, estimates)
-                told = verdict(found, self.margin)
-                return Step(on, found, told is not Verdict.OPEN, told is Verdict.SLOWER)
-        return None
-
-    def _due(self, chain, names, estimates, failed):
-        """Return (what is due on top of the last set of `chain`, the Steps)."""
-        steps = {
-            name: step for name in names if (step := self._step(name, chain, estimates, failed))
-        }
-        return due(chain[-1], names, steps), steps
-
     # -------------------------------------------------------------------------- the phases
-    def _explore(self, estimates, failed):
+    def _explore(self, known):
         """Return (the best set, the sets to measure next)."""
-        chain, known = [()], (estimates, failed)
-        singles = [
-            [(name,) for name in names] for names in (self.cheap, self.costly, self.candidates)
-        ]
-        contenders = self._contenders(*known)
-        if wanted := self._lacking(singles[0], *known):
-            self._climb(chain, contenders, *known)
+        chain, contenders = [()], known.contenders()
+        if wanted := known.lacking([(name,) for name in self.cheap]):
+            self._climb(chain, contenders, known)
             return chain[-1], wanted
         wanted = (
-            self._climb(chain, contenders, *known)
-            or self._climb(chain, self.costly, *known)
-            or self._lacking(self._unknown(singles[1], estimates), *known)
-            or self._add_rest(chain, *known)
-            or self._lacking(self._unknown(singles[2], estimates), *known, hopeless=True)
-            or self._open(chain, *known)
+            self._climb(chain, contenders, known)
+            or self._climb(chain, self.costly, known)
+            or known.lacking(known.unknown(self.costly))
+            or self._add_rest(chain, known)
+            or known.lacking(known.unknown(self.candidates), hopeless=True)
+            or self._open(chain, known)
         )
         return chain[-1], wanted
 
-    def _lacking(self, sets, estimates, failed, hopeless=False):
-        """Return the sets that have too few windows, the hopeless ones only if asked."""
-        return [
-            one
-            for one in sets
-            if not is_out(one, failed)
-            and self._n(one, estimates) < LEAST_WINDOWS
-            and (hopeless or not self._is_hopeless(one, (), estimates))
-        ]
-
-    def _unknown(self, sets, estimates):
-        """Return those of the sets, without the costly ones that a larger set has shown."""
-        known = {
-            kind(name)
-            for one, found in estimates.items()
-            if len(one) > 1 and found.n >= LEAST_WINDOWS
-            for name in one
-            if name in self.costly
-        }
-        return [one for one in sets if not (one[0] in self.costly and kind(one[0]) in known)]
-
-    def _contenders(self, estimates, failed):
-        """Return the techniques that may be part of the sum, the most promising first.
-
-        Alone they gain, or may do so, and no other of their kind is clearly faster.
-        """
-        found = {
-            name: estimates[name,]
-            for name in self.cheap
-            if (name,) in estimates
-            and not is_out((name,), failed)
-            and not self._is_hopeless((name,), (), estimates)
-            and (stats.gains(estimates[name,]) or self.verdict((name,), estimates) is Verdict.OPEN)
-        }
-        kept = [
-            name
-            for name in found
-            if not any(
-                kind(other) == kind(name)
-                and verdict(quotient(found[name], found[other]), self.margin) is Verdict.SLOWER
-                for other in found
-            )
-        ]
-        return sorted(kept, key=lambda name: -found[name].speedup)
-
-    def _climb(self, chain, names, estimates, failed):
+    def _climb(self, chain, names, known):
         """Add what gains to the last set of `chain`; return the set to measure before more.
 
         `chain` grows in place: it begins with () and holds each set that was kept.
         """
         while True:
-            turns, steps = self._due(chain, names, estimates, failed)
+            turns, steps = known.due(chain, names)
             turn, name = turns[0] if turns else (Turn.OPEN, None)
             if turn > Turn.NEW:
                 return []
             if turn is not Turn.GAINS or steps[name].on != chain[-1]:
                 return [self.join(chain[-1], name)]
-            chain.append(self._first_alike(name, chain[-1], turns, steps, estimates))
+            chain.append(self._first_alike(name, chain[-1], turns, steps, known))
 
-    def _first_alike(self, name, on, turns, steps, estimates):
+    def _first_alike(self, name, on, turns, steps, known):
         """Return `on` with a technique that gains, or with an earlier one of its kind.
 
         The earlier one is the simpler one: it is taken if the other is not clearly faster.
@@ -315,17 +323,17 @@ class Search:
         return next(
             one
             for one in sorted(alike, key=lambda one: [*map(self.candidates.index, one)])
-            if not stats.gains(ratio(self.join(on, name), one, estimates))
+            if not known.gains(self.join(on, name), one)
         )
 
-    def _add_rest(self, chain, estimates, failed):
+    def _add_rest(self, chain, known):
         """Try what was left out on top of the best set, first all of it together."""
         while True:
-            on, (turns, steps) = chain[-1], self._due(chain, self.cheap, estimates, failed)
+            on, (turns, steps) = chain[-1], known.due(chain, self.cheap)
             kept = [name for turn, name in turns if turn is Turn.GAINS and steps[name].on == on]
             if not kept:
                 break
-            chain.append(self._first_alike(kept[0], on, turns, steps, estimates))
+            chain.append(self._first_alike(kept[0], on, turns, steps, known))
         rest = list(
             {
                 kind(name): name
@@ -334,32 +342,28 @@ class Search:
             }.values()
         )[::-1]
         both = self.join(on, *rest)
-        if len(rest) > 1 and not is_out(both, failed):
+        if len(rest) > 1 and not known.is_out(both):
             together = [
-                ratio(one, on, estimates)
-                for one in estimates
+                known.gains(one, on)
+                for one in known.estimates
                 if {*rest} <= {*one} - {*on} <= {*self.cheap}
                 and {*on} < {*one}
-                and self._n(one, estimates) >= LEAST_WINDOWS
+                and known.n(one) >= LEAST_WINDOWS
             ]
-            if not all(map(stats.gains, together)) or self._is_hopeless(both, on, estimates):
+            if not all(together) or known.is_hopeless(both, on):
                 return []
             if not together:
-                return [both] if self._can_afford(both, estimates) else []
+                return [both] if known.can_afford(both) else []
         return [self.join(on, rest[0])] if rest else []
 
-    def _open(self, chain, estimates, failed):
+    def _open(self, chain, known):
         """Return the sets whose verdict is open, first those that decide on the best set."""
         names = [*self.cheap, *self.costly]
         open_ = [
             self.join(chain[-1], name)
-            for turn, name in self._due(chain, names, estimates, failed)[0]
+            for turn, name in known.due(chain, names)[0]
             if turn is Turn.OPEN
         ]
         wanted = [*open_, *([chain[-1]] if open_ and chain[-1] else [])]
-        wanted += [
-            one
-            for one in estimates
-            if not is_out(one, failed) and self.verdict(one, estimates) is Verdict.OPEN
-        ]
+        wanted += [one for one in known.estimates if not known.is_out(one) and known.is_open(one)]
         return list(dict.fromkeys(wanted))

@@ -4,13 +4,13 @@ import contextlib
 import json
 import os
 import shutil
-import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from whatif import confirm, copies, machine, report, run, search, stats, techniques, trials
+from whatif import confirm, copies, machine, report, run, search, trials
+from whatif.measured import Measured
 from whatif.parts import of_watched
 from whatif.write import writing
 
@@ -50,19 +50,15 @@ def beside(result):
     return f"{len(rates)} {are} beside it: {told}"
 
 
-class Session:
-    """What one call measures, and the time left for more."""
+class Session(Measured):
+    """One call: it starts processes that measure, while time is left."""
 
     def __init__(self, args, command, cwd, folder):
+        super().__init__([each for each in args.only if each != "plain"])
         self.args, self.command, self.cwd, self.folder = args, command, str(cwd), folder
         self.began, self.number = time.monotonic(), 0
-        self.windows, self.failed, self.notes, self.beside = [], [], [], []
-        self.found = {}  # the records of the turns, merged
-        self.trials = []  # rows of sets that ran in processes of their own
-        self.parts = {}  # of the time until the script has been watched
-        self.seconds, self.epochs = {}, False  # whether repeated epochs end as they do
+        self.epochs = False  # whether repeated epochs end as they do
         self.source = self.cwd  # with --copy the folder that was copied
-        self.only = [each for each in args.only if each != "plain"]
 
     def left(self):
         """Return the seconds left of --minutes."""
@@ -89,9 +85,6 @@ class Session:
             )
             | more
         )
-
-    def facts(self):
-        return self.found.get("facts", {})
 
     def show(self, result):
         """Show what a process does now."""
@@ -186,110 +179,6 @@ class Session:
             )
             return True
         return False
-
-    # ---- what came out
-    def extra(self):
-        """Return what advice and patch have to know of the loader."""
-        return dict(workers=self.found.get("workers") or 1)
-
-    def estimates(self):
-        return stats.estimates(
-            [stats.Window(each["names"], each["rate"], each["at"]) for each in self.windows]
-        )
-
-    def windows_of_record(self):
-        """Return the windows as they go into --json: `at` in seconds since the start."""
-        return [each | dict(at=round(each["at"] - self.clock, 3)) for each in self.windows]
-
-    def margin(self):
-        return stats.MARGIN_GPU if self.facts().get("device") == "cuda" else stats.MARGIN_CPU
-
-    def names(self):
-        """Return the techniques that were tried by turns."""
-        why = self.found.get("why_not", {})
-        return [
-            name
-            for name in techniques.NAMES
-            if name not in techniques.LOADING and search.kind(name) in self.only and name not in why
-        ]
-
-    def best(self):
-        """Return the set that is faster than any other, for certain; () if none is.
-
-        Without turns these are all techniques that are faster, each by itself.
-        """
-        if "no_turns" in self.found:
-            return techniques.ordered(
-                {
-                    name
-                    for row in self.trials
-                    for name in row.techniques
-                    if row.verdict == report.FASTER and row.speedup >= stats.ADVISED
-                }
-            )
-        return search.Search(self.names(), margin=self.margin()).best(
-            self.estimates(), dict(map(tuple, self.failed))
-        )
-
-    def of_set(self, names, key):
-        return [each[key] for each in self.windows if each["names"] == names and each.get(key)]
-
-    def rows(self):
-        """Return the table's rows, in the order of measurement."""
-        found, rows = self.estimates(), []
-        turn = statistics.median([each["seconds"] for each in self.windows] or [1]) * 2.5
-        for names in dict.fromkeys(each["names"] for each in self.windows if each["names"]):
-            if one := found.get(names):
-                needed = stats.windows_needed(one, self.margin())
-                lost = not all(each["finite"] for each in self.windows if each["names"] == names)
-                rows.append(
-                    report.Row(
-                        names,
-                        one.speedup,
-                        one.low,
-                        one.high,
-                        one.n,
-                        stats.verdict(one, self.margin()).value,
-                        needed * turn or None,
-                        max(self.of_set(names, "memory"), default=None),
-                        "a loss was not finite" if lost else "",
-                    )
-                )
-        return rows + self.trials
-
-    def baseline(self):
-        """Return what is known of the script as it is."""
-        watched = self.found.get("watched") or {}
-        rates = self.of_set((), "rate")
-        compute = [each["seconds"] / each["steps"] for each in self.windows if not each["names"]]
-        step = watched["seconds"] / watched["steps"] if watched.get("steps") else None
-        return dict(
-            rate=statistics.median(rates) if rates else None,
-            n=len(rates),
-            memory=max(self.of_set((), "memory"), default=None),
-            step_seconds=step or (statistics.median(compute) if compute else None),
-            data_time=watched["wait"] / watched["seconds"] if watched.get("seconds") else None,
-            compute_seconds=statistics.median(compute) if compute else None,
-        )
-
-    def not_tried(self):
-        """Return {technique: why it has no windows}; a note says why there are no turns."""
-        if "no_turns" in self.found:
-            return {}
-        failed = {names for names, _ in self.failed} | {row.techniques for row in self.trials}
-        found = self.estimates()
-        shown = {
-            search.kind(name)
-            for one in found
-            if len(one) > 1
-            for name in one
-            if search.kind(name) in search.COSTLY
-        }
-        return {
-            name: "no time left (--minutes)"
-            for name in self.names()
-            if not {(name,)} & {*found, *failed} and search.kind(name) not in shown
-        }
 
 
 def result_of(session, confirmed, stopped=False, written=None):

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from .calls import arguments_of, called_at, is_called
+from .places import package_of
 
 KNOWN = {tuple: "tuple", list: "tuple", dict: "dict", collections.OrderedDict: "dict"}
 MANY = 20  # parts of an output that are told
@@ -169,7 +170,7 @@ class Facts:
         name, entry, called = "", {}, set()
         for frame, line in traceback.walk_stack(sys._getframe(1)):
             if not self.places.is_users(frame):
-                package = self.places.package_of(frame)
+                package = package_of(frame)
                 called.add("fabric" if "fabric" in frame.f_code.co_filename else package)
                 continue
             if drivers := sorted(called & DRIVERS):  # the outermost line that calls one

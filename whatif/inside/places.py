@@ -205,6 +205,19 @@ def counts_batches(frame, line):
     return False
 
 
+def package_of(frame):
+    """Return the name of the installed package that a frame's code is in, or ""."""
+    path = frame.f_code.co_filename
+    if path.startswith(OURS + os.sep):  # whatif itself may be installed
+        return ""
+    for name in PACKAGES:
+        _, is_there, inner = path.rpartition(os.sep + name + os.sep)
+        if is_there:
+            return inner.split(os.sep)[0].removesuffix(".py")
+    top = (frame.f_globals.get("__name__") or "").split(".")[0]
+    return top if top in FRAMEWORKS else ""
+
+
 class Places:
     """The user's lines, as they are shown from `cwd`; files below `roots` are the user's."""
 
@@ -288,15 +301,11 @@ class Places:
         The name is an attribute; a variable may have many meanings.
         """
         file = self.frames()[0][0].f_code.co_filename
-        found = (
-            [
-                node
-                for node in statements(file)
-                if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets)
-            ]
-            if "." in name
-            else []
-        )
+        found = [
+            node
+            for node in (statements(file) if "." in name else ())
+            if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets)
+        ]
         return self.line_of(file, found[0].lineno) if len(found) == 1 else {}
 
     def target(self):
@@ -316,7 +325,7 @@ class Places:
         for frame, _ in traceback.walk_stack(sys._getframe(1)):
             if self.is_users(frame):
                 return found
-            package = self.package_of(frame)
+            package = package_of(frame)
             if (
                 package
                 and package != "torch"
@@ -324,18 +333,6 @@ class Places:
             ):
                 found = package
         return ""
-
-    def package_of(self, frame):
-        """Return the name of the installed package that a frame's code is in, or ""."""
-        path = frame.f_code.co_filename
-        if path.startswith(OURS + os.sep):  # whatif itself may be installed
-            return ""
-        for name in PACKAGES:
-            _, is_there, inner = path.rpartition(os.sep + name + os.sep)
-            if is_there:
-                return inner.split(os.sep)[0].removesuffix(".py")
-        top = (frame.f_globals.get("__name__") or "").split(".")[0]
-        return top if top in FRAMEWORKS else ""
 
     def assigned(self, name):
         """Return {statement, target}: the user's statement if it is `target = name(...)`.
@@ -348,11 +345,8 @@ class Places:
                 [ast.Name() | ast.Attribute() | ast.Tuple() as target], ast.Call(called)
             ) as node:
                 if ast.unparse(called) == name:
-                    target = (
-                        ", ".join(map(ast.unparse, target.elts))
-                        if isinstance(target, ast.Tuple)
-                        else ast.unparse(target)
-                    )
+                    targets = target.elts if isinstance(target, ast.Tuple) else [target]
+                    target = ", ".join(map(ast.unparse, targets))
                     return dict(
                         statement=ast.unparse(node).replace(f"({target}) =", f"{target} ="),
                         target=target,

@@ -23,14 +23,90 @@ FAILS, CHANGES, SAME = "fails", "changes", "same"  # what is wrong with a patch
 PLAIN, MAIN, MORE = "plain", "patch", "extras"  # the sides of a proof
 
 
-class Proof:
-    """Runs of one patch, perhaps also of one with extras, and what came out of them."""
+def times_of(found):
+    return f"{report.times(found.speedup, found.low, found.high)} (n={found.n})"
+
+
+class Evidence:
+    """What the runs of a script and of its changed copies say."""
+
+    def __init__(self, session, patches):
+        self.session, self.patches = session, patches  # {side: Patch}
+        self.runs = {side: [] for side in (PLAIN, *patches)}
+        self.kind, self.why, self.steps = "", "", None  # what failed; the steps of a window
+
+    def rates(self, side):
+        return [each["steps"] / each["seconds"] for each in self.runs[side] if each["is_timed"]]
+
+    def estimate(self, side, base=PLAIN):
+        pairs = [*zip(self.rates(base), self.rates(side))]
+        return stats.of_pairs(*zip(*pairs)) if pairs else None
+
+    def is_idle(self, side):
+        """Return whether mixed precision does nothing: losses of equal seeds are the same."""
+        pairs = [*zip(self.runs[PLAIN], self.runs[side])]
+        has_amp = any(name.startswith("amp") for name in self.patches[side].techniques())
+        return (
+            bool(pairs)
+            and has_amp
+            and all(plain["losses"][:IDLE] == mine["losses"][:IDLE] != [] for plain, mine in pairs)
+        )
+
+    def losses(self, side):
+        """Return what the report says of the losses of a side."""
+        return confirm.loss_of(self.patches[side].techniques(), self.runs[PLAIN], self.runs[side])
+
+    def off(self, side):
+        """Return what the report says if the forecast was more than 10 % off; or ""."""
+        if not self.session.found.get("loading") or not self.estimate(side):
+            return ""
+        steps = [1 / statistics.median(self.rates(each)) for each in (PLAIN, side)]
+        names = (*self.patches[side].techniques(),)
+        return confirm.Outlook(self.session).step_off(names, *steps)
+
+    def judge(self, side):
+        """Return what the record has of a side: whether it is proved, and why not."""
+        found, losses = self.estimate(side), self.losses(side)
+        kind, why = self.kind, self.why
+        if not why and losses["changes"]:
+            kind, why = CHANGES, f"the training changes: {losses['why']}"
+        elif not why and self.is_idle(side):
+            kind, why = SAME, "mixed precision has no effect: all losses are those of the script"
+        elif not why and (found is None or found.n < LEAST_PAIRS):
+            kind, why = "time", "there was no time for three pairs of runs (--minutes)"
+        elif not why and found.low is not None and found.high < 1:
+            kind, why = SAME, f"it is slower: {times_of(found)}"
+        elif not why and not stats.gains(found):
+            kind, why = SAME, f"it is not faster for certain: {times_of(found)}"
+        elif not why and losses["changes"] is None:
+            kind, why = "time", f"its losses cannot be compared: {losses['why']}"
+        memory = [each["memory"] for each in self.runs[side] if each["memory"]]
+        return dict(
+            techniques=self.patches[side].techniques(),
+            extras=self.patches[side].extras,
+            proved=not why,
+            kind=kind,
+            why=why,
+            speedup=found and found.speedup,
+            low=found and found.low,
+            high=found and found.high,
+            n=found.n if found else 0,
+            steps=self.steps,
+            memory=max(memory, default=None),
+            rates=self.rates(PLAIN),
+            rates_with=self.rates(side),
+            losses=losses,
+            off=self.off(side),
+        )
+
+
+class Proof(Evidence):
+    """Runs of one patch, perhaps also of one with extras, by turns with the script as it is."""
 
     def __init__(self, session, patches, show, speedup=1.0):
-        self.session, self.patches, self.show = session, patches, show  # {side: Patch}
-        self.runs = {side: [] for side in (PLAIN, *patches)}
-        self.expected, self.warm, self.steps = max(1.0, speedup), None, None
-        self.took, self.kind, self.why, self.is_own = {}, "", "", False  # took: {side: seconds}
+        super().__init__(session, patches)
+        self.show, self.expected, self.warm = show, max(1.0, speedup), None
+        self.took, self.is_own = {}, False  # took: {side: seconds}
         self.is_of_extras = False  # whether what failed may be the extras' fault
         self.folder = os.path.join(session.folder, f"proof-{session.number}")
         os.makedirs(os.path.join(self.folder, "states"), exist_ok=True)
@@ -49,7 +125,6 @@ class Proof:
                 file.write(text)
         return found
 
-    # ---- runs
     def run(self, side, k, seconds, is_timed=True):
         """Run a side with seeds shifted by k; return what it gave, or None if it failed."""
         session, begin = self.session, time.monotonic()
@@ -72,16 +147,9 @@ class Proof:
             load_from=f"{states}/{others[-1]}.pt" if others else None,
         )
         spec["free"] = [*run.free_paths(spec["folder"]), self.folder]
-        command = (
-            session.command
-            if side == PLAIN
-            else patch.new_command(
-                session.command,
-                session.args.kind,
-                self.patches[side],
-                session.facts().get("options", ()),
-            )
-        )
+        command, options = session.command, session.facts().get("options", ())
+        if side != PLAIN:
+            command = patch.new_command(command, session.args.kind, self.patches[side], options)
         name = "the script as it is" if side == PLAIN else "the changed copy"
         limit = max(60.0, session.left() + 30)
         result = run.run_once(
@@ -174,6 +242,13 @@ class Proof:
             if not self.run(PLAIN, k, 0, is_timed=False):
                 return
 
+    def options_do_little(self):
+        """Return whether the patch has options and gains so little that lines may gain more."""
+        found, one = self.estimate(MAIN), self.patches[MAIN]
+        return bool(one.options and one.words() and found.high) and (
+            found.high < self.expected**0.5 and self.fits(*[MAIN, PLAIN] * LEAST_PAIRS)
+        )
+
     def run_or_blame(self, side, k, seconds):
         """Run a side; return whether that worked. The first run chooses the steps of a window."""
         found = self.run(side, k, seconds / self.expected)
@@ -191,82 +266,6 @@ class Proof:
         self.run(PLAIN, 0, LEAST_SECONDS)
         if not self.is_own:
             self.kind, self.why, self.traceback = said
-
-    # ---- what came out
-    def rates(self, side):
-        return [each["steps"] / each["seconds"] for each in self.runs[side] if each["is_timed"]]
-
-    def estimate(self, side, base=PLAIN):
-        pairs = [*zip(self.rates(base), self.rates(side))]
-        return stats.of_pairs(*zip(*pairs)) if pairs else None
-
-    def is_idle(self, side):
-        """Return whether mixed precision does nothing: losses of equal seeds are the same."""
-        pairs = [*zip(self.runs[PLAIN], self.runs[side])]
-        has_amp = any(name.startswith("amp") for name in self.patches[side].techniques())
-        return (
-            bool(pairs)
-            and has_amp
-            and all(plain["losses"][:IDLE] == mine["losses"][:IDLE] != [] for plain, mine in pairs)
-        )
-
-    def options_do_little(self):
-        """Return whether the patch has options and gains so little that lines may gain more."""
-        found, one = self.estimate(MAIN), self.patches[MAIN]
-        return bool(one.options and one.words() and found.high) and (
-            found.high < self.expected**0.5 and self.fits(*[MAIN, PLAIN] * LEAST_PAIRS)
-        )
-
-    def losses(self, side):
-        """Return what the report says of the losses of a side."""
-        return confirm.loss_of(self.patches[side].techniques(), self.runs[PLAIN], self.runs[side])
-
-    def off(self, side):
-        """Return what the report says if the forecast was more than 10 % off; or ""."""
-        if not self.session.found.get("loading") or not self.estimate(side):
-            return ""
-        steps = [1 / statistics.median(self.rates(each)) for each in (PLAIN, side)]
-        names = (*self.patches[side].techniques(),)
-        return confirm.Outlook(self.session).step_off(names, *steps)
-
-    def judge(self, side):
-        """Return what the record has of a side: whether it is proved, and why not."""
-        found, losses = self.estimate(side), self.losses(side)
-        kind, why = self.kind, self.why
-        if not why and losses["changes"]:
-            kind, why = CHANGES, f"the training changes: {losses['why']}"
-        elif not why and self.is_idle(side):
-            kind, why = SAME, "mixed precision has no effect: all losses are those of the script"
-        elif not why and (found is None or found.n < LEAST_PAIRS):
-            kind, why = "time", "there was no time for three pairs of runs (--minutes)"
-        elif not why and found.low is not None and found.high < 1:
-            kind, why = SAME, f"it is slower: {times_of(found)}"
-        elif not why and not stats.gains(found):
-            kind, why = SAME, f"it is not faster for certain: {times_of(found)}"
-        elif not why and losses["changes"] is None:
-            kind, why = "time", f"its losses cannot be compared: {losses['why']}"
-        memory = [each["memory"] for each in self.runs[side] if each["memory"]]
-        return dict(
-            techniques=self.patches[side].techniques(),
-            extras=self.patches[side].extras,
-            proved=not why,
-            kind=kind,
-            why=why,
-            speedup=found and found.speedup,
-            low=found and found.low,
-            high=found and found.high,
-            n=found.n if found else 0,
-            steps=self.steps,
-            memory=max(memory, default=None),
-            rates=self.rates(PLAIN),
-            rates_with=self.rates(side),
-            losses=losses,
-            off=self.off(side),
-        )
-
-
-def times_of(found):
-    return f"{report.times(found.speedup, found.low, found.high)} (n={found.n})"
 
 
 class Prover:

@@ -1,0 +1,124 @@
+"""What one call has measured: windows by turns, sets that failed, and what follows from them."""
+
+import statistics
+
+from whatif import report, search, stats, techniques
+
+
+class Measured:
+    """Windows, rows and facts of one call, as processes of the script have told them."""
+
+    def __init__(self, only):
+        self.only = only  # kinds of techniques that are tried
+        self.windows, self.failed, self.notes, self.beside = [], [], [], []
+        self.clock = 0.0  # the time at which the turns' first process started
+        self.found = {}  # the records of the turns, merged
+        self.trials = []  # rows of sets that ran in processes of their own
+        self.parts = {}  # of the time until the script has been watched
+        self.seconds = {}
+
+    def facts(self):
+        return self.found.get("facts", {})
+
+    def extra(self):
+        """Return what advice and patch have to know of the loader."""
+        return dict(workers=self.found.get("workers") or 1)
+
+    def estimates(self):
+        return stats.estimates(
+            [stats.Window(each["names"], each["rate"], each["at"]) for each in self.windows]
+        )
+
+    def windows_of_record(self):
+        """Return the windows as they go into --json: `at` in seconds since the start."""
+        return [each | dict(at=round(each["at"] - self.clock, 3)) for each in self.windows]
+
+    def margin(self):
+        return stats.MARGIN_GPU if self.facts().get("device") == "cuda" else stats.MARGIN_CPU
+
+    def names(self):
+        """Return the techniques that were tried by turns."""
+        why = self.found.get("why_not", {})
+        return [
+            name
+            for name in techniques.NAMES
+            if name not in techniques.LOADING and search.kind(name) in self.only and name not in why
+        ]
+
+    def best(self):
+        """Return the set that is faster than any other, for certain; () if none is.
+
+        Without turns these are all techniques that are faster, each by itself.
+        """
+        if "no_turns" in self.found:
+            return techniques.ordered(
+                {
+                    name
+                    for row in self.trials
+                    for name in row.techniques
+                    if row.verdict == report.FASTER and row.speedup >= stats.ADVISED
+                }
+            )
+        return search.Search(self.names(), margin=self.margin()).best(
+            self.estimates(), dict(map(tuple, self.failed))
+        )
+
+    def of_set(self, names, key):
+        return [each[key] for each in self.windows if each["names"] == names and each.get(key)]
+
+    def rows(self):
+        """Return the table's rows, in the order of measurement."""
+        found, rows = self.estimates(), []
+        turn = statistics.median([each["seconds"] for each in self.windows] or [1]) * 2.5
+        for names in dict.fromkeys(each["names"] for each in self.windows if each["names"]):
+            if one := found.get(names):
+                needed = stats.windows_needed(one, self.margin())
+                lost = not all(each["finite"] for each in self.windows if each["names"] == names)
+                rows.append(
+                    report.Row(
+                        names,
+                        one.speedup,
+                        one.low,
+                        one.high,
+                        one.n,
+                        stats.verdict(one, self.margin()).value,
+                        needed * turn or None,
+                        max(self.of_set(names, "memory"), default=None),
+                        "a loss was not finite" if lost else "",
+                    )
+                )
+        return rows + self.trials
+
+    def baseline(self):
+        """Return what is known of the script as it is."""
+        watched = self.found.get("watched") or {}
+        rates = self.of_set((), "rate")
+        compute = [each["seconds"] / each["steps"] for each in self.windows if not each["names"]]
+        step = watched["seconds"] / watched["steps"] if watched.get("steps") else None
+        return dict(
+            rate=statistics.median(rates) if rates else None,
+            n=len(rates),
+            memory=max(self.of_set((), "memory"), default=None),
+            step_seconds=step or (statistics.median(compute) if compute else None),
+            data_time=watched["wait"] / watched["seconds"] if watched.get("seconds") else None,
+            compute_seconds=statistics.median(compute) if compute else None,
+        )
+
+    def not_tried(self):
+        """Return {technique: why it has no windows}; a note says why there are no turns."""
+        if "no_turns" in self.found:
+            return {}
+        failed = {names for names, _ in self.failed} | {row.techniques for row in self.trials}
+        found = self.estimates()
+        shown = {
+            search.kind(name)
+            for one in found
+            if len(one) > 1
+            for name in one
+            if search.kind(name) in search.COSTLY
+        }
+        return {
+            name: "no time left (--minutes)"
+            for name in self.names()
+            if not {(name,)} & {*found, *failed} and search.kind(name) not in shown
+        }
