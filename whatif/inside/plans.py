@@ -21,7 +21,7 @@ TURNS = 30.0  # seconds for turns, at least, or half of what is left
 LONGER = 1.5  # times its length, from which a first window counts
 LEAST = 3  # steps of a window
 ALONE = 8  # windows of the script as it is, if nothing is tried
-ROUND = 4  # windows of sets in a round, at least
+ROUND = 3  # windows of sets in a round, at least
 WARM = {"cuda": 1, "cpu": 2}  # steps before a window, after a switch
 FIRST_WARM = 6, 80, 240.0  # the first time: at least and at most so many steps, or seconds
 LONG = 4  # a gap of so many median steps is work between steps, as a rollout
@@ -318,8 +318,7 @@ class Turns(Choice):
                 ):
                     continue
                 break
-            while len(sets) < ROUND:  # a round is worth putting the state back
-                sets = sets + sets
+            sets *= -(-ROUND // len(sets))  # a round is worth putting the state back
             for number, names in enumerate(sets, 1):
                 if self.agree(time.time() + self.cost(names) > self.until + GRACE):
                     return
