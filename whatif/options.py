@@ -16,9 +16,10 @@ USAGE = """python whatif [OPTIONS] my_train.py ITS OWN ARGUMENTS
        python whatif [OPTIONS] -m package.train ITS OWN ARGUMENTS
        python whatif [OPTIONS] -- COMMAND ITS ARGUMENTS
        python whatif --compare OLD.json NEW.json [--fail-above PERCENT]"""
-STATUSES = """Exit status: 0 a report, or a proved patch; 1 the script as it is fails or ends too early;
-2 a wrong option; 3 not all that gains could be written; 4 the patch was not proved; 5 --compare:
-slower. docs/whatif.md says more, and python whatif --compare --help how to compare."""
+MORE = """--compare says whether the script as it is became slower between two records of --json, by more
+than PERCENT (default: 0). Exit status: 0 a report, or a proved patch; 1 the script as it is fails or
+ends too early; 2 a wrong option; 3 not all that gains could be written; 4 the patch was not proved;
+5 --compare: slower. More: docs/whatif.md"""
 WITH_VALUE = ("--seconds", "--minutes", "--only", "--json", "--write")
 
 
@@ -31,7 +32,7 @@ class Parser(argparse.ArgumentParser):
 
 def own_parser():
     """Return the parser of whatif's own options."""
-    parser = Parser("whatif", allow_abbrev=False, description=ABOUT, usage=USAGE, epilog=STATUSES)
+    parser = Parser("whatif", allow_abbrev=False, description=ABOUT, usage=USAGE, epilog=MORE)
     add = parser.add_argument
     add("--minutes", type=float, help="time limit for everything (default: 10, with --write 15)")
     add(
@@ -101,8 +102,6 @@ def parse_comparison(words):
         "whatif --compare",
         allow_abbrev=False,
         usage="python whatif --compare OLD.json NEW.json [--fail-above PERCENT]",
-        description="Say whether the script as it is became slower between two records.",
-        epilog="Exit status: 5 it became slower, 2 the records cannot be compared, else 0.",
     )
     parser.set_defaults(kind="comparison")
     parser.add_argument(
