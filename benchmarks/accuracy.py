@@ -239,12 +239,25 @@ def parse(arguments):
     add("DATASET", type=Path)
     add("--set", action="append", default=[], help="a row of these techniques")
     add("--kept", action="append", default=[], metavar="SET", help="the same, with compiled code")
-    add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="every row runs with each")
-    add("--goal", type=float, default=0.93, help="the table has the seconds until this top-1")
+    add(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[0, 1, 2],
+        help="every row runs with each (default: 0 1 2)",
+    )
+    add(
+        "--goal",
+        type=float,
+        default=0.93,
+        help="the table has the seconds until this top-1 (default: 0.93)",
+    )
     add("--only", nargs="+", default=["*"], metavar="NAME", help="rows of these names; * is any")
     add("--minutes", type=float, default=float("inf"), help="what does not fit is left out")
     add("--add", action="store_true", help="go on with the record that is there")
-    add("--result_dir", type=Path, default=Path("runs"), help="folder of the record")
+    add(
+        "--result_dir", type=Path, default=Path("runs"), help="folder of the record (default: runs)"
+    )
     return parser.parse_args(own), others
 
 

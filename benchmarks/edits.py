@@ -1047,9 +1047,28 @@ def mistakes(edit, technique, outcome, hazards, merge_only=False):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--edit", nargs="*", choices=EDITS, default=[*EDITS], metavar="NAME")
-    parser.add_argument("--technique", nargs="*", choices=ALL, default=ALL)
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument(
+        "--edit",
+        nargs="*",
+        choices=EDITS,
+        default=[*EDITS],
+        metavar="NAME",
+        help="only these edits (default: all)",
+    )
+    parser.add_argument(
+        "--technique",
+        nargs="*",
+        choices=ALL,
+        default=ALL,
+        metavar="NAME",
+        help="only these techniques (default: all)",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="runs at once (default: one per core)",
+    )
     parser.add_argument("--merge", action="store_true", help="join only, do not train")
     args = parser.parse_args()
     torch.set_num_threads(1)  # or OpenMP hangs in forked processes

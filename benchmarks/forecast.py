@@ -315,7 +315,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("script", type=Path, help="imagenet/main.py or mnist/main.py")
     parser.add_argument("found", type=Path, help="what whatif's --json wrote about it")
-    parser.add_argument("--seconds", type=float, default=600, help="for all runs together")
+    parser.add_argument(
+        "--seconds", type=float, default=600, help="for all runs together (default: 600)"
+    )
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
     args = parser.parse_args()
     script, found = args.script.resolve(), json.loads(args.found.read_text())

@@ -394,11 +394,13 @@ def parse(arguments):
     add("--ends", type=Path, nargs="+", default=[], metavar="RECORD", help="rows of these sets")
     add("--examples", type=Path, help="folder that holds imagenet/main.py of pytorch/examples")
     add("--only", nargs="+", default=["*"], metavar="NAME", help="rows of these names; * is any")
-    add("--runs", type=int, default=3, help="runs of each row")
-    add("--seconds", type=float, default=300, help="most seconds of one run")
+    add("--runs", type=int, default=3, help="runs of each row (default: 3)")
+    add("--seconds", type=float, default=300, help="most seconds of one run (default: 300)")
     add("--minutes", type=float, default=float("inf"), help="no run starts after these")
     add("--add", action="store_true", help="add to the record that is there")
-    add("--result_dir", type=Path, default=Path("runs"), help="folder of the record")
+    add(
+        "--result_dir", type=Path, default=Path("runs"), help="folder of the record (default: runs)"
+    )
     return parser.parse_args(own), others
 
 

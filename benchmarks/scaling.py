@@ -171,10 +171,12 @@ def parse(arguments):
     add("DATASET", type=Path)
     add("--set", action="append", required=True, help="techniques, and options of their own")
     add("--gpus", type=int, nargs="+", help="how many; without it those of 1, 2 and 4 there are")
-    add("--runs", type=int, default=3, help="runs of each row")
+    add("--runs", type=int, default=3, help="runs of each row (default: 3)")
     add("--minutes", type=float, default=float("inf"), help="what does not fit is left out")
     add("--add", action="store_true", help="go on with the record that is there")
-    add("--result_dir", type=Path, default=Path("runs"), help="folder of the record")
+    add(
+        "--result_dir", type=Path, default=Path("runs"), help="folder of the record (default: runs)"
+    )
     return parser.parse_args(own), others
 
 

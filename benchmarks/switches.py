@@ -253,10 +253,16 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=200, help="for all, about")
-    parser.add_argument("--rounds", type=int, default=5, help="windows of each variant")
-    parser.add_argument("--window", type=float, default=0.6, help="seconds of a window")
-    parser.add_argument("--result_dir", type=Path, default=Path("runs"), help="of switches.json")
+    parser.add_argument("--seconds", type=float, default=200, help="for all, about (default: 200)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="windows of each variant (default: 5)"
+    )
+    parser.add_argument(
+        "--window", type=float, default=0.6, help="seconds of a window (default: 0.6)"
+    )
+    parser.add_argument(
+        "--result_dir", type=Path, default=Path("runs"), help="of switches.json (default: runs)"
+    )
     args = parser.parse_args()
     import torch
 

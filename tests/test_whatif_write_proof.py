@@ -445,7 +445,8 @@ def test_the_page_names_all_keys_of_the_record(whatif):
     rows = dict(re.findall(r"^\| (\w+) \| (.*) \|$", PAGE, re.M))
     assert {*found["patch"]} == {*re.findall(r"`(\w+)`", rows["patch"])}
     assert {*found["proof"]} == {*re.findall(r"`(\w+)`", rows["proof"])}
-    assert {"0", "3", "4"} <= {*re.findall(r"^\| `(\d+)`", PAGE, re.M)}
+    statuses = (ROOT / "docs" / "whatif.md").read_text()
+    assert {"0", "3", "4"} <= {*re.findall(r"^\| (\d+) \|", statuses, re.M)}
 
 
 @pytest.mark.parametrize(

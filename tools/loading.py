@@ -54,7 +54,10 @@ def find_script(name, usage):
 def build_parser():
     """Return the parser of the driver's own options."""
     parser = Parser("loading.sh", USAGE, ABOUT)
-    parser.epilog = "OPTION ... go to both loaders, or to SCRIPT if only it has them: python src/loader.py --help"
+    parser.epilog = (
+        "OPTION ... go to both loaders, or to SCRIPT if only it has them: python src/loader.py --help\n"
+        f"Of a larger DATASET, {MOST_SAMPLES:,} samples are read; --samples sets another number."
+    )
     add = parser.add_argument
     add("SCRIPT", help="a loader: its name in src/, such as loader_DALI.py, or a path")
     add("DATASET", help="its folder: train/<class>/*, or pairs of images as docs/loading.md says")

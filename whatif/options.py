@@ -16,6 +16,10 @@ USAGE = """python whatif [OPTIONS] my_train.py ITS OWN ARGUMENTS
        python whatif [OPTIONS] -m package.train ITS OWN ARGUMENTS
        python whatif [OPTIONS] -- COMMAND ITS ARGUMENTS
        python whatif --compare OLD.json NEW.json [--fail-above PERCENT]"""
+MORE = """--compare says whether the script as it is became slower between two records of --json, by more
+than PERCENT (default: 0). Exit status: 0 a report, or a proved patch; 1 the script as it is fails or
+ends too early; 2 a wrong option; 3 not all that gains could be written; 4 the patch was not proved;
+5 --compare: slower. More: docs/whatif.md"""
 WITH_VALUE = ("--seconds", "--minutes", "--only", "--json", "--write")
 
 
@@ -28,7 +32,7 @@ class Parser(argparse.ArgumentParser):
 
 def own_parser():
     """Return the parser of whatif's own options."""
-    parser = Parser("whatif", allow_abbrev=False, description=ABOUT, usage=USAGE)
+    parser = Parser("whatif", allow_abbrev=False, description=ABOUT, usage=USAGE, epilog=MORE)
     add = parser.add_argument
     add("--minutes", type=float, help="time limit for everything (default: 10, with --write 15)")
     add(
