@@ -265,8 +265,8 @@ def main():
         if not on_gpu:
             fail("--sync_bn needs GPUs")
         net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
-    # batch norm statistics are sent once an epoch, below
-    net = nn.parallel.DistributedDataParallel(net, broadcast_buffers=False)
+    net = nn.parallel.DistributedDataParallel(net)
+    net.broadcast_buffers = False  # batch norm statistics are sent once an epoch, below
 
     # -------------------------------------------------------------------------------- training
     # continue with the states of the checkpoint and the options of this run

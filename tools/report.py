@@ -4,6 +4,7 @@ It writes results/<folder>/README.md and its chart, results/README.md, and what 
 <!-- NAME WORD ... --> and <!-- /NAME --> in README.md and docs/*.md. NAME is one of PARTS.
 """
 
+import argparse
 import difflib
 import importlib
 import io
@@ -871,6 +872,7 @@ def renewed(text, up=""):
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.split("\n")[0]).parse_args()  # there is --help only
     for path, text in pages().items():
         path.write_text(text)
     for path in (ROOT / "results").glob("*/running.json"):
