@@ -694,12 +694,8 @@ def test_each_start_method(method, tmp_path):
     script.write_text(
         text.replace(end, f'{end}    torch.multiprocessing.set_start_method("{method}")\n')
     )
-    done = run(
-        sys.executable,
-        script,
-        *flags(dataset=data, epochs=2, workers=1, batch_size=2, result_dir=tmp_path),
-        "--cold",
-    )
+    options = flags(dataset=data, epochs=2, workers=1, batch_size=2, result_dir=tmp_path)
+    done = run_forked(script, *options, "--cold")
     assert done.returncode == 0 and "epoch 2/2" in done.stdout, done.stderr
     record = json.loads((tmp_path / "loader.json").read_text())
     assert record["samples"] == 12 and all(each["seconds"] > 0 for each in record["epochs"])
