@@ -1072,32 +1072,15 @@ def main():
     parser.add_argument("--merge", action="store_true", help="join only, do not train")
     args = parser.parse_args()
     torch.set_num_threads(1)  # or OpenMP hangs in forked processes
-    for module in (
-        "torch._dynamo",
-        "torchvision.models",
-        "torchvision.transforms.v2",
-        "lmdb",
-        "nvidia.dali.plugin.pytorch",
-    ):  # once, not in each of thousands of runs
+    # once, not in each of thousands of runs: verify imports what scripts import
+    for module in ("verify", "nvidia.dali.plugin.pytorch"):
         importlib.import_module(module)
     counts, wrong = collections.Counter(), collections.defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         digits = Path(folder) / "digits"
-        subprocess.run(
-            [
-                sys.executable,
-                ROOT / "make_dataset.py",
-                "digits",
-                "--dst",
-                digits,
-                "--train",
-                "24",
-                "--val",
-                "7",
-            ],
-            check=True,
-            capture_output=True,
-        )
+        words = ["digits", "--dst", digits, "--train", "24", "--val", "7"]
+        command = [sys.executable, ROOT / "make_dataset.py", *words]
+        subprocess.run(command, check=True, capture_output=True)
         os.environ["DIGITS"] = OPTIONS_OF_ALL[1] = str(digits)
         with futures.ProcessPoolExecutor(args.jobs, multiprocessing.get_context("fork")) as pool:
             started = {

@@ -105,15 +105,11 @@ def training_rows(args, options, folder, gpus):
     """Return the rows of `train`."""
     half = "float16" if gpus else "bfloat16"
     lightning = [HERE / "lightning_train.py"]
-    switches = [
-        *lightning,
-        "--precision",
-        "16-mixed" if gpus else "bf16-mixed",
-        "--benchmark",
-        "--compile",
-    ]
+    precision = "16-mixed" if gpus else "bf16-mixed"
+    switches = [*lightning, "--precision", precision, "--benchmark", "--compile"]
     graphs = [*switches, "--compile_mode", "reduce-overhead"]
     short = "fp16" if gpus else "bf16"
+    accelerate = [HERE / "accelerate_train.py", "--mixed_precision", short]
     rows = [Row("train.py", "float32", [ROOT / "src" / "train.py"])]
     ended = ends(args.ends)
     for text in ["amp channels_last", *args.best, *ended]:
@@ -126,11 +122,7 @@ def training_rows(args, options, folder, gpus):
         Row("Lightning", "float32", lightning),
         Row(SWITCHES, half, switches),
         Row(f"{SWITCHES}=reduce-overhead", half, graphs),
-        Row(
-            f"accelerate + {short}",
-            half,
-            [HERE / "accelerate_train.py", "--mixed_precision", short],
-        ),
+        Row(f"accelerate + {short}", half, accelerate),
     ]
     return [*rows, examples_row(args, options, folder, gpus)] if args.examples else rows
 
@@ -148,24 +140,10 @@ def examples_row(args, options, folder, gpus):
     for link, names in (("train", ("train", "training")), ("val", ("val", "test", "testing"))):
         found = [args.DATASET / name for name in names if (args.DATASET / name).is_dir()]
         (data / link).symlink_to((found or [args.DATASET / link])[0].resolve())
-    words = [
-        script,
-        "--arch",
-        options["model"],
-        "--batch-size",
-        options["batch_size"],
-        "--workers",
-        options["workers"],
-        "--epochs",
-        options["epochs"],
-        "--lr",
-        options["lr"],
-        "--print-freq",
-        1,
-        *(["--gpu", 0] if gpus else []),
-        data,
-    ]
-    return Row(EXAMPLE, "float32", words, why_not)
+    words = ["--arch", options["model"], "--lr", options["lr"], "--print-freq", 1]
+    words += ["--batch-size", options["batch_size"], "--epochs", options["epochs"]]
+    words += ["--workers", options["workers"], *["--gpu", 0] * bool(gpus)]
+    return Row(EXAMPLE, "float32", [script, *words, data], why_not)
 
 
 LOADING = [
@@ -304,24 +282,11 @@ def markdown(rows):
         names.setdefault(row["name"], []).append(row)
     reference, called = reference_of(rows)
     speeds = [row["images_per_second"] for row in names[reference] if row["status"] == "ok"]
-    heads = {
-        "train": [
-            "training",
-            "precision",
-            "images/s: median (least to most)",
-            f"to {called}",
-            "top-1",
-            "whole run",
-            "runs",
-        ],
-        "load": [
-            "loading",
-            "images/s: median (least to most)",
-            f"to {called}",
-            "whole run",
-            "runs",
-        ],
-    }[first["work"]]
+    head = ["images/s: median (least to most)", f"to {called}", "whole run", "runs"]
+    if first["work"] == "train":
+        heads = ["training", "precision", *head[:2], "top-1", *head[2:]]
+    else:
+        heads = ["loading", *head]
     parts = [
         report.table(
             f"| {' | '.join(heads)} |", [cells(of_it, speeds) for of_it in names.values()]
@@ -416,11 +381,9 @@ def earlier(path, common, keys, driver):
 def main():
     started = time.monotonic()
     args, options = parse(sys.argv[1:])
-    baseline, name = {"train": ("train.py", "--dataset"), "load": ("loader.py", "--dataset")}[
-        args.WORK
-    ]
-    options += [name, str(args.DATASET.absolute())]  # a link keeps its name in the table
-    parser = runpy.run_path(str(ROOT / "src" / baseline))["build_parser"]()
+    options += ["--dataset", str(args.DATASET.absolute())]  # a link keeps its name in the table
+    baseline = ROOT / "src" / {"train": "train.py", "load": "loader.py"}[args.WORK]
+    parser = runpy.run_path(str(baseline))["build_parser"]()
     parser.prog = "peers.py"
     values = {
         key: str(value) if isinstance(value, Path) else value
@@ -469,15 +432,8 @@ def main():
                 break
             runs.say(f"[{turn}/{args.runs}] {row.name}")
             status, details = run(row, options, values["batch_size"], folder, args.seconds)
-            done.append(
-                {
-                    **details,
-                    **common,
-                    "name": row.name,
-                    "precision": row.precision,
-                    "status": status,
-                }
-            )
+            about = dict(name=row.name, precision=row.precision, status=status)
+            done.append(details | common | about)
             if status == "ok":
                 runs.say(f"        {details['images_per_second']:,.0f} images/s")
             else:

@@ -5,14 +5,13 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 
 import numpy as np
 import psutil
 import pytest
 from PIL import Image
 
-from helpers import ROOT, STARTED, VARIABLES, run
+from helpers import ROOT, STARTED, VARIABLES, draw_digits
 
 # tests that run side by side share the cores: with more threads than cores all take far longer,
 # and threads that wait for each other must not keep a core busy
@@ -80,20 +79,7 @@ def rng():
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory):
     """Digits: 24 training and 7 validation pictures in each of ten classes."""
-    folder = tmp_path_factory.mktemp("data") / "digits"
-    made = run(
-        sys.executable,
-        ROOT / "make_dataset.py",
-        "digits",
-        "--dst",
-        folder,
-        "--train",
-        24,
-        "--val",
-        7,
-    )
-    assert made.returncode == 0, made.stderr
-    return folder
+    return draw_digits(tmp_path_factory.mktemp("data") / "digits", train=24, val=7)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """What tests share: processes started as a user starts them, small disks, a training run."""
 
-import importlib.util
 import json
 import multiprocessing
 import os
@@ -22,27 +21,39 @@ ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
 TECHNIQUES = sorted(path.stem.removeprefix("train_") for path in SRC.glob("train_*.py"))
 
-# options of a run that takes a second: two epochs of three steps of a model with 8,000 weights
-TINY = [
-    "--epochs",
-    2,
-    "--batch_size",
-    40,
-    "--steps",
-    3,
-    "--width",
-    4,
-    "--image_size",
-    16,
-    "--workers",
-    0,
-]
+# the machine of records that are made up
+MACHINE = dict(
+    cpu="A CPU",
+    cores=16,
+    bfloat16=True,
+    gpus=1,
+    gpu="NVIDIA X1",
+    driver="580",
+    cuda="13.0",
+    cudnn=91000,
+    python="3.12.1",
+    packages={"torch": "2.14.1"},
+)
 # under DDP: before Python 3.11.8 a worker can hang as it starts (cpython#112275)
 DDP_WORKERS = 2 if sys.version_info >= (3, 11, 8) else 0
 HANG = 600  # seconds after which a process that should end, or an event that should come, hangs
 
 VARIABLES = {}  # of the environment, which conftest.py sets for each test and forked runs get
 STARTED = []  # the processes of the test that runs; conftest.py ends those that are left
+
+
+def flags(**options):
+    """Return options as the words of a command line: flags(steps=2) is ["--steps", 2]."""
+    return [word for name, value in options.items() for word in (f"--{name}", value)]
+
+
+# a run that takes a second: two epochs of three steps of a model with 8,000 weights
+TINY = flags(epochs=2, batch_size=40, steps=3, width=4, image_size=16, workers=0)
+
+
+def tiny(dataset, result_dir, **options):
+    """Return the options of such a run, with `options` in place of those of TINY."""
+    return [*flags(dataset=dataset), *TINY, *flags(**options, result_dir=result_dir)]
 
 
 def on_gpu(name):
@@ -86,6 +97,14 @@ def run(*command, timeout=HANG, **options):
         process.kill()
         raise
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def draw_digits(folder, **counts):
+    """Draw a data set of digits, with counts train=24, val=7 or others in each class; return it."""
+    words = [ROOT / "make_dataset.py", "digits", *flags(dst=folder, **counts)]
+    made = run(sys.executable, *words)
+    assert made.returncode == 0, made.stderr
+    return folder
 
 
 def torchrun(script, *options, processes=2):
@@ -235,14 +254,6 @@ def processes_of(word):
     return found
 
 
-def module_of(path):
-    """Import the script at `path`."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def change(path, old, new):
     """Replace `old`, which must be there, by `new` in a file."""
     text = path.read_text()
@@ -351,15 +362,19 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     return folder / "limited.py"
 
 
-def edited(script, folder, *edits):
-    """Write a user's copy of src/<script>.py, or of a path, with each (old, new) replaced."""
-    source = SRC / f"{script}.py" if isinstance(script, str) else script
-    text = source.read_text()
+def replaced(text, *edits):
+    """Return `text` with each (old, new) replaced; old has to be there once."""
     for old, new in edits:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
+    return text
+
+
+def edited(script, folder, *edits):
+    """Write a user's copy of src/<script>.py, or of a path, with each (old, new) replaced."""
+    source = SRC / f"{script}.py" if isinstance(script, str) else script
     path = Path(folder) / source.name
-    path.write_text(text)
+    path.write_text(replaced(source.read_text(), *edits))
     return path
 
 

@@ -7,22 +7,12 @@ import shutil
 import pytest
 
 import accuracy
-from helpers import ROOT, TINY, assert_one_line, benchmark, processes_of, run_forked
+from helpers import MACHINE, ROOT, TINY, assert_one_line, benchmark, processes_of, run_forked
 
 SCRIPT = ROOT / "benchmarks" / "accuracy.py"
 SHORT = ["--", *TINY, "--steps", 1]
-RUN = {
-    "seed",
-    "wall_seconds",
-    "warmup_seconds",
-    "training_seconds",
-    "val_top1",
-    "seconds_to_goal",
-    "images_per_second",
-    "peak_memory_bytes",
-    "epochs",
-    "parts",
-}
+RUN = {"seed", "wall_seconds", "warmup_seconds", "training_seconds", "val_top1", "seconds_to_goal"}
+RUN |= {"images_per_second", "peak_memory_bytes", "epochs", "parts"}
 
 
 def outcome(folder, *words, stop_at=None):
@@ -60,19 +50,8 @@ def test_rows_take_turns_add_runs_only_what_is_new_and_ctrl_c_keeps_what_ran(dig
     # a kept row finds the code of the run before it
     code = tmp_path / "accuracy" / "compiled" / "fused"
     (code / "kernel").write_text("compiled")
-    done, added, text, begun = outcome(
-        tmp_path,
-        digits,
-        "--kept",
-        "fused",
-        "--seeds",
-        1,
-        0,
-        "--goal",
-        0.01,
-        "--add",
-        stop_at="seed 0: fused, kept",
-    )
+    words = digits, "--kept", "fused", "--seeds", 1, 0, "--goal", 0.01, "--add"
+    done, added, text, begun = outcome(tmp_path, *words, stop_at="seed 0: fused, kept")
     assert done.returncode == 130, done.stderr
     assert begun == ["seed 1: plain", "seed 1: fused, kept", "seed 0: fused, kept"]
     more, *others, kept = added
@@ -137,17 +116,7 @@ def record():
             peak_memory_bytes=2_000_000_000,
         )
 
-    machine = dict(
-        gpus=1,
-        gpu="H200",
-        cores=16,
-        cpu="CPU",
-        driver="1",
-        cuda="2",
-        cudnn=3,
-        python="3.12",
-        packages={"torch": "2.14.1"},
-    )
+    machine = MACHINE | dict(gpu="H200")
     options = dict(
         model="resnet18",
         image_size=64,

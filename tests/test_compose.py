@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 import compose
+import helpers
 import layout
-from helpers import ROOT, SRC, TECHNIQUES, SmallDisk, run, train
+from helpers import ROOT, SRC, TECHNIQUES, SmallDisk, replaced, run, tiny, train
 
 # Techniques of which a script can have one: parallel training, and the source of data.
 EXCLUSIVE = [("DDP", "DP"), ("DALI", "LMDB", "cache")]
@@ -53,6 +54,11 @@ def joined(text, name):
 def merged(current, techniques):
     """Return the text `current` with `techniques`, merged one after the other in this order."""
     return functools.reduce(joined, techniques, current)
+
+
+def copy_with(folder, *edits):
+    """Write a user's copy of train.py with each (old, new) replaced."""
+    return helpers.edited("train", folder, *edits).rename(folder / "mine.py")
 
 
 def run_compose(*words, **options):
@@ -112,12 +118,7 @@ def test_groups_follow_from_the_scripts(project):
         {
             "data": [["DALI", "LMDB", "cache"]],
             "compute": [
-                ["amp"],
-                ["channels_last"],
-                ["compile"],
-                ["cudnn"],
-                ["fused"],
-                ["progressive"],
+                [name] for name in "amp channels_last compile cudnn fused progressive".split()
             ],
             "parallel": [["DDP", "DP"]],
         }
@@ -315,12 +316,8 @@ def conv11(width, classes):""",
 
 
 def edited(names, text=None):
-    text = text or (SRC / "train.py").read_text()
-    for name in names:
-        for old, new in USUAL_EDITS[name]:
-            assert text.count(old) == 1, old
-            text = text.replace(old, new)
-    return text
+    edits = [edit for name in names for edit in USUAL_EDITS[name]]
+    return replaced(text or (SRC / "train.py").read_text(), *edits)
 
 
 @pytest.mark.parametrize(
@@ -420,13 +417,6 @@ def test_imports_are_sorted_as_ruff_and_isort_sort_them():
     assert done.returncode == 0, done.stdout
 
 
-def test_all_of_src_is_formatted():
-    done = run(sys.executable, "-m", "ruff", "format", "--check", SRC)
-    assert done.returncode == 0, done.stdout
-    done = run(sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", SRC)
-    assert done.returncode == 0, done.stdout
-
-
 def test_joined_scripts_are_formatted_and_import_only_what_they_use(tmp_path):
     for chosen in [*PAIRS, *WHOLE]:
         (tmp_path / f"{'_'.join(chosen)}.py").write_text(
@@ -487,10 +477,8 @@ def test_one_after_the_other_is_as_all_at_once(tmp_path):
     ],
 )
 def test_a_conflict_names_the_place_and_leaves_the_file(technique, old, new, tmp_path):
-    text = (SRC / "train.py").read_text()
-    assert text.count(old) == 1
-    mine = tmp_path / "my train.py"
-    mine.write_text(text.replace(old, new))
+    text, mine = (SRC / "train.py").read_text(), tmp_path / "my train.py"
+    mine.write_text(replaced(text, (old, new)))
     before = mine.read_bytes()
     done = run_compose("--into", mine, "cudnn", technique)
     assert done.returncode == 1
@@ -516,11 +504,7 @@ UNSET = {"correct": "hits", "net": "network", "losses": "history"}
 @pytest.mark.parametrize("name", UNREAD)
 def test_into_a_copy_that_does_not_read_what_a_technique_sets_warns(name, tmp_path):
     """It merges without a conflict, but the processes train apart or count pictures twice."""
-    old, new = UNREAD[name]
-    text = (SRC / "train.py").read_text()
-    assert text.count(old) == 1
-    mine = tmp_path / "mine.py"
-    mine.write_text(text.replace(old, new))
+    mine, (old, _) = copy_with(tmp_path, UNREAD[name]), UNREAD[name]
     done = run_compose("--into", mine, "cudnn", "fused", "DDP")
     (warning,) = [line for line in done.stderr.splitlines() if "warning" in line]
     assert done.returncode == 0 and "DistributedDataParallel" in mine.read_text()
@@ -537,16 +521,9 @@ def test_into_a_copy_that_does_not_set_what_a_technique_reads_warns(name, tmp_pa
 
 
 def test_into_a_copy_that_sets_again_what_a_technique_sets_warns(tmp_path):
-    mine = tmp_path / "-mine lr=1.py"
     again = "    torch.backends.cudnn.benchmark = False\n"
-    mine.write_text(
-        (SRC / "train.py")
-        .read_text()
-        .replace(
-            "    # ------------------------------------------------------------------------------- opt",
-            again + "    # --- opt",
-        )
-    )
+    title = f"    # {'-' * 79} opt"
+    mine = copy_with(tmp_path, (title, again + title)).rename(tmp_path / "-mine lr=1.py")
     done = run_compose("--into", mine.name, "cudnn", "amp", cwd=tmp_path)
     (warning,) = [line for line in done.stderr.splitlines() if "warning" in line]
     assert done.returncode == 0 and "benchmark = True" in mine.read_text()
@@ -608,12 +585,8 @@ def test_another_script_is_no_copy(tmp_path):
 
 
 def test_a_copy_of_which_there_is_no_history_says_so(project, tmp_path):
-    mine = tmp_path / "mine.py"
-    mine.write_text(
-        (SRC / "train.py")
-        .read_text()
-        .replace("            loss.backward()\n            optimizer.step()\n", "")
-    )
+    step = "            loss.backward()\n            optimizer.step()\n"
+    mine = copy_with(tmp_path, (step, ""))
     done = run(project / "compose.sh", "--into", mine, "amp")
     assert done.returncode == 1 and "it may join in a full clone" in done.stderr
     assert "both change the lines shown above" in done.stderr
@@ -662,12 +635,7 @@ def test_bytes_that_are_not_utf8_stay_as_they_are(tmp_path):
 
 def test_the_users_git_settings_do_not_matter(tmp_path):
     """With merge.conflictStyle=diff3 git would show three versions of the conflict."""
-    mine = tmp_path / "mine.py"
-    mine.write_text(
-        (SRC / "train.py")
-        .read_text()
-        .replace("            optimizer.step()\n", "            optimizer.step(lambda: loss)\n")
-    )
+    mine = copy_with(tmp_path, ("optimizer.step()\n", "optimizer.step(lambda: loss)\n"))
     (tmp_path / ".gitconfig").write_text("[merge]\n\tconflictStyle = diff3\n")
     done = run_compose("--into", mine, "amp", env={"HOME": str(tmp_path)})
     assert done.returncode == 1 and "|||||||" not in done.stderr
@@ -719,22 +687,7 @@ def runs_alone(chosen, folder, digits):
     batch_size = 40 if "DDP" in chosen else 20  # so that all processes compile the same
     record, _ = train(
         script,
-        "--dataset",
-        digits,
-        "--epochs",
-        1,
-        "--batch_size",
-        batch_size,
-        "--steps",
-        2,
-        "--result_dir",
-        folder / "runs",
-        "--workers",
-        0,
-        "--width",
-        4,
-        "--image_size",
-        16,
+        *tiny(digits, folder / "runs", epochs=1, batch_size=batch_size, steps=2),
         *one_size,
         cwd=folder,
     )
@@ -772,11 +725,6 @@ def test_shell_scripts_pass_shellcheck():
     shellcheck = shutil.which("shellcheck") or Path(sys.executable).with_name("shellcheck")
     if not Path(shellcheck).exists():
         pytest.skip("shellcheck is not installed")
-    done = run(
-        shellcheck,
-        "--external-sources",
-        *ROOT.glob("*.sh"),
-        *ROOT.glob("[!.]*/*.sh"),
-        ROOT / ".ci" / "run",
-    )
+    scripts = [*ROOT.glob("*.sh"), *ROOT.glob("[!.]*/*.sh"), ROOT / ".ci" / "run"]
+    done = run(shellcheck, "--external-sources", *scripts)
     assert done.returncode == 0, done.stdout

@@ -1,5 +1,6 @@
 """train_DDP.py with two processes on a CPU: equal to one process, launching, killed ranks."""
 
+import functools
 import json
 import re
 import shutil
@@ -9,7 +10,6 @@ import sys
 import psutil
 import pytest
 import torch
-from torch.utils.data import DistributedSampler, RandomSampler
 
 from helpers import (
     DDP_WORKERS,
@@ -24,6 +24,7 @@ from helpers import (
     run_forked,
     spy,
     start,
+    tiny,
     torchrun,
     train,
     wait_until,
@@ -44,7 +45,7 @@ def without_batch_norm(name, folder):
 
 # ---------------------------------------------------------------------------------- equality
 def test_equal_to_the_baseline_on_the_same_global_batches(digits, tmp_path):
-    options = ["--dataset", digits, *TINY, "--steps", 6, "--result_dir", tmp_path]
+    options = tiny(digits, tmp_path, steps=6)
     baseline, _ = train(without_batch_norm("train", tmp_path), *options)
     ddp, _ = train(without_batch_norm("train_DDP", tmp_path), *options)
     one, many = weights(tmp_path, "train"), weights(tmp_path, "train_DDP")
@@ -59,21 +60,7 @@ def test_equal_to_the_baseline_on_the_same_global_batches(digits, tmp_path):
 @pytest.mark.fault("not divisible by batch or processes")
 def test_validation_counts_each_picture_once(digits, tmp_path):
     """70 pictures over 1, 2 and 3 processes, with weights that stand still."""
-    options = [
-        "--dataset",
-        digits,
-        *TINY,
-        "--epochs",
-        1,
-        "--batch_size",
-        42,
-        "--steps",
-        1,
-        "--lr",
-        1e-30,
-        "--result_dir",
-        tmp_path,
-    ]
+    options = tiny(digits, tmp_path, epochs=1, batch_size=42, steps=1, lr=1e-30)
     baseline, _ = train(without_batch_norm("train", tmp_path), *options)
     counts = {(baseline["epochs"][0]["val_top1"], baseline["epochs"][0]["val_top5"])}
     script = without_batch_norm("train_DDP", tmp_path)
@@ -93,38 +80,11 @@ def test_a_process_without_validation_images(digits, tmp_path):
             copied.mkdir(parents=True)
             for image in sorted(folder.iterdir())[:count]:
                 shutil.copy(image, copied)
-    done = run_forked(
-        SRC / "train_DDP.py",
-        "--dataset",
-        tmp_path / "two",
-        *TINY,
-        "--epochs",
-        1,
-        "--batch_size",
-        30,
-        "--result_dir",
-        tmp_path,
-        ranks=3,
-    )
+    options = tiny(tmp_path / "two", tmp_path, epochs=1, batch_size=30)
+    done = run_forked(SCRIPT, *options, ranks=3)
     assert done.returncode == 0, done.stderr[-2000:]
     (epoch,) = json.loads((tmp_path / "train_DDP.json").read_text())["epochs"]
     assert epoch["val_top1"] in (0, 0.5, 1)
-
-
-def test_order_is_that_of_distributed_sampler():
-    data = list(range(101))
-    for epoch in (0, 1, 7):
-        sampler = RandomSampler(data, generator=torch.Generator())
-        sampler.generator.manual_seed(5 + epoch)
-        order = list(sampler)
-        ranks = []
-        for rank in range(2):
-            shards = DistributedSampler(data, 2, rank, seed=5, drop_last=True)
-            shards.set_epoch(epoch)
-            ranks.append(list(shards))
-        for k in range(100 // 10):
-            together = ranks[0][5 * k : 5 * k + 5] + ranks[1][5 * k : 5 * k + 5]
-            assert sorted(together) == sorted(order[10 * k : 10 * k + 10])
 
 
 @pytest.mark.fault("augmentation without workers")
@@ -136,23 +96,15 @@ def test_ranks_draw_different_crops_and_dropout(workers, digits, tmp_path):
     pictures = sorted((data / "train").rglob("*.png"))
     for path in pictures:
         path.write_bytes(pictures[33].read_bytes())
-    options = [
-        "--dataset",
+    options = tiny(
         data,
-        *TINY,
-        "--model",
-        "squeezenet1_1",
-        "--image_size",
-        32,
-        "--lr",
-        0.01,
-        "--augment",
-        "resized",
-        "--workers",
-        workers,
-        "--result_dir",
         tmp_path / "r",
-    ]
+        model="squeezenet1_1",
+        image_size=32,
+        lr=0.01,
+        augment="resized",
+        workers=workers,
+    )
     seen = spy(tmp_path / "seen", SCRIPT, *options, ranks=2)
     for layer in ("Normalize", "Dropout"):
         drawn = [tensor for rank in (0, 1) for tensor in seen(layer, True, rank)]
@@ -169,29 +121,14 @@ def test_ranks_draw_different_crops_and_dropout(workers, digits, tmp_path):
 @pytest.mark.fault("errors of PyTorch")
 def test_local_rank_alone_is_no_launcher(digits, tmp_path):
     """Some schedulers and editors set LOCAL_RANK."""
-    done = run(
-        sys.executable,
-        SRC / "train_DDP.py",
-        "--dataset",
-        digits,
-        cwd=tmp_path,
-        env={"LOCAL_RANK": "0"},
-    )
+    words = [sys.executable, SCRIPT, "--dataset", digits]
+    done = run(*words, cwd=tmp_path, env={"LOCAL_RANK": "0"})
     assert_one_line(done, 2, "torchrun --standalone --nproc_per_node=gpu train_DDP.py")
 
 
 @pytest.mark.fault("errors of PyTorch")
 def test_sync_bn_without_a_gpu_is_refused(digits, tmp_path):
-    done = run_forked(
-        SRC / "train_DDP.py",
-        "--dataset",
-        digits,
-        *TINY,
-        "--sync_bn",
-        "--result_dir",
-        tmp_path,
-        ranks=2,
-    )
+    done = run_forked(SCRIPT, *tiny(digits, tmp_path), "--sync_bn", ranks=2)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert "train_DDP.py: error: --sync_bn needs GPUs" in done.stderr
 
@@ -211,7 +148,7 @@ def test_batch_that_is_no_multiple_of_the_processes(digits, tmp_path):
 @pytest.mark.fault("dataset smaller than a batch")
 def test_fewer_pictures_than_a_batch(tmp_path):
     data = classes(classes(tmp_path / "data"), "val")
-    options = ["--dataset", data, *TINY, "--result_dir", tmp_path / "r"]
+    options = tiny(data, tmp_path / "r")
     done = run_forked(SCRIPT, *options, "--batch_size", 14, ranks=2)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "--batch_size 14: there are only 12 training images" in done.stderr
@@ -221,9 +158,7 @@ def test_fewer_pictures_than_a_batch(tmp_path):
 
 @pytest.mark.fault("loss not finite")
 def test_loss_that_is_not_finite(digits, tmp_path):
-    done = run_forked(
-        SCRIPT, "--dataset", digits, *TINY, "--lr", "1e30", "--result_dir", tmp_path, ranks=2
-    )
+    done = run_forked(SCRIPT, *tiny(digits, tmp_path, lr="1e30"), ranks=2)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert re.search("train_DDP: error: .* in epoch 1, step 2: ", done.stderr), done.stderr
     assert not (tmp_path / "train_DDP.json").exists()
@@ -234,17 +169,7 @@ def test_checkpoints_that_are_refused(digits, tmp_path):
     (tmp_path / "text.pt").write_text("<html></html>")
     torch.save({"parts": {"model": Hostile(str(tmp_path / "trap"))}}, tmp_path / "pickle.pt")
     for name in ("text.pt", "pickle.pt"):
-        done = run_forked(
-            SCRIPT,
-            "--dataset",
-            digits,
-            *TINY,
-            "--result_dir",
-            tmp_path / "r",
-            "--resume",
-            tmp_path / name,
-            ranks=2,
-        )
+        done = run_forked(SCRIPT, *tiny(digits, tmp_path / "r", resume=tmp_path / name), ranks=2)
         assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
         assert f"train_DDP.py: error: --resume {tmp_path / name}: " in done.stderr
     assert not (tmp_path / "trap").exists()
@@ -253,30 +178,12 @@ def test_checkpoints_that_are_refused(digits, tmp_path):
 # --------------------------------------------------------------------------------- launching
 def test_two_machines_resume_from_a_folder_that_both_see(digits, tmp_path):
     """Two torchruns stand for two machines."""
-    endpoint, options = (
-        f"localhost:{free_port()}",
-        ["--dataset", digits, *TINY, "--result_dir", tmp_path],
-    )
+    options = tiny(digits, tmp_path)
     train(SCRIPT, *options, "--epochs", 1)
-    agents = [
-        start(
-            [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--nnodes=2",
-                "--nproc_per_node=1",
-                "--rdzv_backend=c10d",
-                f"--rdzv_endpoint={endpoint}",
-                "--rdzv_id=7",
-                SCRIPT,
-                *options,
-                "--resume",
-                "auto",
-            ]
-        )
-        for _ in range(2)
-    ]
+    words = ["--nnodes=2", "--nproc_per_node=1", "--rdzv_backend=c10d", "--rdzv_id=7"]
+    words += [f"--rdzv_endpoint=localhost:{free_port()}", SCRIPT, *options, "--resume", "auto"]
+    command = [sys.executable, "-m", "torch.distributed.run", *words]
+    agents = [start(command) for _ in range(2)]
     ends = [agent.communicate() for agent in agents]
     out = "".join(out for out, _ in ends)
     assert [agent.returncode for agent in agents] == [0, 0], ends
@@ -369,19 +276,7 @@ def test_a_rank_fails(faults, digits, tmp_path):
 
     agent = begin(
         script,
-        "--dataset",
-        data,
-        *TINY,
-        "--epochs",
-        9999,
-        "--steps",
-        6,
-        "--workers",
-        DDP_WORKERS,
-        "--resume",
-        "auto",
-        "--result_dir",
-        saved.parent,
+        *tiny(data, saved.parent, epochs=9999, steps=6, workers=DDP_WORKERS, resume="auto"),
         log=log,
         restarts=len(faults) - 1,
     )
@@ -411,45 +306,23 @@ def test_ranks_killed_twice(digits, rng, tmp_path):
 
     Beside this torchrun, which waits in its save, torch.distributed.launch runs from start to end.
     """
-    options = [
-        "--dataset",
-        digits,
-        *TINY,
-        "--epochs",
-        30,
-        "--steps",
-        2,
-        "--image_size",
-        8,
-        "--augment",
-        "resized",
-        "--resume",
-        "auto",
-        "--result_dir",
-    ]
-    train(SCRIPT, *options, tmp_path / "a")
+    options = functools.partial(
+        tiny, digits, epochs=30, steps=2, image_size=8, augment="resized", resume="auto"
+    )
+    train(SCRIPT, *options(tmp_path / "a"))
     size = (tmp_path / "a" / "train_DDP.pt").stat().st_size
     log, saved, ranks = tmp_path / "log", tmp_path / "b" / "train_DDP.pt", []
     saved.parent.mkdir()
     pipe = Pipe(saved)
-    agent = begin(SCRIPT, *options, saved.parent, log=log, restarts=20)
-    beside = start(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.launch",
-            "--nproc_per_node=2",
-            f"--master_port={free_port()}",
-            SCRIPT,
-            "--dataset",
-            digits,
-            *TINY,
-            "--workers",
-            DDP_WORKERS,
-            "--result_dir",
-            tmp_path / "c",
-        ]
-    )
+    agent = begin(SCRIPT, *options(saved.parent), log=log, restarts=20)
+    launch = [
+        "-m",
+        "torch.distributed.launch",
+        "--nproc_per_node=2",
+        f"--master_port={free_port()}",
+    ]
+    options = tiny(digits, tmp_path / "c", workers=DDP_WORKERS)
+    beside = start([sys.executable, *launch, SCRIPT, *options])
     _, err = beside.communicate()
     assert beside.returncode == 0 and (tmp_path / "c" / "train_DDP.json").exists(), err[-3000:]
     for kill in range(2):

@@ -51,16 +51,8 @@ def test_joins_are_refused_or_warned_of(tmp_path, monkeypatch):
 def test_an_edit_verified():
     """DDP counts only its share of the guesses, amp is right. `python benchmarks/edits.py` verifies
     all."""
-    done = run_forked(
-        ROOT / "benchmarks" / "edits.py",
-        "--edit",
-        "F1 from a confusion matrix",
-        "--technique",
-        "DDP",
-        "amp",
-        "--jobs",
-        1,
-    )
+    words = ["--edit", "F1 from a confusion matrix", "--technique", "DDP", "amp", "--jobs", 1]
+    done = run_forked(ROOT / "benchmarks" / "edits.py", *words)
     assert done.returncode == 0 and "WRONG WITHOUT A WORD | 0 |" in done.stdout, (
         done.stdout + done.stderr
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from helpers import SRC, error_of, run_forked
+from helpers import SRC, error_of, flags, run_forked
 from test_loader import FAULTY, SHARED, photo
 from test_resize import encoded, is_clean, resize
 
@@ -188,18 +188,8 @@ def linked(folder, names):
 
 def read_together(tmp_path, loader, decoded, refused, *options):
     """Run the loader on all good files, then a few times on some of them with a bad one."""
-    words = [
-        SRC / f"{loader}.py",
-        *CUT,
-        "--epochs",
-        1,
-        "--workers",
-        2,
-        "--result_dir",
-        tmp_path,
-        *options,
-        "--dataset",
-    ]
+    own = flags(epochs=1, workers=2, result_dir=tmp_path)
+    words = [SRC / f"{loader}.py", *CUT, *own, *options, "--dataset"]
     done = run_forked(*words, linked(tmp_path / "good", decoded))
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / f"{loader}.json").read_text())["samples"] == len(decoded)
@@ -256,16 +246,7 @@ def test_fuzz_loader_dali_on_a_gpu(fuzz, tmp_path):
         done = run_forked(
             SRC / "loader_DALI.py",
             *CUT,
-            "--epochs",
-            1,
-            "--batch_size",
-            2,
-            "--workers",
-            4,
-            "--result_dir",
-            tmp_path,
-            "--dataset",
-            folder,
+            *flags(epochs=1, batch_size=2, workers=4, result_dir=tmp_path, dataset=folder),
         )
         if done.returncode:
             error_of(done, "loader_DALI")

@@ -14,12 +14,14 @@ import helpers
 from helpers import (
     ROOT,
     SRC,
-    TINY,
+    draw_digits,
     edited,
+    flags,
     load_checkpoint,
     params,
     run,
     same_bits,
+    tiny,
     torchrun,
     weights,
 )
@@ -67,17 +69,7 @@ def test_each_set_runs(chosen, digits, tmp_path):
     if GPUS > 1 and "DP" in chosen and {"compile", "channels_last"} & set(chosen):
         pytest.skip("DataParallel on several GPUs takes neither: docs/techniques.md")
     script = composed(tmp_path, *chosen)
-    options = [
-        "--dataset",
-        digits,
-        *TINY,
-        "--workers",
-        1,
-        "--augment",
-        "crop",
-        "--result_dir",
-        tmp_path,
-    ]
+    options = tiny(digits, tmp_path, workers=1, augment="crop")
     if "DDP" in chosen:
         start_all(script, *options, processes=GPUS if 40 % GPUS == 0 else 1)
         record = json.loads(script.with_suffix(".json").read_text())
@@ -89,32 +81,22 @@ def test_each_set_runs(chosen, digits, tmp_path):
     assert ("scale" in parts.get("scaler", {})) == ("amp" in chosen)
 
 
+def seen_by_whatif(script, digits, folder, epochs):
+    """Run a script under whatif; return (its record, its output)."""
+    found = folder / "found.json"
+    words = ["--only", "plain", *flags(minutes=2, json=found), script]
+    options = flags(dataset=digits, batch_size=20, epochs=epochs, result_dir=folder)
+    done = run(sys.executable, ROOT / "whatif", *words, *options)
+    assert done.returncode == 0, done.stderr
+    return json.loads(found.read_text()), done.stdout
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["train", "train_cache", "train_channels_last", "train_fused"])
 def test_no_step_waits_for_the_gpu(name, digits, tmp_path):
     """As their comments say; whatif finds lines that wait."""
-    found = tmp_path / "found.json"
-    done = run(
-        sys.executable,
-        ROOT / "whatif",
-        "--only",
-        "plain",
-        "--minutes",
-        2,
-        "--json",
-        found,
-        SRC / f"{name}.py",
-        "--dataset",
-        digits,
-        "--batch_size",
-        20,
-        "--epochs",
-        9999,
-        "--result_dir",
-        tmp_path,
-    )  # the cache's steps go on epoch by epoch
-    assert done.returncode == 0, done.stderr
-    record = json.loads(found.read_text())
+    # the cache's steps go on epoch by epoch
+    record, _ = seen_by_whatif(SRC / f"{name}.py", digits, tmp_path, epochs=9999)
     assert record["machine"]["device"] == "cuda" and record["windows"]
     assert "busy" in record["facts"] and record["host_waits"] == []  # it has looked for them
 
@@ -130,59 +112,26 @@ def test_whatif_names_what_waits_inside_a_line(digits, tmp_path):
             "return transforms.Normalize([.485, .456, .406], [.229, .224, .225])(images / 255)",
         ),
     )
-    found = tmp_path / "found.json"
-    done = run(
-        sys.executable,
-        ROOT / "whatif",
-        "--only",
-        "plain",
-        "--minutes",
-        2,
-        "--json",
-        found,
-        script,
-        "--dataset",
-        digits,
-        "--batch_size",
-        20,
-        "--epochs",
-        99,
-        "--result_dir",
-        tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    waits = json.loads(found.read_text())["host_waits"]
+    record, output = seen_by_whatif(script, digits, tmp_path, epochs=99)
     assert any(
         re.search(r"return transforms.Normalize.*\(\S*torchvision\S+_misc.py:\d+\)", each["text"])
-        for each in waits
-    ), done.stdout
+        for each in record["host_waits"]
+    ), output
 
 
 @pytest.mark.gpu
 def test_bfloat16_has_no_scaler(digits, tmp_path):
-    options = ["--dataset", digits, *TINY, "--result_dir"]
-    train(SRC / "train_amp.py", *options, tmp_path, "--amp_dtype", "bfloat16")
-    assert load_checkpoint(tmp_path / "train_amp.pt")["parts"]["scaler"] == {}
-    record, _ = train(
-        SRC / "train_amp.py",
-        *options,
-        tmp_path / "float16",
-        "--epochs",
-        3,
-        "--resume",
-        tmp_path / "train_amp.pt",
-    )
+    script, saved = SRC / "train_amp.py", tmp_path / "train_amp.pt"
+    train(script, *tiny(digits, tmp_path, amp_dtype="bfloat16"))
+    assert load_checkpoint(saved)["parts"]["scaler"] == {}
+    record, _ = train(script, *tiny(digits, tmp_path / "float16", epochs=3, resume=saved))
     assert len(record["epochs"]) == 3
 
 
 @pytest.mark.gpu
 def test_float16_reaches_the_baselines_accuracy(tmp_path):
-    data = tmp_path / "digits"
-    assert run(sys.executable, ROOT / "make_dataset.py", "digits", "--dst", data).returncode == 0
-    records = [
-        train(SRC / name, "--dataset", data, "--result_dir", tmp_path)[0]
-        for name in ("train.py", "train_amp.py")
-    ]
+    options = flags(dataset=draw_digits(tmp_path / "digits"), result_dir=tmp_path)
+    records = [train(SRC / name, *options)[0] for name in ("train.py", "train_amp.py")]
     assert records[0]["val_top1"] > 0.97
     assert abs(records[0]["val_top1"] - records[1]["val_top1"]) <= 0.01
 
@@ -200,7 +149,7 @@ def test_fused_leaves_out_a_first_step_that_overflows(digits, tmp_path):
                 "torch.amp.GradScaler(init_scale=2.0 ** 127, backoff_factor=2.0 ** -117, ",
             ),
         )
-        records.append(train(script, "--dataset", digits, *TINY, "--result_dir", tmp_path)[0])
+        records.append(train(script, *tiny(digits, tmp_path))[0])
     for one, other in zip(*(record["epochs"] for record in records)):
         assert one["loss"] == pytest.approx(other["loss"], abs=0.02)
 
@@ -210,25 +159,15 @@ def test_fused_leaves_out_a_first_step_that_overflows(digits, tmp_path):
 @pytest.mark.parametrize("names", params(zip(ONE_PROCESS, ONE_PROCESS[1:] + ONE_PROCESS[:1])))
 def test_checkpoints_resume_across_variants(names, digits, tmp_path):
     source, to = (SRC / f"{name}.py" for name in names)
-    train(source, "--dataset", digits, *TINY, "--epochs", 1, "--result_dir", tmp_path / "a")
-    record, _ = train(
-        to,
-        "--dataset",
-        digits,
-        *TINY,
-        "--result_dir",
-        tmp_path / "b",
-        "--resume",
-        tmp_path / "a" / f"{source.stem}.pt",
-    )
+    train(source, *tiny(digits, tmp_path / "a", epochs=1))
+    saved = tmp_path / "a" / f"{source.stem}.pt"
+    record, _ = train(to, *tiny(digits, tmp_path / "b", resume=saved))
     assert len(record["epochs"]) == 2
 
 
 @pytest.mark.gpu
 def test_profile_of_a_gpu(digits, tmp_path):
-    _, output = train(
-        SRC / "train_profile.py", "--dataset", digits, *TINY, "--result_dir", tmp_path
-    )
+    _, output = train(SRC / "train_profile.py", *tiny(digits, tmp_path))
     found = re.search(r"wait for data (\d+)% of the time, the device works (\d+)% of it", output)
     assert found and 0 < int(found[2]) and int(found[1]) + int(found[2]) <= 110
     assert re.search(r"Self CUDA %.*\n(.*\n)*.*(wgrad|dgrad|fprop|gemm)", output)
@@ -238,7 +177,7 @@ def test_profile_of_a_gpu(digits, tmp_path):
 @pytest.mark.compiler
 def test_profile_of_a_compiled_model_shows_kernels(digits, tmp_path):
     script = composed(tmp_path, "compile", "profile")
-    _, output = train(script, "--dataset", digits, *TINY, "--result_dir", tmp_path)
+    _, output = train(script, *tiny(digits, tmp_path))
     assert re.search(r"Self CUDA %.*\n(.*\n)*.*(wgrad|dgrad|fprop|triton_)", output), output
     with gzip.open(tmp_path / f"{script.stem}_trace0.json.gz") as file:
         assert any(
@@ -255,21 +194,7 @@ def without_tf32(script, folder):
 
 @pytest.mark.gpus
 def test_ddp_equals_the_baseline_on_the_same_global_batches(digits, tmp_path):
-    options = [
-        "--dataset",
-        digits,
-        *TINY,
-        "--steps",
-        6,
-        "--width",
-        8,
-        "--image_size",
-        32,
-        "--workers",
-        2,
-        "--result_dir",
-        tmp_path,
-    ]
+    options = tiny(digits, tmp_path, steps=6, width=8, image_size=32, workers=2)
     scripts = [
         without_tf32(without_batch_norm(name, tmp_path), tmp_path)
         for name in ("train", "train_DDP")
@@ -283,23 +208,7 @@ def test_ddp_equals_the_baseline_on_the_same_global_batches(digits, tmp_path):
 
 @pytest.mark.gpus
 def test_sync_bn_equals_one_gpu(digits, tmp_path):
-    options = [
-        "--dataset",
-        digits,
-        *TINY,
-        "--epochs",
-        1,
-        "--lr",
-        0.01,
-        "--width",
-        8,
-        "--image_size",
-        32,
-        "--workers",
-        2,
-        "--result_dir",
-        tmp_path,
-    ]
+    options = tiny(digits, tmp_path, epochs=1, lr=0.01, width=8, image_size=32, workers=2)
     train(without_tf32("train", tmp_path), *options)
     start_all(without_tf32("train_DDP", tmp_path), *options, "--sync_bn", processes=2)
     one, many = weights(tmp_path, "train"), weights(tmp_path, "train_DDP")

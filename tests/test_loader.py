@@ -13,7 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from helpers import ROOT, SRC, SmallDisk, error_of, module_of, on_gpu, run, run_forked
+from helpers import ROOT, SRC, SmallDisk, error_of, flags, on_gpu, run, run_forked
+from runs import module_of
 from test_resize import claims
 
 LOADERS = sorted(path.stem for path in SRC.glob("loader*.py"))
@@ -21,6 +22,17 @@ SHARED = ROOT.parent / "shared" / "data"
 FAULTY = SHARED / "faulty"
 CAPTURE = ROOT / "tests" / "capture.py"
 SMALL = ("--resize", 48, "--image_size", 40, "--batch_size", 4)
+needs_faulty = pytest.mark.skipif(
+    not FAULTY.exists(), reason="needs the pictures of ../shared/data/faulty"
+)
+# what unusual() saves and what FAULTY holds
+unusual_kinds = pytest.mark.fault(
+    "PNG named as a JPEG", "CMYK JPEG", "grey JPEG", "EXIF orientation", "endings in any case"
+)
+faulty_kinds = pytest.mark.fault(
+    "image cut in half", "CMYK JPEG", "transparent image", "EXIF orientation", "corrupt EXIF"
+)
+CORRUPT_EXIF = b"Exif\0\0" + b"II*\0\x08\0\0\0\xff\xff\x12\x01\x03\0\x01\0" + b"\xff" * 9
 each_loader = pytest.mark.parametrize("loader", LOADERS)
 each_layout = pytest.mark.parametrize("layout", ["classes", "pairs"])
 each_decoder = pytest.mark.parametrize("loader", ["loader", "loader_DALI", on_gpu("loader_DALI")])
@@ -155,14 +167,8 @@ def assert_agree(load, data, names, *options):
         assert close >= 0.99, f"{name}: {close:.2%} of the pixels within 2"
 
 
-@pytest.mark.fault(
-    "PNG named as a JPEG",
-    "CMYK JPEG",
-    "grey JPEG",
-    "16-bit PNG",
-    "EXIF orientation",
-    "endings in any case",
-)
+@unusual_kinds
+@pytest.mark.fault("16-bit PNG")
 @pytest.mark.parametrize("resize, crop", [(64, 56), (0, 75)])
 def test_loaders_agree_on_every_kind_of_picture(load, tmp_path, resize, crop):
     unusual(tmp_path / "kinds")
@@ -171,7 +177,7 @@ def test_loaders_agree_on_every_kind_of_picture(load, tmp_path, resize, crop):
 
 
 @pytest.mark.fault("CMYK JPEG", "EXIF orientation")
-@pytest.mark.skipif(not FAULTY.exists(), reason="needs the real pictures of ../shared/data")
+@needs_faulty
 def test_loaders_agree_on_real_pictures(load, tmp_path):
     names = one_a_class(
         tmp_path / "data",
@@ -207,14 +213,8 @@ def test_pixels_are_the_colours_meant(load, tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.fault(
-    "PNG named as a JPEG",
-    "CMYK JPEG",
-    "grey JPEG",
-    "16-bit PNG",
-    "EXIF orientation",
-    "endings in any case",
-)
+@unusual_kinds
+@pytest.mark.fault("16-bit PNG")
 @pytest.mark.parametrize("batch_size", [8, 100])  # with two of DALI's pipelines and with one
 def test_gpu_decoder_agrees(load, tmp_path, batch_size):
     """The GPU spreads the colours of a JPEG a little otherwise: means differ by less than 1."""
@@ -248,18 +248,7 @@ def numbered(tmp_path_factory):
 
 def dali_loader(module, dataset, sampler, batch_size, device="cpu"):
     """Return loader_DALI.py's DALILoader, in this process."""
-    words = [
-        "--dali_device",
-        device,
-        "--batch_size",
-        batch_size,
-        "--workers",
-        2,
-        "--resize",
-        48,
-        "--image_size",
-        40,
-    ]
+    words = flags(dali_device=device, batch_size=batch_size, workers=2, resize=48, image_size=40)
     args = module.build_parser().parse_args([str(word) for word in words])
     return module.DALILoader(dataset, args, sampler)
 
@@ -278,16 +267,7 @@ def test_every_sample_once_an_epoch(load, numbered, loader, layout, batch_size, 
     """In an order, and with crops, that the seed repeats."""
     options = (
         numbered / layout,
-        "--resize",
-        48,
-        "--image_size",
-        40,
-        "--epochs",
-        3,
-        "--batch_size",
-        batch_size,
-        "--workers",
-        workers,
+        *flags(resize=48, image_size=40, epochs=3, batch_size=batch_size, workers=workers),
     )
     orders, runs = [], []
     for split, seed in (("train", 0), ("train", 0), ("train", 1), ("test", 0)):
@@ -331,18 +311,14 @@ def test_every_sample_once_on_a_gpu(load, numbered, layout):
         done = load(
             "loader_DALI",
             numbered / layout,
-            "--resize",
-            48,
-            "--image_size",
-            40,
-            "--workers",
-            4,
-            "--samples",
-            samples,
-            "--batch_size",
-            batch_size,
-            "--epochs",
-            3,
+            *flags(
+                resize=48,
+                image_size=40,
+                workers=4,
+                samples=samples,
+                batch_size=batch_size,
+                epochs=3,
+            ),
             capture=True,
         )
         assert done.returncode == 0 and "to cuda" in done.stdout, done.stderr
@@ -379,14 +355,7 @@ def test_both_pictures_of_a_pair_get_the_same_crop_and_flip(load, numbered, load
     done = load(
         loader,
         numbered / "pairs",
-        "--resize",
-        0,
-        "--image_size",
-        40,
-        "--batch_size",
-        5,
-        "--epochs",
-        3,
+        *flags(resize=0, image_size=40, batch_size=5, epochs=3),
         capture=True,
     )
     assert done.returncode == 0, done.stderr
@@ -491,60 +460,67 @@ def test_a_header_that_claims_too_much(load, tmp_path, loader, width, height):
     assert str(bad) in line or loader == "loader_DALI" and "DALI" in line
 
 
-@pytest.mark.skipif(not FAULTY.exists(), reason="needs the pictures of ../shared/data/faulty")
-@pytest.mark.fault(
-    "image cut in half",
-    "CMYK JPEG",
-    "transparent image",
-    "EXIF orientation",
-    "corrupt EXIF",
-    "PNG text bomb",
-)
-@each_decoder
-def test_real_faulty_files_are_read_or_refused(loader, photos, recwarn, capfd, request):
-    """DALI passes over a PNG's texts, so it reads a text bomb."""
-    module = module_of(SRC / f"{loader}.py")
-    dataset = module.Images(photos / "train")
-    device = "gpu" if request.node.get_closest_marker("gpu") else "cpu"
-    refused, read = set(), set()
+def read_faulty(read, by_dali=False):
+    """Call `read` with each picture of FAULTY; return the names of those that it refuses.
+
+    An error names the file in its last line, or is one of DALI's if it may be.
+    """
+    refused, done = set(), set()
     for file in sorted(FAULTY.iterdir()):
         if file.suffix not in (".png", ".jpg", ".JPEG"):
             continue
-        dataset.samples = [(str(file), 0)]
         try:
-            if loader == "loader":
-                assert dataset[0][0].mode == "RGB"
-            else:
-                ((images, _),) = dali_loader(module, dataset, [0], 1, device)
-                assert images.shape == (1, 3, 40, 40)
-            read.add(file.name)
+            read(str(file))
+            done.add(file.name)
         except OSError as error:
             line = str(error).splitlines()[-1]
-            assert str(file) in line or loader == "loader_DALI" and "DALI" in line
+            assert str(file) in line or by_dali and "DALI" in line
             refused.add(file.name)
-    assert all(
-        "/PIL/" in each.filename or each.category is ResourceWarning  # Pillow's own
-        for each in recwarn
-    )
-    assert "Warning" not in capfd.readouterr().err
-    assert {"truncated_image.png", "broken.png"} <= refused
-    assert "truncated_jpeg.jpg" in refused or device == "gpu"  # a GPU's decoder reads it
-    assert ("png_decompression_dos.png" in refused) == (loader == "loader")
     assert {
         "n02951585_can_opener.JPEG",
         "pil_sample_cmyk.jpg",
         "hopper_bad_exif.jpg",
         "hopper_orientation_6.jpg",
         "pil123rgba.png",
-    } <= read
+    } <= done
+    assert {"truncated_image.png", "broken.png"} <= refused
+    return refused
+
+
+def is_pillows(warning):
+    """Return whether a warning is one of Pillow's own code."""
+    return "/PIL/" in warning.filename or warning.category is ResourceWarning
+
+
+@needs_faulty
+@faulty_kinds
+@pytest.mark.fault("PNG text bomb")
+@each_decoder
+def test_real_faulty_files_are_read_or_refused(loader, photos, recwarn, capfd, request):
+    """DALI passes over a PNG's texts, so it reads a text bomb."""
+    module = module_of(SRC / f"{loader}.py")
+    dataset = module.Images(photos / "train")
+    device = "gpu" if request.node.get_closest_marker("gpu") else "cpu"
+
+    def read(path):
+        dataset.samples = [(path, 0)]
+        if loader == "loader":
+            assert dataset[0][0].mode == "RGB"
+        else:
+            ((images, _),) = dali_loader(module, dataset, [0], 1, device)
+            assert images.shape == (1, 3, 40, 40)
+
+    refused = read_faulty(read, loader == "loader_DALI")
+    assert all(map(is_pillows, recwarn)) and "Warning" not in capfd.readouterr().err
+    assert "truncated_jpeg.jpg" in refused or device == "gpu"  # a GPU's decoder reads it
+    assert ("png_decompression_dos.png" in refused) == (loader == "loader")
 
 
 @each_loader
 @pytest.mark.fault("corrupt EXIF")
 def test_corrupt_exif_is_no_error(load, tmp_path, loader):
     data = classes(tmp_path / "data")
-    exif = b"Exif\0\0" + b"II*\0\x08\0\0\0\xff\xff\x12\x01\x03\0\x01\0" + b"\xff" * 9
-    save(photo(5), data / "train/dog/odd.jpg", exif=exif)
+    save(photo(5), data / "train/dog/odd.jpg", exif=CORRUPT_EXIF)
     done = load(loader, data, *SMALL)
     assert done.returncode == 0 and done.record["samples"] == 13, done.stderr
     assert "arning" not in done.stderr and "rror" not in done.stderr
@@ -686,25 +662,19 @@ def test_disk_full_for_the_record(tmp_path):
         if disk.mounted:
             (disk.folder / "other").write_bytes(bytes(4096))
         done = disk.run(
-            SRC / "loader.py",
-            "--dataset",
-            data,
-            "--result_dir",
-            disk.folder,
-            "--workers",
-            0,
-            *SMALL,
+            SRC / "loader.py", *flags(dataset=data, result_dir=disk.folder, workers=0), *SMALL
         )
         assert error_of(done, "loader")
         assert not list(disk.folder.glob("*.json"))
 
 
 @pytest.mark.fault("no GPU or no DALI")
-def test_without_dali(tmp_path):
+@pytest.mark.parametrize("name", ["loader_DALI", "train_DALI"])
+def test_without_dali(name, tmp_path):
     """The last line says what is missing; loading.sh knows by it that the run is a skip."""
     (tmp_path / "nvidia").mkdir()
     (tmp_path / "nvidia/__init__.py").write_text("")
-    done = run(sys.executable, SRC / "loader_DALI.py", env={"PYTHONPATH": str(tmp_path)})
+    done = run(sys.executable, SRC / f"{name}.py", env={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'nvidia.dali'"
 
@@ -724,21 +694,8 @@ def test_each_start_method(method, tmp_path):
     script.write_text(
         text.replace(end, f'{end}    torch.multiprocessing.set_start_method("{method}")\n')
     )
-    done = run(
-        sys.executable,
-        script,
-        "--dataset",
-        data,
-        "--epochs",
-        2,
-        "--workers",
-        1,
-        "--cold",
-        "--batch_size",
-        2,
-        "--result_dir",
-        tmp_path,
-    )
+    options = flags(dataset=data, epochs=2, workers=1, batch_size=2, result_dir=tmp_path)
+    done = run_forked(script, *options, "--cold")
     assert done.returncode == 0 and "epoch 2/2" in done.stdout, done.stderr
     record = json.loads((tmp_path / "loader.json").read_text())
     assert record["samples"] == 12 and all(each["seconds"] > 0 for each in record["epochs"])

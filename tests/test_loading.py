@@ -15,22 +15,11 @@ import pytest
 
 import loading
 import report
-from helpers import ROOT, SRC, processes_of, run, run_forked, start, wait_until
+from helpers import HANG, ROOT, SRC, flags, processes_of, run, run_forked, start, wait_until
 from records import Loading
 from test_loader import photo, save
 
-SMALL = [
-    "--resize",
-    "48",
-    "--image_size",
-    "40",
-    "--batch_size",
-    "8",
-    "--epochs",
-    "3",
-    "--workers",
-    "1",
-]
+SMALL = flags(resize=48, image_size=40, batch_size=8, epochs=3, workers=1)
 DRIVER = ROOT / "tools" / "loading.py"
 
 
@@ -82,18 +71,12 @@ def test_table_records_and_bottleneck(project, data, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(results)
     assert [(row["loader"], row["cache"]) for row in rows] == [
-        ("loader", "cold"),
-        ("loader", "warm"),
-        ("loader_LMDB", "cold"),
-        ("loader_LMDB", "warm"),
+        (loader, cache) for loader in ("loader", "loader_LMDB") for cache in ("cold", "warm")
     ]
     for row in rows:
         assert row["status"] == "ok" and row["samples"] == 40 and len(row["epochs"]) == 3
-        assert row["options"]["image_size"] == 40 and row["storage"]["kind"] in (
-            "SSD",
-            "HDD",
-            "network",
-        )
+        assert row["options"]["image_size"] == 40
+        assert row["storage"]["kind"] in ("SSD", "HDD", "network")
         assert row["command"].startswith("./loading.sh loader_LMDB.py")
         assert row["machine"]["cores"] == loading.runs.cores()
     assert max(row["cores_busy"] for row in rows) > 0  # 40 samples can take less than a clock tick
@@ -113,20 +96,8 @@ def test_a_path_and_options_of_its_own(in_memory, tmp_path):
     text = (SRC / "loader_DALI.py").read_text()
     assert text.count('default=0, help="sets order') == 1
     mine.write_text(text.replace('default=0, help="sets order', 'default=7, help="sets order'))
-    done = run_forked(
-        DRIVER,
-        mine,
-        in_memory,
-        "--result_dir",
-        tmp_path,
-        *SMALL,
-        "--samples",
-        "16",
-        "--dali_device",
-        "cpu",
-        "--split",
-        "train",
-    )
+    own = flags(samples=16, dali_device="cpu", split="train")
+    done = run_forked(DRIVER, mine, in_memory, "--result_dir", tmp_path, *SMALL, *own)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(tmp_path)
     assert list(dict.fromkeys(row["loader"] for row in rows)) == ["loader", "my loader"]
@@ -179,18 +150,15 @@ def test_wrong_use(data, tmp_path, words, said):
 def test_ctrl_c(in_memory, tmp_path):
     """The table of the runs before, nothing left; test_running.py has the driver killed alone."""
     slow = loader_with(tmp_path / "slow.py", "time.sleep(999)")
-    process = start(
-        [ROOT / "loading.sh", slow, in_memory, "--result_dir", tmp_path / "r", *SMALL],
-        start_new_session=True,
-    )
-    wait_until(
-        lambda: any(
-            "40 samples" in log.read_text() for log in tmp_path.glob("r/loading/slow_*.log")
-        ),
-        300,
-    )
+    command = [ROOT / "loading.sh", slow, in_memory, "--result_dir", tmp_path / "r", *SMALL]
+    process = start(command, start_new_session=True)
+
+    def has_begun():
+        return any("40 samples" in log.read_text() for log in tmp_path.glob("r/loading/slow_*.log"))
+
+    wait_until(lambda: has_begun() or process.poll() is not None)
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=HANG)
     assert process.returncode == 130 and "Traceback" not in err
     assert "Stopped by SIGINT" in err
     rows = rows_of(tmp_path / "r")
@@ -242,19 +210,13 @@ def test_it_names_io_on_a_slow_disk(data, tmp_path):
     broken = loader_with(
         tmp_path / "broken.py", "os.write(2, b'libpng error: '); raise OSError('out of order')"
     )
-    done = run(
-        ROOT / "loading.sh",
-        broken,
-        data,
-        "--result_dir",
-        tmp_path,
-        *SMALL,
-        env={
-            "PYTHONPATH": str(tmp_path),
-            "MARKS": str(tmp_path / "marks"),
-            "PATH": f"{smi.parent}:{os.environ['PATH']}",
-        },
-    )
+    variables = {
+        "PYTHONPATH": str(tmp_path),
+        "MARKS": str(tmp_path / "marks"),
+        "PATH": f"{smi.parent}:{os.environ['PATH']}",
+    }
+    words = [broken, data, "--result_dir", tmp_path, *SMALL]
+    done = run(ROOT / "loading.sh", *words, env=variables)
     assert done.returncode == 1, done.stdout + done.stderr
     (cold, warm, last), table = rows_of(tmp_path), (tmp_path / "loading.md").read_text()
     assert (cold["status"], warm["status"], last["status"]) == ("ok", "ok", "fail")

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 import compose
-from helpers import ROOT, SRC, TECHNIQUES, module_of, run
+from helpers import MACHINE, ROOT, SRC, TECHNIQUES, run
 from records import Loading
+from runs import module_of
 from test_whatif_report import FACTS
 from whatif.search import kind
 from whatif.techniques import NAMES, reasons
@@ -409,22 +410,11 @@ def test_a_set_that_was_not_measured_has_no_figure(visit):
 
 def loading_rows():
     """Rows of loading.sh: a baseline of 100 images/s, DALI with 900; LMDB failed."""
-    machine = dict(
-        cpu="A CPU",
-        cores=16,
-        gpus=1,
-        gpu="NVIDIA X1",
-        driver="580",
-        cuda="13.0",
-        cudnn=9,
-        python="3.12.1",
-        packages={"torch": "2.14.1"},
-    )
     rows = [
         Loading(
             loader=loader,
             cache=cache,
-            machine=machine,
+            machine=MACHINE,
             date="2026-11-24",
             command="./loading.sh",
             options=dict(dataset="/data/photos", batch_size=64),

@@ -13,7 +13,7 @@ import peers
 import running
 import runs
 import scaling
-from helpers import ROOT, SRC, TINY, assert_one_line, run, run_forked
+from helpers import ROOT, SRC, TINY, assert_one_line, flags, run, run_forked, tiny
 
 PEERS = ROOT / "benchmarks"
 
@@ -31,9 +31,7 @@ for epoch in range(2):
 
 def record_of(script, data, folder, *options):
     """Run a training script, which must succeed, with one step an epoch; return its record."""
-    done = run_forked(
-        script, "--dataset", data, "--result_dir", folder, *TINY, "--batch_size", 240, *options
-    )
+    done = run_forked(script, *tiny(data, folder, batch_size=240), *options)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((folder / f"{script.stem}.json").read_text())
 
@@ -56,18 +54,9 @@ def test_dali_reads_every_picture(photos, tmp_path):
     pytest.importorskip("nvidia.dali")
     done = run_forked(
         PEERS / "dali_plain.py",
-        "--dataset",
-        photos,
-        "--resize",
-        32,
-        "--image_size",
-        24,
-        "--batch_size",
-        8,
-        "--epochs",
-        2,
-        "--result_dir",
-        tmp_path,
+        *flags(
+            dataset=photos, resize=32, image_size=24, batch_size=8, epochs=2, result_dir=tmp_path
+        ),
     )
     assert done.returncode == 0, done.stderr[-3000:]
     record = json.loads((tmp_path / "dali_plain.json").read_text())
@@ -94,16 +83,8 @@ def compare(folder, *options, example=EXAMPLE):
     """Run peers.py on digits with this imagenet/main.py; return (process, rows, table)."""
     (folder / "imagenet").mkdir(exist_ok=True)
     (folder / "imagenet" / "main.py").write_text(example)
-    done = run_forked(
-        PEERS / "peers.py",
-        "train",
-        *options[:1],
-        "--examples",
-        folder,
-        "--result_dir",
-        folder,
-        *options[1:],
-    )
+    words = ["train", *options[:1], *flags(examples=folder, result_dir=folder), *options[1:]]
+    done = run_forked(PEERS / "peers.py", *words)
     files = [folder / f"peers.{kind}" for kind in ("json", "md")]
     assert all(file.exists() for file in files), done.stderr
     return done, json.loads(files[0].read_text()), files[1].read_text()
@@ -123,17 +104,7 @@ def test_the_table_has_what_ran_and_why_the_rest_did_not(digits, tmp_path):
     assert "conv11 4 wide, 16 px, digits, batch 40, 2 epochs of 3 steps." in text
 
 
-IMAGENET = [
-    "--",
-    "--model",
-    "resnet18",
-    "--image_size",
-    224,
-    "--augment",
-    "resized",
-    "--batch_size",
-    30,
-]
+IMAGENET = ["--", *flags(model="resnet18", image_size=224, augment="resized", batch_size=30)]
 
 
 def test_the_examples_speed_is_read_from_its_lines(digits, tmp_path):

@@ -10,19 +10,24 @@ import pytest
 import torch
 from PIL import Image
 
-from helpers import ROOT, SRC, TINY, assert_one_line, module_of, on_gpu, run_forked
+from helpers import ROOT, SRC, TINY, assert_one_line, flags, on_gpu, run_forked, tiny
 from picture_variants import RGB, TURN, XMP, save, variants
+from runs import module_of
 from test_data_sources import keeping_batches
 
 VARIANTS = {variant.name: variant for variant in variants()}
 NUMBERS = "float, signed or 32 bits"  # the kind that every script refuses
-
-
-def distance(pixels, variant):
-    """Return the largest difference to what has to be read, 255 if the sizes differ."""
-    if pixels.shape != variant.pixels.shape:
-        return 255
-    return int(np.abs(pixels.astype(int) - variant.pixels).max())
+every_kind = pytest.mark.fault(
+    "PNG named as a JPEG",
+    "CMYK JPEG",
+    "grey JPEG",
+    "transparent image",
+    "16-bit PNG",
+    "EXIF orientation",
+    "PGM, PPM and 16 bits",
+    "float and 32-bit TIFF",
+    "format that DALI cannot read",
+)
 
 
 def resized(folder, size, *options):
@@ -33,20 +38,8 @@ def resized(folder, size, *options):
         for variant in VARIANTS.values():
             (src / variant.name).write_bytes(variant.content)
     dst = folder / f"dst {size} {' '.join(options)}"
-    done = run_forked(
-        ROOT / "resize_imagenet.py",
-        "--src",
-        src,
-        "--dst",
-        dst,
-        "--max-size",
-        size,
-        "--workers",
-        2,
-        "--quality",
-        95,
-        *options,
-    )
+    words = ["--src", src, "--dst", dst, "--max-size", size, "--workers", 2, "--quality", 95]
+    done = run_forked(ROOT / "resize_imagenet.py", *words, *options)
     return done, {path.name: path.read_bytes() for path in dst.iterdir() if path.suffix != ".json"}
 
 
@@ -266,17 +259,7 @@ def check(name, dali, read):
         assert off <= VARIANTS[name].tolerance + (2 if dali else 0), (name, off)
 
 
-@pytest.mark.fault(
-    "PNG named as a JPEG",
-    "CMYK JPEG",
-    "grey JPEG",
-    "transparent image",
-    "16-bit PNG",
-    "EXIF orientation",
-    "PGM, PPM and 16 bits",
-    "float and 32-bit TIFF",
-    "format that DALI cannot read",
-)
+@every_kind
 @pytest.mark.parametrize("name", ["train", "train_LMDB", "loader", "loader_LMDB"])
 def test_pillows_scripts_read_it_or_name_it(name, folder):
     resized(folder, 64)  # writes the variants
@@ -287,17 +270,7 @@ def test_pillows_scripts_read_it_or_name_it(name, folder):
         check(variant, False, lambda: cut(np.asarray(module.load_image(*arguments))))  # noqa: B023
 
 
-@pytest.mark.fault(
-    "PNG named as a JPEG",
-    "CMYK JPEG",
-    "grey JPEG",
-    "transparent image",
-    "16-bit PNG",
-    "EXIF orientation",
-    "PGM, PPM and 16 bits",
-    "float and 32-bit TIFF",
-    "format that DALI cannot read",
-)
+@every_kind
 @pytest.mark.parametrize("device", ["cpu", on_gpu("gpu")])
 def test_dali_reads_it_or_names_it(device, folder):
     resized(folder, 64)
@@ -341,43 +314,14 @@ def test_what_is_not_refused_in_one_run(name, tmp_path):
     data = classes_of(tmp_path / "set", names)
     if "loader" in name:
         target = tmp_path / "batches.pt"
-        done = run_forked(
-            ROOT / "tests/capture.py",
-            target,
-            SRC / f"{name}.py",
-            "--dataset",
-            data,
-            "--split",
-            "test",
-            "--resize",
-            0,
-            "--image_size",
-            32,
-            "--epochs",
-            1,
-            "--workers",
-            1,
-            "--result_dir",
-            tmp_path / "r",
-        )
+        options = flags(dataset=data, split="test", resize=0, image_size=32, epochs=1, workers=1)
+        words = [ROOT / "tests/capture.py", target, SRC / f"{name}.py", *options]
+        done = run_forked(*words, "--result_dir", tmp_path / "r")
         assert done.returncode == 0, done.stderr
         batches = torch.load(target)[0]
     else:
         script = keeping_batches(SRC / f"{name}.py", tmp_path)
-        done = run_forked(
-            script,
-            "--dataset",
-            data,
-            *TINY,
-            "--image_size",
-            32,
-            "--epochs",
-            1,
-            "--batch_size",
-            8,
-            "--result_dir",
-            tmp_path,
-        )
+        done = run_forked(script, *tiny(data, tmp_path, image_size=32, epochs=1, batch_size=8))
         assert done.returncode == 0, done.stderr
         ((_, batches),) = [each for each in torch.load(tmp_path / "0.batches") if each[0] == "val"]
     images, labels = (torch.cat(parts) for parts in zip(*batches))
@@ -387,17 +331,8 @@ def test_what_is_not_refused_in_one_run(name, tmp_path):
         assert off <= VARIANTS[names[label]].tolerance + (2 if dali else 0), (names[label], off)
 
 
-REFUSED = [
-    "grey 16 bits.png",
-    "int32.tif",
-    "float to 1.tif",
-    "maximum 15.pgm",
-    "GIF named.jpg",
-    "AVIF named.png",
-    "1 bit.tif",
-    "exif 1.lossless.webp",
-    "half.tif",
-]
+REFUSED = ["grey 16 bits.png", "int32.tif", "float to 1.tif", "maximum 15.pgm", "GIF named.jpg"]
+REFUSED += ["AVIF named.png", "1 bit.tif", "exif 1.lossless.webp", "half.tif"]
 
 
 @pytest.mark.fault("PGM, PPM and 16 bits", "float and 32-bit TIFF", "format that DALI cannot read")

@@ -9,22 +9,10 @@ import pytest
 
 import records
 import report
-from helpers import ROOT
+from helpers import MACHINE, ROOT
 from records import Training, Verdict
 from whatif import report as printed
 
-MACHINE = dict(
-    cpu="A CPU",
-    cores=16,
-    bfloat16=True,
-    gpus=1,
-    gpu="NVIDIA X1",
-    driver="580",
-    cuda="13.0",
-    cudnn=91000,
-    python="3.12.1",
-    packages={"torch": "2.14.1"},
-)
 OPTIONS = dict(
     model="resnet50",
     width=16,

@@ -9,7 +9,7 @@ import sys
 import pytest
 import yaml
 
-from helpers import ROOT, run
+from helpers import ROOT, flags, run
 
 
 def text_of(name):
@@ -118,22 +118,9 @@ def test_an_installed_whatif_is_no_library_of_the_script(tmp_path):
     shutil.copytree(ROOT / "whatif", tmp_path / "site-packages" / "whatif")
     script = tmp_path / "train.py"
     shutil.copy(ROOT / "tests" / "whatif_scripts" / "plain_loop.py", script)
-    done = run(
-        sys.executable,
-        "-m",
-        "whatif",
-        "--minutes",
-        0.3,
-        "--only",
-        "plain",
-        "--json",
-        tmp_path / "found.json",
-        script,
-        "--size",
-        8,
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path / "site-packages")},
-    )
+    options = ["--only", "plain", *flags(minutes=0.3, json=tmp_path / "found.json")]
+    words = [sys.executable, "-m", "whatif", *options, script, "--size", 8]
+    done = run(*words, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "site-packages")})
     assert done.returncode == 0, done.stdout + done.stderr
     facts = json.loads((tmp_path / "found.json").read_text())["facts"]
     made = [*facts["models"], *facts["optimizers"], *facts["loaders"]]

@@ -93,6 +93,7 @@ PALETTE = draw().convert("RGB").quantize(16)
 BLOCKS = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 26, 3), dtype=np.uint8))
 LARGE = BLOCKS.resize((1003, 757), Image.BICUBIC)  # JPEGs of it are decoded at 1/8 of the size
 CLEAR = Image.merge("RGBA", (*draw().split(), Image.new("L", (96, 72))))  # nothing to be seen
+TIFF = b"Exif\0\0MM\0*\0\0\0\x08\0"  # the start of an EXIF block
 GOOD = {
     "plain.JPEG": JPEG,
     "row 6/png_inside.JPEG": encoded(draw(), "PNG"),
@@ -104,15 +105,11 @@ GOOD = {
     "row9/palette.png": encoded(PALETTE, "PNG", transparency=0),
     "row10/grey16.png": encoded(GREY16, "PNG"),
     **{f"row11/{i}.jpg": turned(i)[0] for i in range(1, 9)},
-    "row12/bad_exif.jpg": encoded(
-        draw(), "JPEG", quality=90, exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x09" + b"\xff" * 20
-    ),
+    "row12/bad_exif.jpg": encoded(draw(), "JPEG", quality=90, exif=TIFF + b"\x09" + b"\xff" * 20),
     "row15/small.JPEG": encoded(draw(200, 48), "JPEG", quality=77),
     "row15/smaller.png": encoded(draw(10, 8), "PNG"),
     "row15/turned.JPEG": encoded(
-        draw(40, 30),
-        "JPEG",
-        exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0",
+        draw(40, 30), "JPEG", exif=TIFF + b"\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
     ),
     "row16/wide.jpg": encoded(draw(1000, 66), "JPEG"),
     "row16/line.png": encoded(Image.new("RGB", (1, 5000)), "PNG"),
@@ -121,17 +118,8 @@ GOOD = {
     "row21/" + "x" * 250 + ".JPEG": JPEG,
     "row22/" + os.fsdecode(b"caf\xe9.JPEG"): JPEG,
     **{
-        f"row26/a{end}": encoded(draw(), format)
-        for end, format in {
-            ".JPEG": "JPEG",
-            ".jpg": "JPEG",
-            ".JPG": "JPEG",
-            ".png": "PNG",
-            ".WebP": "WEBP",
-            ".bmp": "BMP",
-            ".ppm": "PPM",
-            ".tif": "TIFF",
-        }.items()
+        f"row26/a{end}": encoded(draw(), Image.registered_extensions()[end.lower()])
+        for end in (".JPEG", ".jpg", ".JPG", ".png", ".WebP", ".bmp", ".ppm", ".tif")
     },
     "row28/a.JPEG": JPEG,
     "row28/a.png": encoded(draw(), "PNG"),
@@ -146,6 +134,7 @@ GOOD = {
         icc_profile=ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes(),
     ),
 }
+HOLE = JPEG[:-900] + bytes(range(1, 201))
 CUTS = [2, 20, len(JPEG) // 4, len(JPEG) // 2, len(JPEG) - 40]
 BAD = {
     "row1/zero.JPEG": b"",
@@ -156,11 +145,8 @@ BAD = {
     ],
     "row2/half.png": (png := encoded(draw(), "PNG"))[: len(png) // 2],
     "row2/hole in a large one.JPEG": (large := encoded(LARGE, "JPEG"))[:9000] + large[9500:],
-    "row2/hole.JPEG": JPEG[:-900] + bytes(range(1, 201)) + JPEG[-700:],
-    "row2/hole and a stray marker.JPEG": JPEG[:-900]
-    + bytes(range(1, 201))
-    + JPEG[-700:-2]
-    + b"\xff\xd4\xff\xd9",
+    "row2/hole.JPEG": HOLE + JPEG[-700:],
+    "row2/hole and a stray marker.JPEG": HOLE + JPEG[-700:-2] + b"\xff\xd4\xff\xd9",
     "row3/last_two.JPEG": JPEG[:-2],
     "row3/last_one.JPEG": JPEG[:-1],
     "row5/page.JPEG": b"<html><body>404</body></html>",
@@ -171,12 +157,9 @@ BAD = {
 }
 IGNORED = [
     "a.txt",
-    "row25/Thumbs.db",
-    "row25/.DS_Store",
-    "row25/._plain.JPEG",
-    "row25/none",
-    "row87/.ipynb_checkpoints/plain.JPEG",
+    *(f"row25/{name}" for name in ("Thumbs.db", ".DS_Store", "._plain.JPEG", "none")),
 ]
+IGNORED += ["row87/.ipynb_checkpoints/plain.JPEG"]
 
 
 def write(folder, files):
@@ -188,19 +171,8 @@ def write(folder, files):
 
 def words(src, dst, max_size=N, *options):
     """Return the command line of a run with two processes."""
-    return [
-        sys.executable,
-        SCRIPT,
-        "--src",
-        src,
-        "--dst",
-        dst,
-        "--max-size",
-        str(max_size),
-        "--workers",
-        "2",
-        *options,
-    ]
+    options = ["--max-size", str(max_size), "--workers", "2", *options]
+    return [sys.executable, SCRIPT, "--src", src, "--dst", dst, *options]
 
 
 def resize(*settings):
@@ -375,21 +347,16 @@ def test_thin_pictures_keep_their_shape(album):
 
 @pytest.mark.fault("wrong --max-size")
 @pytest.mark.parametrize(
-    "options",
+    "option, value",
     [
-        ("--max-size", "0"),
-        ("--max-size", "-5"),
-        ("--max-size", "abc"),
-        ("--max-size", "1.5"),
-        ("--max-size", ""),
-        ("--quality", "0"),
-        ("--quality", "101"),
+        *(("--max-size", value) for value in ("0", "-5", "abc", "1.5", "")),
+        *(("--quality", value) for value in ("0", "101")),
         ("--workers", "0"),
     ],
 )
-def test_wrong_options(tmp_path, options):
+def test_wrong_options(tmp_path, option, value):
     write(tmp_path / "src", {"a.JPEG": JPEG})
-    done = run(*words(tmp_path / "src", tmp_path / "dst", N, *options))
+    done = run(*words(tmp_path / "src", tmp_path / "dst", N, option, value))
     assert is_clean(done, 2) and len(done.stderr.splitlines()) == 1, done.stderr
     assert os.listdir(tmp_path) == ["src"]
 
@@ -488,24 +455,8 @@ def test_every_source_has_its_own_output(album):
 def test_sources_that_would_share_an_output(tmp_path):
     """The note's name in capitals stands for a disk on which a and A are the same name."""
     src, dst = tmp_path / "src", tmp_path / "dst"
-    write(
-        src,
-        dict.fromkeys(
-            [
-                "a.JPEG",
-                "A.JPEG",
-                "b.JPEG",
-                "d/c.JPEG",
-                "D/c.JPEG",
-                "B.txt",
-                "e.txt",
-                "E.txt",
-                "f.JPEG",
-                "F/f.JPEG",
-            ],
-            JPEG,
-        ),
-    )
+    names = "a.JPEG A.JPEG b.JPEG d/c.JPEG D/c.JPEG B.txt e.txt E.txt f.JPEG F/f.JPEG".split()
+    write(src, dict.fromkeys(names, JPEG))
     write(dst, {".RESIZE_IMAGENET.JSON": b""})
     done = resize(src, dst)
     assert is_clean(done, 1) and done.stderr.count("would have the same name as") == 2
@@ -517,14 +468,8 @@ def test_sources_that_would_share_an_output(tmp_path):
 def test_real_faulty_files(album):
     if not SHARED.is_dir():
         pytest.skip("needs the pictures of ../shared/data/faulty")
-    bad = {
-        "truncated_jpeg.jpg",
-        "broken.png",
-        "truncated_image.png",
-        "broken_data_stream.png",
-        "truncated_end_chunk.png",
-        "hopper_bad_exif.jpg",
-    }  # its pixels are damaged, too
+    bad = {"truncated_jpeg.jpg", "broken.png", "truncated_image.png", "broken_data_stream.png"}
+    bad |= {"truncated_end_chunk.png", "hopper_bad_exif.jpg"}  # its pixels are damaged, too
     for name in os.listdir(album.src / "shared"):
         is_named = f"{album.src}/shared/{name}: " in album.run.stderr
         is_picture = not name.endswith((".gif", ".pillow-tests"))
@@ -589,18 +534,10 @@ def test_the_benchmark_compares_times_and_pictures(tmp_path):
         },
     )
     (tmp_path / "bin/vipsthumbnail").chmod(0o755)
-    done = run(
-        sys.executable,
-        ROOT / "benchmarks/resizing.py",
-        tmp_path / "photos",
-        "--runs",
-        "3",
-        "--pictures",
-        "5",
-        "2",
-        env=os.environ
-        | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)},
-    )
+    words = [tmp_path / "photos", "--runs", "3", "--pictures", "5", "2"]
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    variables = {"PATH": path, "TMPDIR": str(tmp_path)}
+    done = run(sys.executable, ROOT / "benchmarks/resizing.py", *words, env=variables)
     assert done.returncode == 0, done.stderr
     ratio = r"[\d.]+x \([\d.]+ to [\d.]+\)"
     times = r"[\d.]+ s \([\d.]+ [\d.]+ [\d.]+\), CPU [\d.]+ s, difference (.*)"
@@ -711,14 +648,8 @@ def test_a_changed_source_is_redone(tmp_path):
     assert is_clean(resize(src, dst), 0)
     before, times = tree(dst), {path.name: path.stat().st_ctime_ns for path in dst.glob("*.JPEG")}
     old = (src / "1.JPEG").stat()
-    write(
-        src,
-        {
-            "0.JPEG": encoded(draw(seed=9), "JPEG"),
-            "2.JPEG": b"text",
-            "1.JPEG": encoded(draw(120, 90), "JPEG"),
-        },
-    )
+    write(src, {"0.JPEG": encoded(draw(seed=9), "JPEG"), "2.JPEG": b"text"})
+    write(src, {"1.JPEG": encoded(draw(120, 90), "JPEG")})
     os.utime(src / "1.JPEG", ns=(old.st_atime_ns, old.st_mtime_ns))  # of another size only
     done = resize(src, dst)
     assert is_clean(done, 1) and "2.JPEG" in done.stderr and "2 were there" in done.stdout

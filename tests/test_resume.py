@@ -1,5 +1,6 @@
 """Checkpoints: resuming, kills at any moment, damaged files, full disks."""
 
+import functools
 import os
 import random
 import re
@@ -25,6 +26,7 @@ from helpers import (
     run_forked,
     same_bits,
     spy,
+    tiny,
     train,
     wait_awhile,
     wait_until,
@@ -38,7 +40,7 @@ SCRIPTS = sorted(SRC.glob("train*.py"))
 def checkpoint(digits, tmp_path_factory):
     """train.py's checkpoint after one epoch."""
     folder = tmp_path_factory.mktemp("checkpoint")
-    train(SRC / "train.py", "--dataset", digits, *TINY, "--epochs", 1, "--result_dir", folder)
+    train(SRC / "train.py", *tiny(digits, folder, epochs=1))
     return folder / "train.pt"
 
 
@@ -58,17 +60,7 @@ def test_the_rates_are_those_of_the_run_that_resumes(name, checkpoint, digits, t
     seen = spy(
         tmp_path / "seen",
         SRC / f"{name}.py",
-        "--dataset",
-        digits,
-        *TINY,
-        "--result_dir",
-        tmp_path / "r",
-        "--resume",
-        checkpoint,
-        "--lr",
-        0.3,
-        "--epochs",
-        4,
+        *tiny(digits, tmp_path / "r", resume=checkpoint, lr=0.3, epochs=4),
     )
     rates = torch.cat(seen("lr", True)).tolist()
     assert rates == pytest.approx(schedule(0.3, 4, done=1)) and len(rates) == 9
@@ -78,7 +70,7 @@ def test_the_rates_are_those_of_the_run_that_resumes(name, checkpoint, digits, t
 @pytest.mark.fault("resume with other options")
 def test_one_line_says_whose_learning_rate_holds(checkpoint, digits, tmp_path):
     shutil.copy(checkpoint, tmp_path)
-    options = ["--dataset", digits, *TINY, "--result_dir", tmp_path, "--resume", "auto"]
+    options = tiny(digits, tmp_path, resume="auto")
     _, output = train(SRC / "train.py", *options, "--lr", 0.3, "--epochs", 3)
     assert "train: 1 of 3 epochs are done; lr is by this run's options\n" in output
     # from a finished run the first step's rate is not 0
@@ -87,7 +79,7 @@ def test_one_line_says_whose_learning_rate_holds(checkpoint, digits, tmp_path):
 
 
 def test_resuming_a_finished_run_says_so_and_changes_nothing(digits, tmp_path):
-    options = ["--dataset", digits, *TINY, "--result_dir", tmp_path, "--resume", "auto"]
+    options = tiny(digits, tmp_path, resume="auto")
     first, output = train(SRC / "train.py", *options)
     assert "epochs are done" not in output
     before = (tmp_path / "train.pt").read_bytes()
@@ -102,25 +94,16 @@ def test_resuming_a_finished_run_says_so_and_changes_nothing(digits, tmp_path):
 @pytest.mark.parametrize("change", ["renamed", "swapped", "replaced"])
 def test_a_checkpoint_of_other_classes_is_refused(name, change, digits, tmp_path):
     """The folders were renamed in place, or others took their place; their number is the same."""
-    data, options = tmp_path / "data", [*TINY, "--epochs", 1, "--result_dir", tmp_path]
+    data, script = tmp_path / "data", SRC / f"{name}.py"
     shutil.copytree(digits, data)
-    train(SRC / f"{name}.py", "--dataset", data, *options)
+    train(script, *tiny(data, tmp_path, epochs=1))
     assert load_checkpoint(tmp_path / f"{name}.pt")["classes"] == list("0123456789")
     for split in ("train", "val"):
         (data / split / "7").rename(data / split / ("x" if change == "renamed" else "70"))
         if change == "swapped":  # 70 is now where 8 was
             (data / split / "8").rename(data / split / "7")
-    done = run_forked(
-        SRC / f"{name}.py",
-        "--dataset",
-        data,
-        *options,
-        "--epochs",
-        2,
-        "--resume",
-        "auto",
-        ranks=2 if name == "train_DDP" else 0,
-    )
+    ranks = 2 if name == "train_DDP" else 0
+    done = run_forked(script, *tiny(data, tmp_path, resume="auto"), ranks=ranks)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     number = 8 if change == "swapped" else 7
     assert f"({number}, '{number}')" in done.stderr, done.stderr
@@ -131,16 +114,7 @@ def test_an_old_checkpoint_without_classes_resumes(checkpoint, digits, tmp_path)
     saved = load_checkpoint(checkpoint)
     del saved["classes"]
     torch.save(saved, tmp_path / "old.pt")
-    record, _ = train(
-        SRC / "train.py",
-        "--dataset",
-        digits,
-        *TINY,
-        "--result_dir",
-        tmp_path,
-        "--resume",
-        tmp_path / "old.pt",
-    )
+    record, _ = train(SRC / "train.py", *tiny(digits, tmp_path, resume=tmp_path / "old.pt"))
     assert len(record["epochs"]) == 2
 
 
@@ -153,17 +127,7 @@ def test_no_epoch_of_a_seed_is_an_epoch_of_another(name, digits, tmp_path):
         seen = spy(
             tmp_path / str(seed),
             SRC / f"{name}.py",
-            "--dataset",
-            digits,
-            *TINY,
-            "--epochs",
-            4,
-            "--augment",
-            "crop",
-            "--seed",
-            seed,
-            "--result_dir",
-            tmp_path / "r",
+            *tiny(digits, tmp_path / "r", epochs=4, augment="crop", seed=seed),
             ranks=2 if name == "train_DDP" else 0,
         )
         batches += [images.numpy().tobytes() for images in seen("Normalize", True)]
@@ -173,31 +137,16 @@ def test_no_epoch_of_a_seed_is_an_epoch_of_another(name, digits, tmp_path):
 @pytest.mark.fault("checkpoint of another variant")
 def test_a_checkpoint_of_a_scaler_that_was_off_resumes_with_one(digits, tmp_path):
     """The copy scales on a CPU too, as float16 does on a GPU."""
-    options = ["--dataset", digits, *TINY, "--result_dir", tmp_path]
+    options = tiny(digits, tmp_path)
     train(SRC / "train_amp.py", *options, "--epochs", 1)
-    text = (SRC / "train_amp.py").read_text()
-    off = "GradScaler(enabled=amp_dtype == torch.float16)"
-    assert off in text
-    (tmp_path / "scaled.py").write_text(text.replace(off, 'GradScaler("cpu")'))
-    record, _ = train(
-        tmp_path / "scaled.py", *options, "--epochs", 2, "--resume", tmp_path / "train_amp.pt"
-    )
+    off = "GradScaler(enabled=amp_dtype == torch.float16)", 'GradScaler("cpu")'
+    saved = shutil.copy(tmp_path / "train_amp.pt", tmp_path / "off.pt")
+    record, _ = train(edited("train_amp", tmp_path, off), *options, "--resume", saved)
     assert len(record["epochs"]) == 2
 
 
 def test_the_first_epoch_after_a_resume_warms_up(checkpoint, digits, tmp_path):
-    record, _ = train(
-        SRC / "train.py",
-        "--dataset",
-        digits,
-        *TINY,
-        "--epochs",
-        3,
-        "--result_dir",
-        tmp_path,
-        "--resume",
-        checkpoint,
-    )
+    record, _ = train(SRC / "train.py", *tiny(digits, tmp_path, epochs=3, resume=checkpoint))
     assert len(record["epochs"]) == 3
     assert record["warmup_seconds"] > record["epochs"][1]["seconds"]
 
@@ -205,18 +154,7 @@ def test_the_first_epoch_after_a_resume_warms_up(checkpoint, digits, tmp_path):
 def test_a_resume_of_one_epoch_has_only_that_in_its_record(checkpoint, digits, tmp_path):
     shutil.copy(checkpoint, tmp_path / "train.pt")
     same = tmp_path / ".." / tmp_path.name / "train.pt"
-    record, output = train(
-        SRC / "train.py",
-        "--dataset",
-        digits,
-        *TINY,
-        "--epochs",
-        2,
-        "--result_dir",
-        tmp_path,
-        "--resume",
-        same,
-    )
+    record, output = train(SRC / "train.py", *tiny(digits, tmp_path, epochs=2, resume=same))
     assert "1 of 2 epochs are done" in output and len(record["epochs"]) == 2
 
 
@@ -224,7 +162,7 @@ def test_a_resume_of_one_epoch_has_only_that_in_its_record(checkpoint, digits, t
 @pytest.mark.parametrize("script", params(SCRIPTS))
 def test_any_checkpoint_resumes_any_variant(script, checkpoint, digits, tmp_path):
     """Epoch 1 by train.py, epoch 2 by the variant, epoch 3 by train.py."""
-    options = ["--dataset", digits, *TINY, "--epochs", 3, "--result_dir", tmp_path / "r"]
+    options = tiny(digits, tmp_path / "r", epochs=3)
     before = checkpoint
     for epochs, each in enumerate((script, SRC / "train.py"), 2):
         record, output = train(each, *options, "--epochs", epochs, "--resume", before)
@@ -313,7 +251,7 @@ def saving_every(seconds, folder):
 def test_the_first_and_the_last_epoch_are_saved_and_those_that_are_due(
     seconds, saved, digits, tmp_path
 ):
-    options = ["--dataset", digits, *TINY, "--result_dir", tmp_path, "--resume", "auto"]
+    options = tiny(digits, tmp_path, resume="auto")
     record, output = train(saving_every(seconds, tmp_path), *options, "--epochs", 4)
     assert [int(each) for each in re.findall(r"saved after epoch (\d+)", output)] == saved
     assert len(load_checkpoint(tmp_path / "train.pt")["epochs"]) == len(record["epochs"]) == 4
@@ -349,23 +287,10 @@ def test_a_kill_some_epochs_after_the_last_save(digits, tmp_path):
 @pytest.mark.fault("kill while training")
 def test_killed_20_times(digits, rng, tmp_path):
     """Five kills in a save, five before the first step, ten at some time after a checkpoint."""
-    options = [
-        "--dataset",
-        digits,
-        *TINY,
-        "--epochs",
-        40,
-        "--steps",
-        2,
-        "--image_size",
-        8,
-        "--augment",
-        "resized",
-        "--resume",
-        "auto",
-        "--result_dir",
-    ]
-    train(SRC / "train.py", *options, tmp_path / "a")
+    options = functools.partial(
+        tiny, digits, epochs=40, steps=2, image_size=8, augment="resized", resume="auto"
+    )
+    train(SRC / "train.py", *options(tmp_path / "a"))
     size = (tmp_path / "a" / "train.pt").stat().st_size
     assert size > 200_000  # more than a pipe holds
     saved, kills = tmp_path / "b" / "train.pt", 0
@@ -373,7 +298,7 @@ def test_killed_20_times(digits, rng, tmp_path):
     while kills < 20:
         pipe = Pipe(saved) if kills % 4 == 0 else None
         before = stamp(saved)
-        process = Forked(SRC / "train.py", *options, saved.parent)
+        process = Forked(SRC / "train.py", *options(saved.parent))
         if pipe:
             amount = rng.randrange(1, size - 100_000)
             wait_until(lambda: pipe.has_read(amount) or not process.is_alive())
@@ -392,7 +317,7 @@ def test_killed_20_times(digits, rng, tmp_path):
         else:
             assert status == -signal.SIGKILL
             kills += 1
-    train(SRC / "train.py", *options, saved.parent)
+    train(SRC / "train.py", *options(saved.parent))
     assert_same_in_the_end(tmp_path / "a", saved.parent, "train")
 
 
@@ -420,14 +345,7 @@ def test_damaged_checkpoint(kind, checkpoint, digits, tmp_path):
     copy = shutil.copy(checkpoint, tmp_path / "train.pt")
     damage(copy, kind)
     done = run_forked(
-        SRC / "train.py",
-        "--dataset",
-        digits,
-        *TINY,
-        "--result_dir",
-        tmp_path,
-        "--resume",
-        copy if kind == "missing" else "auto",
+        SRC / "train.py", *tiny(digits, tmp_path, resume=copy if kind == "missing" else "auto")
     )
     # a file that is not there is the system's message, which names it
     assert done.returncode in ((1, 2) if kind == "missing" else (2,))
@@ -459,34 +377,14 @@ def test_a_bit_flipped_anywhere(checkpoint, digits, tmp_path):
 
 @pytest.mark.fault("unusable checkpoint")
 def test_checkpoint_of_another_model(checkpoint, digits, tmp_path):
-    done = run_forked(
-        SRC / "train.py",
-        "--dataset",
-        digits,
-        *TINY,
-        "--width",
-        8,
-        "--result_dir",
-        tmp_path,
-        "--resume",
-        checkpoint,
-    )
+    done = run_forked(SRC / "train.py", *tiny(digits, tmp_path, width=8, resume=checkpoint))
     assert_one_line(done, 2, str(checkpoint), "damaged, or of another model")
 
 
 @pytest.mark.fault("pickle in a checkpoint")
 def test_hostile_checkpoint(digits, tmp_path):
     torch.save({"parts": {"model": Hostile(str(tmp_path / "executed"))}}, tmp_path / "bad.pt")
-    done = run_forked(
-        SRC / "train.py",
-        "--dataset",
-        digits,
-        *TINY,
-        "--result_dir",
-        tmp_path / "r",
-        "--resume",
-        tmp_path / "bad.pt",
-    )
+    done = run_forked(SRC / "train.py", *tiny(digits, tmp_path / "r", resume=tmp_path / "bad.pt"))
     assert_one_line(done, 2, str(tmp_path / "bad.pt"))
     assert not (tmp_path / "executed").exists()
 

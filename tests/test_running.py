@@ -28,13 +28,14 @@ import runs
 from helpers import (
     ROOT,
     TECHNIQUES,
-    TINY,
     assert_one_line,
     change,
+    flags,
     processes_of,
     run,
     run_forked,
     start,
+    tiny,
     wait_until,
 )
 from records import Training
@@ -47,19 +48,7 @@ CELLS = [
 ]
 EXCLUSIVE = [("+DALI", "+LMDB", "+cache"), ("+DDP", "+DP")]
 ALL = ["--with", "DP", "--with", "cudnn", "--with", "amp", "--with", "compile"]
-QUICK = [
-    "--",
-    "--steps",
-    "1",
-    "--batch_size",
-    "40",
-    "--width",
-    "4",
-    "--workers",
-    "0",
-    "--image_size",
-    "16",
-]
+QUICK = ["--", *flags(steps=1, batch_size=40, width=4, workers=0, image_size=16)]
 GAINS = dict(amp=1.5, channels_last=1.25, compile=1.3, cudnn=1.25, fused=0.5, profile=1)
 EXTRAS = dict(
     amp='parser.add_argument("--amp_dtype", default="float16")',
@@ -187,6 +176,13 @@ def with_torchrun(project, more=""):
     )
 
 
+def keep_techniques(project, *names):
+    """Remove the stand-ins of all other techniques."""
+    for path in (project / "src").glob("train_*.py"):
+        if path.stem.removeprefix("train_") not in names:
+            path.unlink()
+
+
 def rows_of(folder):
     return json.loads((folder / "running.json").read_text())
 
@@ -229,19 +225,9 @@ def test_all_rows_from_another_folder_through_a_link(stand_ins, tmp_path):
     (tmp_path / "a [set] of *").mkdir()
     link = tmp_path / "link.sh"
     link.symlink_to(stand_ins / "running.sh")
-    done = run(
-        link,
-        "2",
-        "a [set] of *",
-        "--runs",
-        "1",
-        *ALL,
-        "--",
-        "--compile_mode",
-        "reduce-overhead",
-        "--amp_dtype=bfloat16",
-        cwd=tmp_path,
-    )  # for those that have them
+    # options for those that have them
+    options = ["--", "--compile_mode", "reduce-overhead", "--amp_dtype=bfloat16"]
+    done = run(link, "2", "a [set] of *", "--runs", "1", *ALL, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(results)
     assert (rows[0]["row"], rows[0]["column"]) == ("single", "plain")
@@ -292,19 +278,8 @@ def test_the_real_scripts(project, digits, tmp_path):
         if name not in ("DP", "DDP", "profile")
         for word in ("--without", name)
     ]
-    done = run(
-        project / "running.sh",
-        "2",
-        digits,
-        "--runs",
-        "1",
-        "--part",
-        "staircase",
-        "--result_dir",
-        tmp_path / "r",
-        *words,
-        *QUICK,
-    )
+    words += flags(runs=1, part="staircase", result_dir=tmp_path / "r")
+    done = run(project / "running.sh", "2", digits, *words, *QUICK)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(tmp_path / "r")
     assert [(row["row"], row["column"], row["status"]) for row in rows] == [
@@ -320,8 +295,7 @@ def test_the_real_scripts(project, digits, tmp_path):
 
 def test_sets_run_until_the_verdict_holds(stand_ins, data):
     change(stand_ins / "src" / "train_cudnn.py", "cudnn = 1.25", "cudnn = 1")
-    for path in (stand_ins / "src").glob("train_*.py"):
-        path.unlink() if path.stem.split("_")[1] not in ("amp", "cudnn", "fused") else None
+    keep_techniques(stand_ins, "amp", "cudnn", "fused")
     done = drive(stand_ins, "2", data, "--with", "amp", "--with", "cudnn", "--part", "staircase")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(stand_ins / "results")
@@ -424,14 +398,8 @@ def test_a_quick_table_on_a_gpu_leaves_out_what_takes_its_time(stand_ins, data):
     done = drive(stand_ins, "2", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(stand_ins / "results")
-    assert [row["column"] for row in rows] == [
-        "plain",
-        "+channels_last",
-        "+amp",
-        "+cache",
-        "+compile",
-        "+fused",
-    ]
+    columns = "plain +channels_last +amp +cache +compile +fused".split()
+    assert [row["column"] for row in rows] == columns
     assert [len(row["runs"]) for row in rows] == [3, 2, 2, 2, 2, 1]  # those of a QuickTable
     table = (stand_ins / "results" / "running.md").read_text()
     for name, why in running.QUICK.items():
@@ -443,12 +411,7 @@ def test_a_quick_table_on_a_gpu_leaves_out_what_takes_its_time(stand_ins, data):
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(stand_ins / "results")
     assert {"+DALI", "+LMDB", "+cudnn"} <= {row["column"] for row in rows}
-    assert [row["column"] for row in rows if row["row"] == "single"] == [
-        "plain",
-        "+cudnn",
-        "+amp",
-        "+cudnn +amp",
-    ]
+    assert [(row["row"], row["column"]) for row in rows if row["row"] == "single"] == CELLS[:4]
 
 
 @pytest.mark.parametrize(
@@ -533,8 +496,7 @@ def test_a_table_says_that_the_baseline_moved(stand_ins, data):
         "    if args.steps == 3:  # the steps that are timed before are 5\n"
         "        args.result_dir.joinpath('second').touch()\n    options = dict(",
     )
-    for path in (stand_ins / "src").glob("train_*.py"):
-        path.unlink() if path.stem != "train_DDP" else None
+    keep_techniques(stand_ins, "DDP")
     done = drive(stand_ins, "2", data, "--part", "cells")
     assert done.returncode == 0, done.stderr
     table = (stand_ins / "results" / "running.md").read_text()
@@ -567,22 +529,9 @@ def test_without_time_every_run_is_skipped(stand_ins, data):
 
 
 def test_long_epochs_are_cut_short_where_time_is_limited(stand_ins, data):
-    for path in (stand_ins / "src").glob("train_*.py"):
-        path.unlink()
-    done = drive(
-        stand_ins,
-        "2",
-        data,
-        "--minutes",
-        "2",
-        "--",
-        "--steps",
-        "9999",
-        "--pause",
-        "0.05",
-        "--images",
-        "99990",
-    )
+    keep_techniques(stand_ins)
+    options = flags(steps=9999, pause=0.05, images=99990)
+    done = drive(stand_ins, "2", data, "--minutes", "2", "--", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = rows_of(stand_ins / "results")
     assert row["status"] == "ok" and 5 <= row["options"]["steps"] < 999
@@ -636,26 +585,9 @@ def test_a_quick_table_gives_a_run_more_of_the_time(monkeypatch):
 # ------------------------------------------------------------------------------ the display
 def test_a_terminal_shows_the_run_under_way_in_place(stand_ins, data):
     ours, its = pty.openpty()
-    process = start(
-        [
-            sys.executable,
-            stand_ins / "tools" / "running.py",
-            "3",
-            data,
-            "--part",
-            "cells",
-            "--without",
-            "DDP",
-            "--without",
-            "amp",
-            "--",
-            "--steps",
-            "9",
-            "--pause",
-            "0.2",
-        ],
-        stdout=its,
-    )
+    words = ["3", data, "--part", "cells", "--without", "DDP", "--without", "amp"]
+    command = [sys.executable, stand_ins / "tools" / "running.py", *words]
+    process = start([*command, "--", *flags(steps=9, pause=0.2)], stdout=its)
     os.close(its)
     shown = b""
     while True:
@@ -693,7 +625,6 @@ sys.exit(3)"""
     assert moments == sorted(moments) and 0 <= moments[0] and moments[-1] <= seconds
 
 
-# ------------------------------------------------------------------------------ forks
 # ------------------------------------------------------------------------------ signals
 @pytest.mark.fault("Ctrl-C", "Ctrl-C in running.sh")
 @pytest.mark.parametrize("number, whole_group", [(signal.SIGINT, True), (signal.SIGTERM, False)])
@@ -701,7 +632,7 @@ def test_ctrl_c_in_the_third_run(number, whole_group, stand_ins, data):
     """Ctrl-C reaches the whole group of a terminal, kill the driver alone."""
     child = (
         "import subprocess\n    sleeper = 'import time; time.sleep(987)'\n"
-        "    amp = subprocess.run([sys.executable, '-c', sleeper, script]) and 1"
+        "    amp = subprocess.run([sys.executable, '-c', sleeper, __file__]) and 1"
     )
     change(stand_ins / "src" / "train_amp.py", "amp = 1.5", child)
     process = start(
@@ -709,14 +640,17 @@ def test_ctrl_c_in_the_third_run(number, whole_group, stand_ins, data):
         cwd=stand_ins,
         start_new_session=True,
     )
-    while not any("train_amp" in " ".join(each.info["cmdline"]) for each in processes_of("987")):
-        assert process.poll() is None
-        time.sleep(0.05)
+
+    def sleeps():
+        commands = [" ".join(each.info["cmdline"]) for each in processes_of(stand_ins)]
+        return any("sleep(987)" in command for command in commands)
+
+    wait_until(lambda: sleeps() or process.poll() is not None)
+    assert process.poll() is None
     (os.killpg if whole_group else os.kill)(process.pid, number)
     out, err = process.communicate()
     assert process.returncode == 130
     assert processes_of(stand_ins) == [] and not list(stand_ins.rglob("*.part"))
-    assert not any("train_amp" in " ".join(each.info["cmdline"]) for each in processes_of("987"))
     rows = rows_of(stand_ins / "results")
     assert [row["column"] for row in rows] == ["plain", "+cudnn"]
     assert "| single | " in out and "after 2 of 12 runs" in out and "Traceback" not in out + err
@@ -739,16 +673,12 @@ runs.guarded(main, "running.sh")
 def test_a_long_folder_for_temporary_files_is_refused(tmp_path):
     """A loading worker that cannot make its socket prints a traceback and hangs (law#184)."""
     for letters in (70, 71):
-        folder = Path("/tmp", "a" * letters)
+        folder = Path("/tmp", f"{os.getpid():0{letters}}")  # another run has one of its own
         folder.mkdir()
         try:
-            done = run(
-                sys.executable,
-                "-c",
-                "import runs\nruns.guarded(int, 'running.sh')",
-                cwd=compose.ROOT / "tools",
-                env={"TMPDIR": str(folder)},
-            )
+            code = "import runs\nruns.guarded(int, 'running.sh')"
+            command = [sys.executable, "-c", code]
+            done = run(*command, cwd=compose.ROOT / "tools", env={"TMPDIR": str(folder)})
         finally:
             folder.rmdir()
         if letters == 70:
@@ -766,21 +696,8 @@ def test_a_long_folder_for_temporary_files_is_refused(tmp_path):
 def test_a_host_whose_name_has_no_address(digits, tmp_path):
     """torchrun would wait for its own name, and warn for ever (Grendel-GS#9, pytorch#150532)."""
     words, variables = runs.launched(ROOT / "src" / "train_DDP.py", 2)
-    done = run(
-        "unshare",
-        "-u",
-        "sh",
-        "-c",
-        'hostname no-such-host && exec "$@"',
-        "sh",
-        *words,
-        "--dataset",
-        digits,
-        *TINY,
-        "--result_dir",
-        tmp_path,
-        env=variables,
-    )
+    command = ["unshare", "-u", "sh", "-c", 'hostname no-such-host && exec "$@"', "sh", *words]
+    done = run(*command, *tiny(digits, tmp_path), env=variables)
     assert done.returncode == 0 and "epoch 2/2" in done.stdout, done.stderr
 
 

@@ -10,21 +10,10 @@ import ratios
 import report
 import running
 import runs
+from helpers import MACHINE
 from records import Training, Verdict
 from whatif import stats
 
-MACHINE = dict(
-    gpus=1,
-    gpu="X1",
-    cores=2,
-    cpu="A CPU",
-    packages={},
-    bfloat16=True,
-    driver="1",
-    cuda="13",
-    cudnn="9",
-    python="3.12",
-)
 OPTIONS = dict(model="conv11", width=16, image_size=32, batch_size=100, epochs=5, dataset="digits")
 
 
@@ -206,20 +195,8 @@ def test_by_turns_until_it_is_settled(monkeypatch):
     session, ran = session_of(product_of(gains, (1, 1.03, 0.98)), monkeypatch)
     best, rows = climb(session, *gains)
     # `equal` seems to gain on top of `large` once; the baseline runs along the way
-    assert ran == [
-        "",
-        "",
-        "slow",
-        "equal",
-        "near",
-        "large",
-        "equal large",
-        "",
-        "equal large near",
-        "equal large slow",
-        "equal large",
-        "equal large near",
-    ]
+    assert ran[:8] == ["", "", "slow", "equal", "near", "large", "equal large", ""]
+    assert ran[8:] == [f"equal large{more}" for more in (" near", " slow", "", " near")]
     session.confirm()
     # each row stands below the row that it was added to
     assert [(row.column, report.verdict(row)) for row in session.rows[1:]] == [
@@ -353,15 +330,8 @@ def test_what_was_left_out_is_tried_on_a_faster_set_before_that_runs_again(monke
 
     session, ran = session_of(speed_of, monkeypatch, minutes=1.9)
     best, _ = climb(session, "cache", "amp", "compile", "fused")
-    assert ran == [
-        "",
-        "",
-        "cache",
-        "amp cache",
-        "cache compile",
-        "amp cache compile",
-        "amp cache compile fused",
-    ]
+    assert ran[:4] == ["", "", "cache", "amp cache"]
+    assert ran[4:] == ["cache compile", "amp cache compile", "amp cache compile fused"]
     assert best.techniques == ["amp", "cache", "compile"]
 
 
@@ -463,15 +433,9 @@ def test_a_quick_table_has_verdicts_in_its_five_minutes(monkeypatch):
         session, ran = quick_session(monkeypatch, 4.5, seed)  # 15 s each to calibrate, to close
         rows = finish(session, QUICK)
         assert running.time.monotonic() <= session.deadline
-        assert ran[:7] == [
-            "",
-            "",
-            "cache",
-            "cache channels_last",
-            "amp cache channels_last",
-            "amp cache channels_last compile",
-            "amp cache channels_last compile fused",
-        ]
+        assert ran[:4] == ["", "", "cache", "cache channels_last"]
+        best = "amp cache channels_last"
+        assert ran[4:7] == [best, f"{best} compile", f"{best} compile fused"]
         assert all(rows[f"+{name}"].kept for name in QUICK)
         assert all(rows[f"+{name}"].verdict is Verdict.FASTER for name in [*QUICK][:4])
         assert sum("compile" in names for names in ran) >= 5  # of two sets

@@ -6,7 +6,7 @@ import pytest
 
 import accuracy
 import scaling
-from helpers import ROOT, TINY, assert_one_line, benchmark, processes_of, run_forked
+from helpers import MACHINE, ROOT, TINY, assert_one_line, benchmark, processes_of, run_forked
 
 SCRIPT = ROOT / "benchmarks" / "scaling.py"
 SHORT = ["--", *TINY]
@@ -85,20 +85,8 @@ def test_wrong_options_end_before_any_run(digits, tmp_path):
 
 
 def test_what_does_not_fit_in_time_is_left_out(digits, tmp_path):
-    done = run_forked(
-        SCRIPT,
-        digits,
-        "--set",
-        "fused",
-        "--gpus",
-        1,
-        2,
-        "--minutes",
-        1e-9,
-        "--result_dir",
-        tmp_path,
-        *SHORT,
-    )
+    words = digits, "--set", "fused", "--gpus", 1, 2, "--minutes", 1e-9
+    done = run_forked(SCRIPT, *words, "--result_dir", tmp_path, *SHORT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("left out: it does not fit in --minutes") == 6
 
@@ -114,17 +102,9 @@ def test_rows_take_turns_in_an_order_that_alternates():
 def test_k_gpus_get_k_times_the_batch_and_workers_and_the_same_steps(tmp_path):
     parser = accuracy.runs.module_of(accuracy.TRAIN).build_parser()
     parser.set_defaults(workers=5)
+    machine, options = dict(gpus=4, cores=16), ["--batch_size", "30"]
     rows = {
-        k: scaling.row_of(
-            "fused --lr 0.2",
-            k,
-            4,
-            ["--batch_size", "30"],
-            parser,
-            1000,
-            dict(gpus=4, cores=16),
-            tmp_path,
-        )
+        k: scaling.row_of("fused --lr 0.2", k, 4, options, parser, 1000, machine, tmp_path)
         for k in (1, 2, 4)
     }
     for k, row in rows.items():
@@ -167,17 +147,7 @@ def test_numbers_of_gpus_are_those_there_are(capsys):
 @pytest.fixture
 def record():
     """A record of two sets with three turns; one GPU was slower in the second turn."""
-    machine = dict(
-        gpus=4,
-        gpu="H100",
-        cores=64,
-        cpu="CPU",
-        driver="1",
-        cuda="2",
-        cudnn=3,
-        python="3.12",
-        packages={"torch": "2.14.1"},
-    )
+    machine = MACHINE | dict(gpus=4, gpu="H100")
     options = dict(
         model="resnet50",
         image_size=224,
@@ -230,7 +200,7 @@ def test_efficiency_is_the_median_of_the_ratios_of_each_turn(record):
     ):
         assert line + tail in text
     assert "resnet50, 224 px, imagenet, batch 256, 4 epochs of 40 steps, " in text
-    assert "\n\n4x H100, driver 1" in text and "no GPU" not in text
+    assert "\n\n4x H100, driver 580" in text and "no GPU" not in text
 
     # rows of a set stand together; a turn without one GPU has no ratio
     del record[0]["runs"][1]

@@ -16,9 +16,11 @@ from helpers import (
     edited,
     learned,
     load_checkpoint,
+    replaced,
     run_forked,
     same_bits,
     spy,
+    tiny,
     train,
     weights,
 )
@@ -68,17 +70,7 @@ def assert_equal_epochs(one, other, tolerance=1e-6):
     "name, more", [("DP", []), ("cudnn", []), ("profile", []), ("progressive", ["--small", 1])]
 )
 def test_equal_to_the_baseline_bit_for_bit(name, more, digits, tmp_path):
-    options = [
-        "--dataset",
-        digits,
-        *TINY,
-        "--image_size",
-        20,
-        "--augment",
-        "crop",
-        "--result_dir",
-        tmp_path,
-    ]
+    options = tiny(digits, tmp_path, image_size=20, augment="crop")
     baseline, _ = train(SRC / "train.py", *options)
     variant, _ = train(SRC / f"train_{name}.py", *options, *more)
     assert same_bits(weights(tmp_path, "train"), weights(tmp_path, f"train_{name}"))
@@ -89,7 +81,7 @@ def test_equal_to_the_baseline_bit_for_bit(name, more, digits, tmp_path):
     "name", ["fused", "channels_last", pytest.param("compile", marks=pytest.mark.compiler)]
 )
 def test_equal_to_the_baseline_after_24_steps_of_float64(name, digits, tmp_path):
-    options = ["--dataset", digits, *TINY, "--epochs", 4, "--steps", 6, "--result_dir", tmp_path]
+    options = tiny(digits, tmp_path, epochs=4, steps=6)
     one, _ = train(in_float64("train", tmp_path), *options)
     other, _ = train(in_float64(f"train_{name}", tmp_path), *options)
     assert one["epochs"][3]["loss"] < one["epochs"][0]["loss"]
@@ -102,19 +94,7 @@ def test_equal_to_the_baseline_after_24_steps_of_float64(name, digits, tmp_path)
     ids=lambda path: path.stem,
 )
 def test_training_and_validation_compute_in_bfloat16(script, digits, tmp_path):
-    seen = spy(
-        tmp_path / "seen",
-        script,
-        "--dataset",
-        digits,
-        *TINY,
-        "--epochs",
-        1,
-        "--steps",
-        1,
-        "--result_dir",
-        tmp_path,
-    )
+    seen = spy(tmp_path / "seen", script, *tiny(digits, tmp_path, epochs=1, steps=1))
     for trains in (True, False):
         assert {scores.dtype for scores in seen("Linear", trains)} == {torch.bfloat16}
 
@@ -134,17 +114,7 @@ LOGGED = (
 def test_compile_compiles_once(digits, tmp_path):
     """Not again for a smaller last batch of validation, for its size, or after a resume."""
     script = edited("train_compile", tmp_path, *LOGGED)
-    options = [
-        "--dataset",
-        digits,
-        *TINY,
-        "--batch_size",
-        50,
-        "--result_dir",
-        tmp_path,
-        "--resume",
-        "auto",
-    ]
+    options = tiny(digits, tmp_path, batch_size=50, resume="auto")
     for epochs, more in ((2, []), (3, ["--val_size", 24])):
         done = run_forked(script, *options, "--epochs", epochs, *more)
         assert done.returncode == 0 and f"epoch {epochs}/{epochs}" in done.stdout, done.stderr
@@ -154,21 +124,8 @@ def test_compile_compiles_once(digits, tmp_path):
 
 def test_compile_compiles_once_for_each_size(digits, tmp_path):
     """In the first steps, and not again in later epochs."""
-    script = tmp_path / "joined.py"
-    script.write_text(compose.join(["compile", "progressive"]))
-    script = edited(script, tmp_path, *LOGGED)
-    done = run_forked(
-        script,
-        "--dataset",
-        digits,
-        *TINY,
-        "--epochs",
-        5,
-        "--image_size",
-        32,
-        "--result_dir",
-        tmp_path,
-    )
+    script = edited(composed(tmp_path, "compile", "progressive"), tmp_path, *LOGGED)
+    done = run_forked(script, *tiny(digits, tmp_path, epochs=5, image_size=32))
     assert done.returncode == 0 and "epoch 5/5" in done.stdout, done.stderr
     assert done.stderr.count("Step 1: torchdynamo start tracing") == 3
     assert "Recompiling" in done.stderr  # so the test above would see it
@@ -178,17 +135,7 @@ def test_compile_compiles_once_for_each_size(digits, tmp_path):
 @pytest.mark.parametrize("size, small, sizes", [(32, 0.5, (16, 24, 32)), (28, 0.25, (8, 16, 28))])
 def test_progressive_trains_on_small_images_first(size, small, sizes, digits, tmp_path):
     """Also after a resume. The first three steps try each size; validation has the full size."""
-    options = [
-        "--dataset",
-        digits,
-        *TINY,
-        "--steps",
-        4,
-        "--image_size",
-        size,
-        "--result_dir",
-        tmp_path,
-    ]
+    options = tiny(digits, tmp_path, steps=4, image_size=size)
     plain = spy(tmp_path / "plain", SRC / "train.py", *options, "--epochs", 5)("Normalize", True)
     options += ["--small", small, "--resume", "auto"]
     first, then = (
@@ -214,7 +161,8 @@ def test_progressive_refuses_a_wrong_size(small, digits, tmp_path):
 # ----------------------------------------------------------------------------- fused and amp
 def users_copy(text, optimizer):
     """Return `text` with another optimizer, a scheduler and a hook, and what came of them."""
-    for old, new in (
+    return replaced(
+        text,
         (
             SGD,
             f"""{OPTIMIZERS[optimizer]}
@@ -235,15 +183,12 @@ def users_copy(text, optimizer):
 
     # the record\n""",
         ),
-    ):
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    return text
+    )
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_fused_keeps_a_users_optimizer_scheduler_and_hook(optimizer, digits, tmp_path):
-    options = ["--dataset", digits, *TINY, "--result_dir", tmp_path]
+    options = tiny(digits, tmp_path)
     ends = []
     for name in ("train", "train_fused"):
         script = in_float64(name, tmp_path)
@@ -271,16 +216,12 @@ def test_fused_under_amp_with_a_scaler(optimizer, digits, tmp_path):
     On a CPU a user's scaler stands for float16's. Its first step overflows and is left out. A group
     of weights comes later, as in a training that unfreezes layers.
     """
-    options = ["--dataset", digits, *TINY, "--result_dir", tmp_path]
+    options = tiny(digits, tmp_path)
     records = []
     for techniques in (["amp"], ["amp", "fused"]):
-        text = (SRC / "train.py").read_text()
-        for name in techniques:
-            text, conflicts = compose.merge(
-                text, (SRC / "train.py").read_text(), (SRC / f"train_{name}.py").read_text(), name
-            )
-            assert not conflicts
-        for old, new in (
+        script = edited(
+            composed(tmp_path, *techniques),
+            tmp_path,
             (SGD, OPTIMIZERS[optimizer]),
             (
                 "torch.amp.GradScaler(enabled=amp_dtype == torch.float16)",
@@ -292,11 +233,7 @@ def test_fused_under_amp_with_a_scaler(optimizer, digits, tmp_path):
                 "    optimizer.add_param_group({'params': [torch.ones(1)], 'fused': fused})\n\n"
                 + STEPS,
             ),
-        ):
-            assert text.count(old) == 1, old
-            text = text.replace(old, new)
-        script = tmp_path / ("_".join(techniques) + ".py")
-        script.write_text(text)
+        )
         records.append(train(script, *options)[0])
     assert_equal_epochs(*records, tolerance=0.02)
 
@@ -306,7 +243,7 @@ def test_fused_under_amp_with_a_scaler(optimizer, digits, tmp_path):
 )
 def test_fused_goes_on_in_another_memory_layout(source, to, digits, tmp_path):
     """PyTorch's kernel on a CPU would add each momentum to another weight, and say nothing."""
-    options = ["--dataset", digits, *TINY, "--lr", 0.05, "--result_dir", tmp_path]
+    options = tiny(digits, tmp_path, lr=0.05)
     train(SRC / f"{source}.py", *options, "--epochs", 2)
     again = [*options, "--epochs", 3, "--resume", tmp_path / f"{source}.pt"]
     other, _ = train(composed(tmp_path, *to), *again)
@@ -315,7 +252,7 @@ def test_fused_goes_on_in_another_memory_layout(source, to, digits, tmp_path):
 
 
 def test_fused_goes_on_from_a_checkpoint_of_the_baseline(digits, tmp_path):
-    options = ["--dataset", digits, *TINY, "--result_dir", tmp_path]
+    options = tiny(digits, tmp_path)
     train(SRC / "train.py", *options, "--epochs", 1)
     train(SRC / "train_fused.py", *options, "--resume", tmp_path / "train.pt")
     state = load_checkpoint(tmp_path / "train_fused.pt")["parts"]["optimizer"]
@@ -325,16 +262,7 @@ def test_fused_goes_on_from_a_checkpoint_of_the_baseline(digits, tmp_path):
 
 # ----------------------------------------------------------------------------------- profile
 def test_profile_prints_and_leaves_a_trace(digits, tmp_path):
-    record, output = train(
-        SRC / "train_profile.py",
-        "--dataset",
-        digits,
-        *TINY,
-        "--epochs",
-        3,
-        "--result_dir",
-        tmp_path,
-    )
+    record, output = train(SRC / "train_profile.py", *tiny(digits, tmp_path, epochs=3))
     assert re.search(r"aten::\w*convolution", output), output
     found = re.findall(
         r"steps wait for data (\d+)% of the time, the device works (\d+)% of it: what "
@@ -360,5 +288,5 @@ def test_profile_names_slow_loading(digits, tmp_path):
             "        __import__('time').sleep(0.02)\n        image = Image.open(",
         ),
     )
-    _, output = train(script, "--dataset", digits, *TINY, "--result_dir", tmp_path)
+    _, output = train(script, *tiny(digits, tmp_path))
     assert "holds them back is loading data" in output

@@ -8,20 +8,30 @@ import time
 import pytest
 
 import compose
-from helpers import ROOT, SRC, change, edited, processes_of, run, run_forked, start, wait_until
+from helpers import (
+    ROOT,
+    SRC,
+    change,
+    edited,
+    flags,
+    processes_of,
+    run,
+    run_forked,
+    start,
+    wait_until,
+)
 from verify import Bench, numbers_of
 
-SMALL = ["--width", 4, "--image_size", 16, "--batch_size", 20, "--steps", 2, "--workers", 0]
+SMALL = flags(width=4, image_size=16, batch_size=20, steps=2, workers=0)
 KILLS = int(os.environ.get("KILLS", 3))  # more of them take longer: KILLS=20 pytest -m slow
 CORRECT = "        correct = losses.new_zeros(min(5, len(classes)))\n"
 STACK = "                correct += (output.topk(len(correct)).indices.T == labels).sum(1)\n"
 
 
-def verify(path, *techniques, options=(), **details):
-    """Do what compose.sh --into PATH TECHNIQUE ... --verify -- OPTION ... does."""
-    return run_forked(
-        ROOT / "tools" / "compose.py", "--into", path, *techniques, "--verify", *options, **details
-    )
+def verify(path, digits, *words):
+    """Do what compose.sh --into PATH WORD ... --verify -- --dataset DIGITS ... does."""
+    command = [ROOT / "tools" / "compose.py", "--into", path, *words, "--verify"]
+    return run_forked(*command, "--", "--dataset", digits, *SMALL)
 
 
 def test_a_harmless_technique_is_the_same(digits, tmp_path):
@@ -29,9 +39,7 @@ def test_a_harmless_technique_is_the_same(digits, tmp_path):
         "train", tmp_path, ("nn.CrossEntropyLoss()", "nn.CrossEntropyLoss(label_smoothing=0.1)")
     )
     mine = mine.rename(tmp_path / "my train.py")
-    done = verify(
-        mine, "fused", "channels_last", "progressive", options=["--", "--dataset", digits, *SMALL]
-    )
+    done = verify(mine, digits, "fused", "channels_last", "progressive")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "with --small 1" in done.stdout  # so that all images keep their size
     assert done.stdout.splitlines()[-1] == "the same"
@@ -59,7 +67,7 @@ def test_compiled_dropout_draws_the_same_numbers(digits, tmp_path):
             "nn.Flatten(), nn.Dropout(0.5), nn.Linear",
         ),
     )
-    done = verify(mine, "compile", options=["--", "--dataset", digits, *SMALL])
+    done = verify(mine, digits, "compile")
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = re.findall(r"^as it is +loss +\d+ +(\S+)", done.stdout, re.MULTILINE)
     assert float(row) < 1e-5
@@ -119,7 +127,7 @@ def test_names_that_are_new_in_each_run_are_no_difference(digits, tmp_path):
 """,
         ),
     )
-    done = verify(mine, "fused", options=["--", "--dataset", digits, *SMALL])
+    done = verify(mine, digits, "fused")
     assert done.returncode == 0 and "not compared, since" not in done.stdout, (
         done.stdout + done.stderr
     )
@@ -134,7 +142,7 @@ def test_float64_starts_from_the_weights_of_float32(digits, tmp_path):
         tmp_path,
         ("nn.CrossEntropyLoss()", "lambda x, y: nn.functional.mse_loss(x, torch.rand(x.shape))"),
     )
-    done = verify(mine, "channels_last", options=["--", "--dataset", digits, *SMALL])
+    done = verify(mine, digits, "channels_last")
     (row,) = re.findall(r"^as it is +loss +\d+ +\S+ +(\S+)", done.stdout, re.MULTILINE)
     assert done.returncode == 0 and float(row) == 0.01, done.stdout + done.stderr
 
@@ -148,7 +156,7 @@ def test_a_model_that_takes_one_size_fails_with_progressive(digits, tmp_path):
             "nn.Flatten(), nn.Linear(4 * channels",
         ),
     )
-    done = verify(mine, "progressive", options=["--", "--dataset", digits, *SMALL])
+    done = verify(mine, digits, "progressive")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "progressive makes your copy fail without --small 1:" in done.stdout
     assert "mat1 and mat2 shapes cannot be multiplied" in done.stdout
@@ -165,7 +173,7 @@ def test_a_difference_is_named_with_its_technique(digits, tmp_path):
         ("(correct.cumsum(0) / len(val_set))", "(correct.cumsum(0) / mine)"),
     )
     before = mine.read_bytes()
-    done = verify(mine, "cudnn", "DDP", options=["--", "--dataset", digits, *SMALL])
+    done = verify(mine, digits, "cudnn", "DDP")
     assert done.returncode == 1 and mine.read_bytes() == before, done.stdout + done.stderr
     last = done.stdout.splitlines()[-1]
     assert last.startswith("different: printed numbers (two processes)") and "top-1" in last
@@ -180,12 +188,12 @@ def test_a_copy_that_goes_wrong_from_an_old_checkpoint(digits, tmp_path):
     """SGD(fused=True) steps wrong where a checkpoint has its momentum in another layout."""
     mine = edited("train", tmp_path, ("nesterov=True)", "nesterov=True, fused=True)"))
     text = mine.read_text()
-    done = verify(mine, "channels_last", options=["--", "--dataset", digits, *SMALL])
+    done = verify(mine, digits, "channels_last")
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(r"^old checkpoint .* different$", done.stdout, re.MULTILINE)
     assert re.search(r"^resumed +weights(?!.*different)", done.stdout, re.MULTILINE)
     assert "channels_last brings it" in done.stdout and mine.read_text() == text
-    done = verify(mine, "channels_last", "fused", options=["--", "--dataset", digits, *SMALL])
+    done = verify(mine, digits, "channels_last", "fused")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -196,11 +204,11 @@ def test_anyway_changes_the_copy(digits, tmp_path):
         tmp_path,
         ("0.9, weight_decay=5e-4, nesterov=True", "0.9, weight_decay=5e-4, dampening=0.9"),
     )
-    done = verify(mine, "fused", options=["--anyway", "--", "--dataset", digits, *SMALL])
+    done = verify(mine, digits, "fused", "--anyway")
     assert done.returncode == 1 and "fused brings it" in done.stdout, done.stdout + done.stderr
     assert "dampening" in done.stderr and 'group["fused"] = ' in mine.read_text()
     after = mine.read_bytes()
-    done = verify(mine, "fused", options=["--", "--dataset", digits, *SMALL])
+    done = verify(mine, digits, "fused")
     assert done.returncode == 1 and "fused brings it" in done.stdout, done.stdout + done.stderr
     assert mine.read_bytes() == after
 
@@ -208,7 +216,7 @@ def test_anyway_changes_the_copy(digits, tmp_path):
 def test_the_copys_own_failure_is_told_as_its_own(digits, tmp_path):
     mine = edited("train", tmp_path, ("nn.CrossEntropyLoss()", "nn.CrossEntropyLoss().no_such()"))
     before = mine.read_bytes()
-    done = verify(mine, "amp", options=["--", "--dataset", digits, *SMALL])
+    done = verify(mine, digits, "amp")
     assert done.returncode == 1 and mine.read_bytes() == before
     assert "your own copy fails, without amp:" in done.stdout and "no_such" in done.stdout
 
@@ -220,20 +228,8 @@ def test_killed_at_random_moments_it_loses_nothing(digits, tmp_path, rng):
     before, after = ((SRC / f"{name}.py").read_bytes() for name in ("train", "train_cudnn"))
     for _ in range(KILLS):
         mine.write_bytes(before)
-        process = start(
-            [
-                ROOT / "compose.sh",
-                "--into",
-                mine,
-                "cudnn",
-                "--verify",
-                "--",
-                "--dataset",
-                digits,
-                *SMALL,
-            ],
-            cwd=tmp_path,
-        )
+        words = ["--into", mine, "cudnn", "--verify", "--", "--dataset", digits, *SMALL]
+        process = start([ROOT / "compose.sh", *words], cwd=tmp_path)
         time.sleep(rng.uniform(0, 12))
         number = rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
         process.send_signal(number)

@@ -113,21 +113,14 @@ def formatters(path):
         yield [ruff, "format", f"--stdin-filename={path}", "-"]
     if black:
         yield [black, "-q", f"--stdin-filename={path}", "-"]
-    for width in (88, 100, 79, 120):
+    for width in (f"--line-length={width}" for width in (88, 100, 79, 120)):
         if ruff:
-            yield [ruff, "format", "--isolated", f"--line-length={width}", "-"]
-            yield [
-                ruff,
-                "format",
-                "--isolated",
-                f"--line-length={width}",
-                "--config",
-                "format.quote-style='single'",
-                "-",
-            ]
+            yield [ruff, "format", "--isolated", width, "-"]
+            single = ["--config", "format.quote-style='single'"]
+            yield [ruff, "format", "--isolated", width, *single, "-"]
         if black:
-            yield [black, "-q", f"--line-length={width}", "-"]
-            yield [black, "-q", "-S", f"--line-length={width}", "-"]
+            yield [black, "-q", width, "-"]
+            yield [black, "-q", "-S", width, "-"]
 
 
 def formatted(command, text):

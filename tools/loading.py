@@ -160,16 +160,13 @@ class GPUWatch:
 
     def __enter__(self):
         with contextlib.suppress(FileNotFoundError):
+            number = os.getenv("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+            asked = [
+                "--query-gpu=utilization.gpu,utilization.jpeg",
+                "--format=csv,noheader,nounits",
+            ]
             self.process = subprocess.Popen(
-                [
-                    "nvidia-smi",
-                    "-i",
-                    os.getenv("CUDA_VISIBLE_DEVICES", "0").split(",")[0],
-                    "--query-gpu=utilization.gpu,utilization.jpeg",
-                    "--format=csv,noheader,nounits",
-                    "-lms",
-                    "200",
-                ],
+                ["nvidia-smi", "-i", number, *asked, "-lms", "200"],
                 text=True,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
