@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers import ROOT, run, start
+from helpers import HANG, ROOT, run, start
 from test_whatif_write import LOOP, Seen
 from whatif import confirm, forecast, options, session
 from whatif.write import compare, proof
@@ -648,6 +648,6 @@ def test_ctrl_c_ends_a_real_proof(tmp_path):
         assert line, process.stderr.read()
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=HANG)
     assert process.returncode == 130, out + err
     assert not (tmp_path / "fast.patch").exists() and (tmp_path / "train.py").read_text() == text
