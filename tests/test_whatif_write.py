@@ -61,6 +61,7 @@ class Seen:
         holds="tensor",
         floats=(),
         has_loss=False,
+        unseen=(),
         **about,
     ):
         self.tree, self.file = ast.parse(text), file
@@ -98,7 +99,8 @@ class Seen:
                 self.site(node)
                 for name in names
                 for node in self.calls(name)
-                if what != "steps" or ast.unparse(node.func).rpartition(".")[0] in optimizers
+                if (what != "steps" or ast.unparse(node.func).rpartition(".")[0] in optimizers)
+                and text.splitlines()[node.lineno - 1].strip() not in unseen
             ]
 
     def calls(self, name):
@@ -671,9 +673,55 @@ def test_float16_of_a_step_in_a_function_makes_the_scaler_at_the_top(write):
     assert "DataLoader\n\n# new #\n# small gradients would become zero in float16" in text
 
 
+def test_float16_scales_what_did_not_run_yet(write):
+    """A penalty of each 100th step, and clipping by an option, are below no hook as yet."""
+    source = LOOP.replace(
+        "    optimizer.step()\n",
+        """\
+    if number % 100 == 0:
+        penalty(model).backward()
+    if args.clip:
+        nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+    optimizer.step()
+""",
+    )
+    lines = [
+        "penalty(model).backward()",
+        "nn.utils.clip_grad_norm_(model.parameters(), args.clip)",
+    ]
+    text = float16(write(source, ["amp float16"], device="cuda", unseen=lines))
+    assert "        scaler.scale(penalty(model)).backward()\n" in text
+    assert "        scaler.unscale_(optimizer)\n\n        nn.utils.clip_grad_norm_(" in text
+
+
+def test_float16_of_a_step_below_the_loop_is_not_written(write):
+    """It takes what is left of accumulated gradients, and did not run yet."""
+    source = LOOP + "optimizer.step()  # the rest\n"
+    unseen = ["optimizer.step()  # the rest"]
+    made = write(source, ["amp float16"], device="cuda", unseen=unseen)
+    assert not made.files and "steps again" in made.reasons["amp float16"]
+
+
+@pytest.mark.parametrize("name, is_written", [("clip", False), ("other", True)])
+def test_float16_where_a_function_reads_gradients(write, name, is_written):
+    function = f"def {name}(model):\n    for each in model.parameters():\n        each.grad.clamp_(-1, 1)\n"
+    body = textwrap.indent(LOOP[LOOP.index("for images") :], "    ").replace(
+        "        optimizer.step()\n", "        clip(model)\n        optimizer.step()\n"
+    )
+    source = LOOP[: LOOP.index("for images")] + function + f"def main():\n{body}main()\n"
+    made = write(source, ["amp float16"], device="cuda")
+    assert bool(made.files) is is_written
+    assert is_written or "reads gradients" in made.reasons["amp float16"]
+
+
 @pytest.mark.parametrize(
     "old, new, why",
     [
+        (
+            "    optimizer.step()\n",
+            "    g = model.weight.grad\n    optimizer.step()\n",
+            "reads gradients",
+        ),
         (
             "    optimizer.step()\n",
             "    optimizer.step(lambda: loss)\n",
