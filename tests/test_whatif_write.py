@@ -694,6 +694,13 @@ def test_float16_scales_what_did_not_run_yet(write):
     assert "        scaler.unscale_(optimizer)\n\n        nn.utils.clip_grad_norm_(" in text
 
 
+def test_float16_with_an_optimizer_that_starts_later_is_not_written(write):
+    unseen = ["loss_G.backward()", "opt_G.step()"]
+    about = dict(device="cuda", models=("G", "D"), optimizers=("opt_G", "opt_D"), unseen=unseen)
+    made = write(GAN, ["amp float16"], **about)
+    assert not made.files and "which optimizer" in made.reasons["amp float16"]
+
+
 def test_float16_of_a_step_below_the_loop_is_not_written(write):
     """It takes what is left of accumulated gradients, and did not run yet."""
     source = LOOP + "optimizer.step()  # the rest\n"

@@ -248,10 +248,10 @@ class Sites:
         if len(scopes) > 1:
             raise Refused("backward() and step() are in several functions")
         self.scope = scopes.pop()
-        self.add_unseen()
+        self.add_unseen(facts)
         self.refuse_readers()
 
-    def add_unseen(self):
+    def add_unseen(self, facts):
         """Add those calls of the function that did not run yet: at an epoch's end, say."""
         known = {what: {each[2]: each[3] for each in found} for what, found in self.found.items()}
         number = {*known["steps"].values()}
@@ -265,6 +265,8 @@ class Sites:
             if name in known["steps"]:
                 self.found["steps"].append((self.source, line, name, known["steps"][name]))
             elif name.endswith(".backward"):
+                if len(known["steps"]) < len(facts["optimizers"]):
+                    raise Refused(f"{self.source.where(call)}: not known which optimizer it is for")
                 self.found["backwards"].append((self.source, line, name, None))
             elif name.rpartition(".")[2] in CLIPS:
                 self.found["clips"].append((self.source, line, name, number))
