@@ -1186,7 +1186,8 @@ for images, labels in loader:
         )
         + "    total += loss.item() * len(images)\nprint(total / 10)\n"
     )
-    made = write(source, ["fused"], extras.NAMES, device="cuda")
+    assert write(source, ["fused"], extras.NAMES, device="cuda").extras == ("sums",)  # not pinned
+    made = write(source, ["fused", "workers"], extras.NAMES, device="cuda")
     assert made.extras == ("non_blocking", "sums")
     assert (
         "    images, labels = images.to(device, non_blocking=True), "

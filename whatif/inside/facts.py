@@ -237,7 +237,7 @@ class Facts:
         about["calls"] = [*dict.fromkeys([*about["calls"], self.places.place()["at"]])]
         spot = called_at(self.places, [about["name"], about["local"]])
         if spot:
-            given = [*enumerate(args), *dict(kwargs).items()]
+            given = [*enumerate(args), *dict(kwargs).items()] if spot.pop("is_direct") else []
             spot["images"] = [
                 key
                 for key, value in given

@@ -132,6 +132,13 @@ class Text:
                 return found
         raise Refused(f"{self.shown}:{line} does not call {name} by this name")
 
+    def call_of(self, line, given):
+        """Return the call at a line that gave these arguments; a line may have two like it."""
+        for node in (node for each in self.statements_at(line) for node in heads(each)):
+            if isinstance(node, ast.Call) and " ".join(ast.unparse(node).split()) == given["call"]:
+                return node
+        return self.calls(line, given["function"])[0]
+
     def where(self, node):
         """Return "file:line" of a node, with the number that its line had."""
         return f"{self.shown}:{self.origins[node.lineno - 1] or node.lineno}"
