@@ -778,6 +778,22 @@ def test_statements_and_calls_that_share_a_line_keep_their_names(watched):
     assert next(iter(made.files.values())).count(b"fused=True") == 2
 
 
+def test_a_model_may_give_its_parameters_as_a_list(watched):
+    facts = watched.run(
+        """
+        import torch
+        from torch import nn
+        class Net(nn.Linear):
+            def parameters(self):
+                return [self.weight, self.bias]
+        net = Net(2, 2)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        net(torch.ones(1, 2))
+        """
+    )
+    assert [(each["name"], each["role"]) for each in facts["models"]] == [("net", "trains")]
+
+
 def test_a_function_that_calls_the_model_gets_no_images(watched):
     """The place of an argument in the model's forward is another one in functional_call."""
     facts = watched.run(

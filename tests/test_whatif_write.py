@@ -835,6 +835,18 @@ def test_a_model_that_is_made_in_a_loop_is_not_compiled(write):
     assert "is in a loop" in write(source, ["compile"]).reasons["compile"]
 
 
+@pytest.mark.parametrize("technique", ["compile", "channels_last"])
+def test_a_function_that_makes_two_models_is_changed_once(write, technique):
+    source = GAN.replace(
+        "G, D = None, None\n", "def make():\n    net = nn.Linear(2, 2)\n    return net\n"
+    )
+    about = dict(models=("G", "D"), optimizers=("opt_G", "opt_D"), images=())
+    text = only(
+        write(source, [technique], name="net", above=dict(at="train.py:5"), **about), technique
+    )
+    assert len(blocks_of(text)) == 1 and "    return net\n" in text
+
+
 def test_a_frozen_model_is_compiled_below_its_line(write):
     source = LOOP.replace("optimizer = ", "teacher = nn.Linear(2, 2)\noptimizer = ").replace(
         "    output = model(images)\n", "    output = model(images)\n    t = teacher(images)\n"

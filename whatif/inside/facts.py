@@ -91,7 +91,7 @@ def unwrapped(module):
 def traits(module):
     """Return what is known of a model's layers, as words of facts["seen"]."""
     last, seen = torch.channels_last, set()
-    weight = next(module.parameters(), None)
+    weight = next(iter(module.parameters()), None)  # a method of the user's may return a list
     if weight is not None and weight.dtype in HALVES:
         seen.add("amp")
     for part in module.modules():
@@ -114,7 +114,7 @@ def role_of(module):
     It is "" for a module without weights, as most losses are: that is no model. To be called where
     the module is called.
     """
-    if next(module.parameters(), None) is None:
+    if next(iter(module.parameters()), None) is None:
         return ""
     if not torch.is_grad_enabled() or not any(each.requires_grad for each in module.parameters()):
         return "frozen"

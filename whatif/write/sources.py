@@ -149,6 +149,19 @@ class Text:
         before, after = self.lines[line][:column], self.lines[last][end:]
         return not before.strip() and (not after.strip() or after.lstrip().startswith("#"))
 
+    def own_lines(self):
+        """Return the lines that were there before."""
+        return [line for line, number in zip(self.lines, self.origins) if number]
+
+    def written_at(self, statement, is_below):
+        """Return our new lines right above a statement, or right below it, without their indents."""
+        index = statement.end_lineno if is_below else first_line(statement) - 2
+        found = []
+        while 0 <= index < len(self.lines) and self.origins[index] is None:
+            found.append(self.lines[index].strip())
+            index += 1 if is_below else -1
+        return found
+
     def need_alone(self, statement):
         if not self.is_alone(statement):
             raise Refused(f"{self.where(statement)} shares its line with another statement")
