@@ -280,7 +280,7 @@ class Sites:
         ]
 
     def refuse_readers(self):
-        """Refuse lines that read gradients, also in functions of the user's that are called."""
+        """Refuse what reads gradients, and what is theirs in functions of the user's that are called."""
         called = {ast.unparse(each.func).rpartition(".")[2] for each in self.calls()}
         called -= {"step", "zero_grad"}  # an optimizer's own
         for source in self.sources.files.values():
@@ -299,6 +299,10 @@ class Sites:
                             r"(^|\.)grad$", ast.unparse(func)
                         ):
                             why = "calls autograd.grad"
+                        case ast.Call(func) if scope is not self.scope and ast.unparse(
+                            func
+                        ).rpartition(".")[2] in ("backward", *CLIPS):
+                            why = "did not run yet, in another function than step()"
                         case _:
                             continue
                     raise Refused(f"{source.where(node)} {why}")
