@@ -778,6 +778,20 @@ def test_statements_and_calls_that_share_a_line_keep_their_names(watched):
     assert next(iter(made.files.values())).count(b"fused=True") == 2
 
 
+def test_a_scripted_model_of_float64(watched):
+    facts = watched.run(
+        """
+        import torch
+        from torch import nn
+        net = torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3))).double()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        net(torch.ones(1, 3, 8, 8).double())
+        """
+    )
+    assert "float64" in reasons(facts)["amp bfloat16"]
+    assert "channels_last" not in reasons(facts)
+
+
 def test_a_model_may_give_its_parameters_as_a_list(watched):
     facts = watched.run(
         """

@@ -754,6 +754,7 @@ def test_float16_where_a_function_has_to_do_with_gradients(write, name, line, wh
         ("    loss.backward()\n", "    torch.autograd.backward(loss)\n", "autograd.backward"),
         ("    loss.backward()\n", "    x = loss.backward()\n", "part of another statement"),
         ("loader = ", "scaler = StandardScaler()\nloader = ", "variable called scaler"),
+        ("backward()\n    optimizer", "backward(); optimizer", "part of another statement"),
     ],
 )
 def test_float16_that_is_not_safe_is_not_written(write, old, new, why):

@@ -94,10 +94,13 @@ def traits(module):
     weight = next(iter(module.parameters()), None)  # a method of the user's may return a list
     if weight is not None and weight.dtype in HALVES:
         seen.add("amp")
+    if weight is not None and weight.dtype == torch.float64:
+        seen.add("float64")
     for part in module.modules():
-        if isinstance(part, nn.modules.conv._ConvNd):
+        kind = getattr(nn, getattr(part, "original_name", ""), type(part))  # in TorchScript
+        if issubclass(kind, nn.modules.conv._ConvNd):
             seen.add("convolution")
-        if isinstance(part, (nn.Conv2d, nn.ConvTranspose2d)):
+        if issubclass(kind, (nn.Conv2d, nn.ConvTranspose2d)):
             seen.add("image")
             if part.weight.is_contiguous(memory_format=last) and not part.weight.is_contiguous():
                 seen.add("channels_last")

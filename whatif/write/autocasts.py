@@ -257,10 +257,11 @@ class Sites:
         number = {*known["steps"].values()}
         number = number.pop() if len(number) == 1 else None
         seen = {self.statement(each[1]) for found in self.found.values() for each in found}
+        named = {each[1:3] for found in self.found.values() for each in found}  # may share a line
         for call in self.calls():
             statement, name = self.source.statement_of(call), ast.unparse(call.func)
             line = self.source.origins[call.lineno - 1]
-            if line is None or statement in seen:
+            if line is None or statement in seen or (line, name) in named:
                 continue
             if name in known["steps"]:
                 self.found["steps"].append((self.source, line, name, known["steps"][name]))
