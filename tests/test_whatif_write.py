@@ -186,7 +186,7 @@ class Seen:
             at=self.at(node),
             text="",
             workers=int(given.get("num_workers", 0)),
-            pin=False,
+            pin=words.get("pin_memory") == "True",
             persistent=False,
             library="",
             driver="",
