@@ -18,6 +18,7 @@ from whatif import advice, report, techniques
 from whatif.inside import facts as inside_facts
 from whatif.inside import places
 from whatif.techniques import NAMES
+from whatif.write import patch
 
 
 def reasons(facts, names=NAMES):
@@ -62,7 +63,7 @@ class Watched:
                 self.models[module] = self.describe.describe_model(module)
             self.steps.setdefault(module, set()).add(self.step)
             output = original(module, *args, **kwargs)
-            self.describe.note_call(self.models[module], output)
+            self.describe.note_call(self.models[module], output, args, kwargs)
             return output
         finally:
             self.depth -= 1
@@ -753,6 +754,73 @@ def test_arguments_are_not_given_twice(watched, lines, told):
     assert [line.strip() for line in rest[:-1]] == told.split("|")
     if "**{**" in told:  # it is an expression
         ast.parse(told)
+
+
+def test_statements_and_calls_that_share_a_line_keep_their_names(watched):
+    facts = watched.run(
+        """
+        import torch
+        from torch import nn
+        a = nn.Linear(2, 2); b = nn.Linear(2, 2)
+        one, two = torch.optim.SGD(a.parameters(), 0.1), torch.optim.Adam(b.parameters(), 0.1)
+        three = torch.optim.SGD(a.parameters(), 0.2); four = torch.optim.SGD(b.parameters(), 0.3)
+        x = a(torch.ones(1, 2)); y = b(x)
+        """
+    )
+    if sys.version_info >= (3, 11):
+        assert [each["name"] for each in facts["optimizers"]] == ["one", "two", "three", "four"]
+        assert [each["spots"][0]["name"] for each in facts["models"]] == ["a", "b"]
+        assert [each["target"] for each in facts["models"]] == ["x", "y"]
+    made = patch.make(facts, ["fused"], {}, watched.folder)
+    assert "shares its line" in made.reasons["fused"]
+    facts["optimizers"] = facts["optimizers"][:2]
+    made = patch.make(facts, ["fused"], {}, watched.folder)
+    assert next(iter(made.files.values())).count(b"fused=True") == 2
+
+
+def test_a_scripted_model_of_float64(watched):
+    facts = watched.run(
+        """
+        import torch
+        from torch import nn
+        net = torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3))).double()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        net(torch.ones(1, 3, 8, 8).double())
+        """
+    )
+    assert "float64" in reasons(facts)["amp bfloat16"]
+    assert "channels_last" not in reasons(facts)
+
+
+def test_a_model_may_give_its_parameters_as_a_list(watched):
+    facts = watched.run(
+        """
+        import torch
+        from torch import nn
+        class Net(nn.Linear):
+            def parameters(self):
+                return [self.weight, self.bias]
+        net = Net(2, 2)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        net(torch.ones(1, 2))
+        """
+    )
+    assert [(each["name"], each["role"]) for each in facts["models"]] == [("net", "trains")]
+
+
+def test_a_function_that_calls_the_model_gets_no_images(watched):
+    """The place of an argument in the model's forward is another one in functional_call."""
+    facts = watched.run(
+        """
+        import torch
+        from torch import nn
+        net, images = nn.Conv2d(3, 4, 3), torch.rand(1, 3, 8, 8)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        net(images)
+        torch.func.functional_call(net, dict(net.named_parameters()), (images,))
+        """
+    )
+    assert [each.get("images", []) for each in facts["models"][0]["spots"]] == [[0], []]
 
 
 def test_each_optimizer_has_its_own_line(watched):

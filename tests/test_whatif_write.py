@@ -61,6 +61,7 @@ class Seen:
         holds="tensor",
         floats=(),
         has_loss=False,
+        unseen=(),
         **about,
     ):
         self.tree, self.file = ast.parse(text), file
@@ -98,7 +99,8 @@ class Seen:
                 self.site(node)
                 for name in names
                 for node in self.calls(name)
-                if what != "steps" or ast.unparse(node.func).rpartition(".")[0] in optimizers
+                if (what != "steps" or ast.unparse(node.func).rpartition(".")[0] in optimizers)
+                and text.splitlines()[node.lineno - 1].strip() not in unseen
             ]
 
     def calls(self, name):
@@ -184,7 +186,7 @@ class Seen:
             at=self.at(node),
             text="",
             workers=int(given.get("num_workers", 0)),
-            pin=False,
+            pin=words.get("pin_memory") == "True",
             persistent=False,
             library="",
             driver="",
@@ -671,9 +673,69 @@ def test_float16_of_a_step_in_a_function_makes_the_scaler_at_the_top(write):
     assert "DataLoader\n\n# new #\n# small gradients would become zero in float16" in text
 
 
+def test_float16_scales_what_did_not_run_yet(write):
+    """A penalty of each 100th step, and clipping by an option, are below no hook as yet."""
+    source = LOOP.replace(
+        "    optimizer.step()\n",
+        """\
+    if number % 100 == 0:
+        penalty(model).backward()
+    if args.clip:
+        nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+    optimizer.step()
+""",
+    )
+    lines = [
+        "penalty(model).backward()",
+        "nn.utils.clip_grad_norm_(model.parameters(), args.clip)",
+    ]
+    text = float16(write(source, ["amp float16"], device="cuda", unseen=lines))
+    assert "        scaler.scale(penalty(model)).backward()\n" in text
+    assert "        scaler.unscale_(optimizer)\n\n        nn.utils.clip_grad_norm_(" in text
+
+
+def test_float16_with_an_optimizer_that_starts_later_is_not_written(write):
+    unseen = ["loss_G.backward()", "opt_G.step()"]
+    about = dict(device="cuda", models=("G", "D"), optimizers=("opt_G", "opt_D"), unseen=unseen)
+    made = write(GAN, ["amp float16"], **about)
+    assert not made.files and "which optimizer" in made.reasons["amp float16"]
+
+
+def test_float16_of_a_step_below_the_loop_is_not_written(write):
+    """It takes what is left of accumulated gradients, and did not run yet."""
+    source = LOOP + "optimizer.step()  # the rest\n"
+    unseen = ["optimizer.step()  # the rest"]
+    made = write(source, ["amp float16"], device="cuda", unseen=unseen)
+    assert not made.files and "steps again" in made.reasons["amp float16"]
+
+
+@pytest.mark.parametrize(
+    "name, line, why",
+    [
+        ("clip", "model.weight.grad.clamp_(-1, 1)", "reads gradients"),
+        ("clip", "nn.utils.clip_grad_norm_(model.parameters(), 1)", "did not run yet"),
+        ("clip", "penalty(model).backward()", "did not run yet"),
+        ("other", "model.weight.grad.clamp_(-1, 1)", ""),
+    ],
+)
+def test_float16_where_a_function_has_to_do_with_gradients(write, name, line, why):
+    body = textwrap.indent(LOOP[LOOP.index("for images") :], "    ").replace(
+        "        optimizer.step()\n", "        clip(model)\n        optimizer.step()\n"
+    )
+    functions = f"def {name}(model):\n    {line}\ndef main():\n{body}main()\n"
+    source = LOOP[: LOOP.index("for images")] + functions
+    made = write(source, ["amp float16"], device="cuda", unseen=[line])
+    assert made.files if not why else why in made.reasons["amp float16"]
+
+
 @pytest.mark.parametrize(
     "old, new, why",
     [
+        (
+            "    optimizer.step()\n",
+            "    g = model.weight.grad\n    optimizer.step()\n",
+            "reads gradients",
+        ),
         (
             "    optimizer.step()\n",
             "    optimizer.step(lambda: loss)\n",
@@ -692,6 +754,7 @@ def test_float16_of_a_step_in_a_function_makes_the_scaler_at_the_top(write):
         ("    loss.backward()\n", "    torch.autograd.backward(loss)\n", "autograd.backward"),
         ("    loss.backward()\n", "    x = loss.backward()\n", "part of another statement"),
         ("loader = ", "scaler = StandardScaler()\nloader = ", "variable called scaler"),
+        ("backward()\n    optimizer", "backward(); optimizer", "part of another statement"),
     ],
 )
 def test_float16_that_is_not_safe_is_not_written(write, old, new, why):
@@ -778,6 +841,18 @@ def test_compile_stands_below_the_last_change_of_a_model(write):
 def test_a_model_that_is_made_in_a_loop_is_not_compiled(write):
     source = LOOP.replace("optimizer = ", "for fold in folds:\n    optimizer = ")
     assert "is in a loop" in write(source, ["compile"]).reasons["compile"]
+
+
+@pytest.mark.parametrize("technique", ["compile", "channels_last"])
+def test_a_function_that_makes_two_models_is_changed_once(write, technique):
+    source = GAN.replace(
+        "G, D = None, None\n", "def make():\n    net = nn.Linear(2, 2)\n    return net\n"
+    )
+    about = dict(models=("G", "D"), optimizers=("opt_G", "opt_D"), images=())
+    text = only(
+        write(source, [technique], name="net", above=dict(at="train.py:5"), **about), technique
+    )
+    assert len(blocks_of(text)) == 1 and "    return net\n" in text
 
 
 def test_a_frozen_model_is_compiled_below_its_line(write):
@@ -1131,7 +1206,8 @@ for images, labels in loader:
         )
         + "    total += loss.item() * len(images)\nprint(total / 10)\n"
     )
-    made = write(source, ["fused"], extras.NAMES, device="cuda")
+    assert write(source, ["fused"], extras.NAMES, device="cuda").extras == ("sums",)  # not pinned
+    made = write(source, ["fused", "workers"], extras.NAMES, device="cuda")
     assert made.extras == ("non_blocking", "sums")
     assert (
         "    images, labels = images.to(device, non_blocking=True), "

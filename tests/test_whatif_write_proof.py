@@ -213,7 +213,9 @@ class OnGpu(Script):
         return found
 
 
-COPIES = LOOP.replace("    output =", "    images = images.to(device)\n    output =")
+COPIES = LOOP.replace("    output =", "    images = images.to(device)\n    output =").replace(
+    "batch_size=8", "batch_size=8, pin_memory=True"
+)
 
 
 @pytest.mark.parametrize("factor, is_written", [(1.1, True), (0.9, False)])

@@ -44,11 +44,11 @@ def main_loader(facts):
 
 
 def training_loaders(facts):
-    """Return the loaders that train, each line once."""
-    found = {
-        facts["loaders"][number]["at"]: facts["loaders"][number] for number in facts["training"]
-    }
-    return [*found.values()]
+    """Return the loaders that train, each call of a line once."""
+    loaders = [facts["loaders"][number] for number in facts["training"]]
+    return [
+        *{(each["at"], each.get("arguments", {}).get("call")): each for each in loaders}.values()
+    ]
 
 
 def models_of(facts):

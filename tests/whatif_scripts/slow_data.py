@@ -1,4 +1,7 @@
-"""Steps that wait for data of a loader made in each epoch, and a validation that takes as long."""
+"""Steps that wait for data without a length, and a validation that takes as long.
+
+The loader is made in each epoch, and would keep its worker.
+"""
 
 import multiprocessing
 import time
@@ -8,20 +11,18 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 
-class Data(torch.utils.data.Dataset):
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, index):
-        time.sleep(0.02)
-        return torch.full((4,), float(index)), torch.zeros(1)
+class Data(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        for index in range(20):
+            time.sleep(0.02)
+            yield torch.full((4,), float(index)), torch.zeros(1)
 
 
 model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
 validation = DataLoader([torch.rand(4)], batch_size=1)
 while True:
-    training = DataLoader(Data(), batch_size=4, num_workers=1)
+    training = DataLoader(Data(), batch_size=4, num_workers=1, persistent_workers=True)
     for step, (x, y) in enumerate(training):
         if step % 20 == 3:
             print(len(multiprocessing.active_children()), "workers", flush=True)

@@ -339,9 +339,9 @@ class Loaders:
                 del self.kept[number]
         for number in self.chosen:
             self.kept[number].settle()
-            if loader := self.live.get(number):
+            if (loader := self.live.get(number)) is not None:  # it may have no len()
                 with contextlib.suppress(Exception):
-                    if workers := getattr(loader, "_iterator", None):
+                    if (workers := getattr(loader, "_iterator", None)) is not None:
                         loader._iterator = None
                         workers._shutdown_workers()
         self.repeats = bool(self.chosen)

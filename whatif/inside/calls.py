@@ -4,7 +4,9 @@ import ast
 import inspect
 import re
 
-from .places import UNKNOWN, evaluate, expressions_at, statements
+import torch
+
+from .places import UNKNOWN, evaluate, expressions_at, span_of, statements
 
 
 def calls_in_line(frame, line):
@@ -17,8 +19,7 @@ def calls_in_line(frame, line):
         for node in expressions_at(frame.f_code.co_filename, line)
         if isinstance(node, ast.Call)
     ]
-    spans = list(getattr(frame.f_code, "co_positions", tuple)())
-    span = spans[frame.f_lasti // 2] if 0 <= frame.f_lasti // 2 < len(spans) else None
+    span = span_of(frame)
     return calls, next(
         (
             node
@@ -30,8 +31,9 @@ def calls_in_line(frame, line):
 
 
 def called_at(places, names):
-    """Return {at: "file:line", name: what the user's line calls there}, or {}.
+    """Return {at: "file:line", name: what the user's line calls there, is_direct}, or {}.
 
+    `is_direct` is false of a function that calls the model in turn: functional_call(model, x).
     `names` are the names, or ends of names, that the call may have if Python cannot tell it.
     """
     frame, line = places.frames()[0]
@@ -40,7 +42,11 @@ def called_at(places, names):
         likely = [each for each in calls if ast.unparse(each.func).endswith(tuple(names))]
         node = likely[0] if len(likely) == 1 else None
     place = places.line_of(frame.f_code.co_filename, getattr(node, "lineno", line))
-    return dict(at=place["at"], name=ast.unparse(node.func)) if node else {}
+    if node is None:
+        return {}
+    function = evaluate(node.func, {**frame.f_globals, **frame.f_locals})
+    is_direct = function is UNKNOWN or isinstance(function, torch.nn.Module)
+    return dict(at=place["at"], name=ast.unparse(node.func), is_direct=is_direct)
 
 
 def call_in_line(frame, line, owner):

@@ -91,13 +91,16 @@ def unwrapped(module):
 def traits(module):
     """Return what is known of a model's layers, as words of facts["seen"]."""
     last, seen = torch.channels_last, set()
-    weight = next(module.parameters(), None)
+    weight = next(iter(module.parameters()), None)  # a method of the user's may return a list
     if weight is not None and weight.dtype in HALVES:
         seen.add("amp")
+    if weight is not None and weight.dtype == torch.float64:
+        seen.add("float64")
     for part in module.modules():
-        if isinstance(part, nn.modules.conv._ConvNd):
+        kind = getattr(nn, getattr(part, "original_name", ""), type(part))  # in TorchScript
+        if issubclass(kind, nn.modules.conv._ConvNd):
             seen.add("convolution")
-        if isinstance(part, (nn.Conv2d, nn.ConvTranspose2d)):
+        if issubclass(kind, (nn.Conv2d, nn.ConvTranspose2d)):
             seen.add("image")
             if part.weight.is_contiguous(memory_format=last) and not part.weight.is_contiguous():
                 seen.add("channels_last")
@@ -114,7 +117,7 @@ def role_of(module):
     It is "" for a module without weights, as most losses are: that is no model. To be called where
     the module is called.
     """
-    if next(module.parameters(), None) is None:
+    if next(iter(module.parameters()), None) is None:
         return ""
     if not torch.is_grad_enabled() or not any(each.requires_grad for each in module.parameters()):
         return "frozen"
@@ -237,7 +240,7 @@ class Facts:
         about["calls"] = [*dict.fromkeys([*about["calls"], self.places.place()["at"]])]
         spot = called_at(self.places, [about["name"], about["local"]])
         if spot:
-            given = [*enumerate(args), *dict(kwargs).items()]
+            given = [*enumerate(args), *dict(kwargs).items()] if spot.pop("is_direct") else []
             spot["images"] = [
                 key
                 for key, value in given

@@ -55,18 +55,53 @@ def statements(file):
     return []
 
 
-def statement_at(file, line):
-    """Return the innermost statement at a line, or None."""
+def span_of(frame):
+    """Return (first line, last line, first column, last column) of what a frame does, or None.
+
+    Python from 3.11 on knows that.
+    """
+    spans = list(getattr(frame.f_code, "co_positions", tuple)())
+    at = frame.f_lasti // 2
+    return spans[at] if 0 <= at < len(spans) and None not in spans[at] else None
+
+
+def is_within(span, node):
+    """Return whether a span lies in a node."""
+    first, last, start, stop = span
+    return (node.lineno, node.col_offset) <= (first, start) and (last, stop) <= (
+        node.end_lineno,
+        node.end_col_offset,
+    )
+
+
+def statements_at(file, line):
+    """Return the innermost statements at a line; several may share it."""
     found = [node for node in statements(file) if node.lineno <= line <= node.end_lineno]
-    return found[-1] if found else None
+    spans = [(each.lineno, each.end_lineno, each.col_offset, each.end_col_offset) for each in found]
+    return [
+        node
+        for node, own in zip(found, spans)
+        if not any(span != own and is_within(span, node) for span in spans)
+    ]
+
+
+def statement_of(frame, line):
+    """Return the innermost statement that a frame is in, or None."""
+    found, span = statements_at(frame.f_code.co_filename, line), span_of(frame)
+    if len(found) > 1:
+        found = [node for node in found if span and is_within(span, node)]
+    return found[-1] if len(found) == 1 else None
 
 
 def expressions_at(file, line):
-    """Return the expressions of the statement at a line; first those that cover the line."""
-    statement = statement_at(file, line)
-    nodes = ast.walk(statement) if statement else ()
+    """Return the expressions of the statements at a line; first those that cover the line."""
     return sorted(
-        (node for node in nodes if isinstance(node, ast.expr)),
+        (
+            node
+            for statement in statements_at(file, line)
+            for node in ast.walk(statement)
+            if isinstance(node, ast.expr)
+        ),
         key=lambda node: not node.lineno <= line <= node.end_lineno,
     )
 
@@ -292,7 +327,7 @@ class Places:
         """
         frame, line = self.frames()[depth]
         if above:
-            line = getattr(statement_at(frame.f_code.co_filename, line), "lineno", line)
+            line = getattr(statement_of(frame, line), "lineno", line)
         return self.line_of(frame.f_code.co_filename, line)
 
     def made(self, name):
@@ -309,10 +344,14 @@ class Places:
         return self.line_of(file, found[0].lineno) if len(found) == 1 else {}
 
     def target(self):
-        """Return what the user's statement assigns to, or ""."""
+        """Return what the user's statement assigns to, or ""; a, b = one(), two() has two names."""
         frame, line = self.frames()[0]
-        match statement_at(frame.f_code.co_filename, line):
-            case ast.Assign([target]) | ast.AnnAssign(target):
+        match statement_of(frame, line):
+            case ast.Assign([ast.Tuple(targets)], ast.Tuple(values)) if len(targets) == len(values):
+                span = span_of(frame)
+                pairs = zip(targets, values) if span else ()
+                return next((ast.unparse(to) for to, each in pairs if is_within(span, each)), "")
+            case ast.Assign([target]) | ast.AnnAssign(target) if not isinstance(target, ast.Tuple):
                 return ast.unparse(target)
         return ""
 
@@ -340,7 +379,7 @@ class Places:
         The target may be a tuple: `logits, loss`.
         """
         frame, line = self.frames()[0]
-        match statement_at(frame.f_code.co_filename, line):
+        match statement_of(frame, line):
             case ast.Assign(
                 [ast.Name() | ast.Attribute() | ast.Tuple() as target], ast.Call(called)
             ) as node:
@@ -371,7 +410,7 @@ class Places:
         Then come local variables, what they hold (self.net, self.nets["net"]), and globals.
         """
         frame, line = self.frames()[depth]
-        passing = comprehended(statement_at(frame.f_code.co_filename, line))
+        passing = comprehended(statement_of(frame, line))
         own = {
             name: model
             for name, model in self.named_in_line(depth).items()

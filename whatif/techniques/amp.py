@@ -19,6 +19,8 @@ def why_not(name, facts):
         each.get("autocast") for each in facts["models"] if each.get("role") != "frozen"
     ):
         return "already there"
+    if facts["models"] and all("float64" in each.get("traits", ()) for each in facts["models"]):
+        return "the weights are float64, which autocast leaves as they are"
     return advice.needs_gpu(facts) if name == "amp float16" else ""
 
 

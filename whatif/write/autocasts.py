@@ -1,6 +1,7 @@
 """Write mixed precision: autocast around each call of a model, and a GradScaler for float16."""
 
 import ast
+import re
 
 from . import anchors, checkpoints
 from .sources import FUNCTIONS, LOOPS, Refused, heads
@@ -18,6 +19,7 @@ NOT_ALWAYS = (
     ast.DictComp,
     ast.GeneratorExp,
 )  # what is in them may be computed never, or often
+CLIPS = "clip_grad_norm_", "clip_grad_value_"
 SCALED = "small gradients would become zero in float16, so the loss is scaled"
 
 
@@ -219,6 +221,12 @@ class Cast:
 
 
 # --------------------------------------------------------------------------------- the scaler
+def is_called(source, node):
+    """Return whether a node is what a call calls."""
+    parent = source.parents[node]
+    return isinstance(parent, ast.Call) and parent.func is node
+
+
 class Sites:
     """The user's lines of backward(), step() and clipping, all in one function."""
 
@@ -240,15 +248,65 @@ class Sites:
         if len(scopes) > 1:
             raise Refused("backward() and step() are in several functions")
         self.scope = scopes.pop()
-        for node in ast.walk(self.scope):
-            if (
-                isinstance(node, ast.Attribute)
-                and node.attr == "grad"
-                and not isinstance(self.source.parents[node], ast.Assign)
-            ):
-                raise Refused(f"{self.source.where(node)} reads gradients, which are scaled there")
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("autograd.grad"):
-                raise Refused(f"{self.source.where(node)} calls autograd.grad")
+        self.add_unseen(facts)
+        self.refuse_readers()
+
+    def add_unseen(self, facts):
+        """Add those calls of the function that did not run yet: at an epoch's end, say."""
+        known = {what: {each[2]: each[3] for each in found} for what, found in self.found.items()}
+        number = {*known["steps"].values()}
+        number = number.pop() if len(number) == 1 else None
+        seen = {self.statement(each[1]) for found in self.found.values() for each in found}
+        named = {each[1:3] for found in self.found.values() for each in found}  # may share a line
+        for call in self.calls():
+            statement, name = self.source.statement_of(call), ast.unparse(call.func)
+            line = self.source.origins[call.lineno - 1]
+            if line is None or statement in seen or (line, name) in named:
+                continue
+            if name in known["steps"]:
+                self.found["steps"].append((self.source, line, name, known["steps"][name]))
+            elif name.endswith(".backward"):
+                if len(known["steps"]) < len(facts["optimizers"]):
+                    raise Refused(f"{self.source.where(call)}: not known which optimizer it is for")
+                self.found["backwards"].append((self.source, line, name, None))
+            elif name.rpartition(".")[2] in CLIPS:
+                self.found["clips"].append((self.source, line, name, number))
+
+    def calls(self):
+        """Return the calls of the function, without those of functions in it."""
+        return [
+            node
+            for node in ast.walk(self.scope)
+            if isinstance(node, ast.Call) and self.source.scope_of(node) is self.scope
+        ]
+
+    def refuse_readers(self):
+        """Refuse what reads gradients, and what is theirs in functions of the user's that are called."""
+        called = {ast.unparse(each.func).rpartition(".")[2] for each in self.calls()}
+        called -= {"step", "zero_grad"}  # an optimizer's own
+        for source in self.sources.files.values():
+            for scope in ast.walk(source.tree):
+                if scope is not self.scope and not (
+                    isinstance(scope, FUNCTIONS) and scope.name in called
+                ):
+                    continue
+                for node in ast.walk(scope):
+                    match node:
+                        case ast.Attribute(attr="grad", ctx=ast.Load()) if not is_called(
+                            source, node
+                        ):
+                            why = "reads gradients, which are scaled there"
+                        case ast.Call(func) if scope is self.scope and re.search(
+                            r"(^|\.)grad$", ast.unparse(func)
+                        ):
+                            why = "calls autograd.grad"
+                        case ast.Call(func) if scope is not self.scope and ast.unparse(
+                            func
+                        ).rpartition(".")[2] in ("backward", *CLIPS):
+                            why = "did not run yet, in another function than step()"
+                        case _:
+                            continue
+                    raise Refused(f"{source.where(node)} {why}")
 
     def look(self, site):
         if not site.get("at"):
@@ -286,7 +344,9 @@ def scale(facts, sources):
     for _, line, name, number in sites.found["clips"]:
         mine = [each for each in steps if each[3] == number]
         if len(mine) != 1 or number is None or len(sites.found["clips"]) > len(steps):
-            raise Refused(f"{source.shown}:{line} clips gradients of several optimizers")
+            raise Refused(
+                f"{source.shown}:{line} clips gradients of several optimizers, or clips again"
+            )
         optimizer = mine[0][2].rpartition(".")[0]
         source.put_before(
             sites.statement(line),
@@ -330,6 +390,8 @@ def updates(sites, steps):
     parents = {sites.source.parents[sites.statement(line)] for _, line, _, _ in steps}
     if len(parents) == 1 and lines[-1] < steps[0][1]:
         return {last}
+    if len({name for _, _, name, _ in steps}) == 1:
+        raise Refused(f"{sites.source.shown}:{last} steps again, without a backward() before it")
     raise Refused("its optimizers step in an order in which one scale is not enough")
 
 

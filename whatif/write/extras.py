@@ -17,6 +17,8 @@ SUM = "the sum stays on the device: .item() would make each step wait"
 
 def edit(name, facts, extra, sources):
     """Write one of them, wherever it applies; raise Refused if it does nowhere."""
+    if name == "non_blocking" and not is_pinned(facts, sources):
+        raise Refused("no loader pins memory")
     todo = {}
     for model in advice.models_of(facts):
         for spot in spots_of(model):
@@ -34,6 +36,13 @@ def edit(name, facts, extra, sources):
             done += (copies if name == "non_blocking" else sums)(source, line)
     if not done:
         raise Refused("there is none")
+
+
+def is_pinned(facts, sources):
+    """Return whether a loader that trains pins memory, in the script or in a line of ours."""
+    return any(each.get("pin") for each in advice.training_loaders(facts)) or any(
+        "pin_memory=True" in line for source in sources.changed() for line in source.lines
+    )
 
 
 def copies(source, line):

@@ -132,6 +132,13 @@ class Text:
                 return found
         raise Refused(f"{self.shown}:{line} does not call {name} by this name")
 
+    def call_of(self, line, given):
+        """Return the call at a line that gave these arguments; a line may have two like it."""
+        for node in (node for each in self.statements_at(line) for node in heads(each)):
+            if isinstance(node, ast.Call) and " ".join(ast.unparse(node).split()) == given["call"]:
+                return node
+        return self.calls(line, given["function"])[0]
+
     def where(self, node):
         """Return "file:line" of a node, with the number that its line had."""
         return f"{self.shown}:{self.origins[node.lineno - 1] or node.lineno}"
@@ -141,6 +148,19 @@ class Text:
         (line, column), (last, end) = self.start(statement), self.stop(statement)
         before, after = self.lines[line][:column], self.lines[last][end:]
         return not before.strip() and (not after.strip() or after.lstrip().startswith("#"))
+
+    def own_lines(self):
+        """Return the lines that were there before."""
+        return [line for line, number in zip(self.lines, self.origins) if number]
+
+    def written_at(self, statement, is_below):
+        """Return our new lines right above a statement, or right below it, without their indents."""
+        index = statement.end_lineno if is_below else first_line(statement) - 2
+        found = []
+        while 0 <= index < len(self.lines) and self.origins[index] is None:
+            found.append(self.lines[index].strip())
+            index += 1 if is_below else -1
+        return found
 
     def need_alone(self, statement):
         if not self.is_alone(statement):
