@@ -306,8 +306,9 @@ def test_a_process_that_is_spawned(scripts):
 
 
 @pytest.mark.fault("start methods of LMDB workers", "start methods of loading workers")
-@pytest.mark.parametrize("how", ["context", "all"])
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "method, how", [("fork", "context"), ("spawn", "context"), ("forkserver", "all")]
+)
 def test_workers_of_each_start_method(method, how, scripts):
     """Of a DataLoader's own context, or set for all; forkserver is the default of Python 3.14."""
     result = scripts.once("start_methods.py", method, how, only=["fused"])
