@@ -34,6 +34,20 @@ MACHINE = dict(
     python="3.12.1",
     packages={"torch": "2.14.1"},
 )
+# what whatif knows of parser.add_argument("--amp", action="store_true", help="mixed precision")
+AMP_OPTION = dict(
+    flags=["--amp"],
+    dest="amp",
+    help="mixed precision",
+    default=False,
+    value=False,
+    type=None,
+    choices=None,
+    nargs=0,
+    action="StoreTrue",
+    style="argparse",
+    front=False,
+)
 # under DDP: before Python 3.11.8 a worker can hang as it starts (cpython#112275)
 DDP_WORKERS = 2 if sys.version_info >= (3, 11, 8) else 0
 HANG = 600  # seconds after which a process that should end, or an event that should come, hangs

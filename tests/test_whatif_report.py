@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from helpers import AMP_OPTION
 from whatif import report
 from whatif.report import FASTER, OPEN, SAME, SLOWER, Result, Row
 
@@ -182,21 +183,8 @@ def test_what_to_write_is_the_best_sets():
 
 
 def test_an_option_of_the_script_is_the_advice():
-    option = dict(
-        flags=["--amp"],
-        dest="amp",
-        help="",
-        default=False,
-        type=None,
-        choices=None,
-        value=False,
-        action="StoreTrue",
-        nargs=0,
-        style="argparse",
-        front=False,
-    )
     made = result(best=("amp bfloat16",))
-    made.facts = FACTS | dict(options=[option])
+    made.facts = FACTS | dict(options=[AMP_OPTION])
     assert "        your script has an option: --amp\n" in report.text_of(made)
     assert report.record(made)["options"] == {"amp bfloat16": ["--amp"]}
 

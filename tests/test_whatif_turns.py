@@ -23,6 +23,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.optim import lr_scheduler
 
+from helpers import AMP_OPTION
 from whatif import confirm, report, trials
 from whatif import session as session_module
 from whatif.inside import batches, clock, hooks, models, plans, proving, state, watch
@@ -1537,21 +1538,6 @@ def test_what_is_not_confirmed_says_why(monkeypatch):
     machine.turns(FUSED, 0.9)
     made = machine.confirmed()
     assert made.line() is None and not machine.calls and not made.forecast_lines()
-
-
-AMP_OPTION = dict(
-    flags=["--amp"],
-    dest="amp",
-    help="mixed precision",
-    default=False,
-    value=False,
-    type=None,
-    choices=None,
-    nargs=0,
-    action="StoreTrue",
-    style="argparse",
-    front=False,
-)
 
 
 @pytest.mark.parametrize("error", ["", "ValueError: no GPU (a.py:3)"])

@@ -10,7 +10,7 @@ import textwrap
 import pytest
 import torch
 
-from helpers import ROOT, run
+from helpers import AMP_OPTION, ROOT, run
 from test_whatif_advice import Watched
 from whatif.inside.facts import form_of, has_loss
 from whatif.write import extras, overlay, patch, sources
@@ -1173,24 +1173,11 @@ def test_what_is_there_is_not_written_again(write):
 
 def test_options_of_the_script_take_the_place_of_lines(write, tmp_path):
     write(LOOP, ["amp bfloat16"])
-    option = dict(
-        flags=["--amp"],
-        dest="amp",
-        help="mixed precision",
-        default=False,
-        type=None,
-        choices=None,
-        action="StoreTrue",
-        nargs=0,
-        value=False,
-        style="argparse",
-        front=False,
-    )
-    facts = Seen(LOOP).facts | dict(options=[option])
+    facts = Seen(LOOP).facts | dict(options=[AMP_OPTION])
     made = patch.make(facts, ["amp bfloat16", "fused"], {}, tmp_path)
     assert made.options == {"amp bfloat16": ["--amp"]} and made.written == ("fused",)
     command = ["python", "train.py", "--epochs", "3"]
-    assert patch.new_command(command, "script", made, [option]) == [*command, "--amp"]
+    assert patch.new_command(command, "script", made, [AMP_OPTION]) == [*command, "--amp"]
 
 
 # ------------------------------------------------------------------------------ extra lines

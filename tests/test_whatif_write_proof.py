@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers import HANG, ROOT, run, start
+from helpers import AMP_OPTION, HANG, ROOT, run, start
 from test_whatif_write import LOOP, Seen
 from whatif import confirm, forecast, options, session
 from whatif.write import compare, proof
@@ -257,20 +257,7 @@ class WithOption(Script):
     def __call__(self, command, spec, *rest):
         found = super().__call__(command, spec, *rest)
         if spec["mode"] == "turns":
-            option = dict(
-                flags=["--amp"],
-                dest="amp",
-                help="",
-                default=False,
-                type=None,
-                choices=None,
-                action="StoreTrue",
-                nargs=0,
-                value=False,
-                front=False,
-                style="argparse",
-            )
-            return found | dict(facts=found["facts"] | dict(options=[option]))
+            return found | dict(facts=found["facts"] | dict(options=[AMP_OPTION]))
         if "--amp" in command:
             found["windows"][0]["seconds"] *= self.slows
             if self.alike:
