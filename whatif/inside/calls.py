@@ -10,10 +10,7 @@ from .places import UNKNOWN, evaluate, expressions_at, span_of, statements
 
 
 def calls_in_line(frame, line):
-    """Return (the calls in a user's line, which of them the frame makes or None).
-
-    Python from 3.11 on knows that.
-    """
+    """Return (the calls in a user's line, which of them the frame makes or None)."""
     calls = [
         node
         for node in expressions_at(frame.f_code.co_filename, line)

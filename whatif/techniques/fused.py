@@ -83,7 +83,6 @@ def edit(name, facts, extra, sources):
             raise Refused(f"{one['at']} makes its optimizer in a way of its own")
         source, line = sources.find(one["at"])
         call = source.call_of(line, given)
-        source.need_alone(source.statement_of(call))
         foreach = [each for each in call.keywords if each.arg == "foreach"]
         if foreach:
             place = source.start(foreach[0]), source.stop(foreach[0])

@@ -47,7 +47,6 @@ def edit(name, facts, extra, sources):
             continue
         source, line = sources.find(loader["at"])
         call = source.call_of(line, given)
-        source.need_alone(source.statement_of(call))
         source.apply(source.give(call, new, given.get("positional", ())))
         source.mark(source.statement_at(line), "workers load the next batches while steps run")
         done += 1

@@ -133,11 +133,19 @@ class Text:
         raise Refused(f"{self.shown}:{line} does not call {name} by this name")
 
     def call_of(self, line, given):
-        """Return the call at a line that gave these arguments; a line may have two like it."""
-        for node in (node for each in self.statements_at(line) for node in heads(each)):
-            if isinstance(node, ast.Call) and " ".join(ast.unparse(node).split()) == given["call"]:
-                return node
-        return self.calls(line, given["function"])[0]
+        """Return the call at a line that gave these arguments; a line may have two like it.
+
+        Raise Refused if its statement shares the line with another one.
+        """
+        calls = [
+            node
+            for each in self.statements_at(line)
+            for node in heads(each)
+            if isinstance(node, ast.Call) and " ".join(ast.unparse(node).split()) == given["call"]
+        ]
+        call = (calls or self.calls(line, given["function"]))[0]
+        self.need_alone(self.statement_of(call))
+        return call
 
     def where(self, node):
         """Return "file:line" of a node, with the number that its line had."""
