@@ -95,7 +95,7 @@ def load_image(file, name):
     """
     try:
         image = Image.open(file)
-        assert image.mode[0] not in "IF", "more than 8 bits: resize_imagenet.py makes them 8"
+        assert image.mode[0] not in "IF", "more than 8 bits: resize_imagenet.py converts up to 16"
         assert max(image.size) < 100 * min(image.size), "over 100 times as long as wide"
         for key in "xmp", "XML:com.adobe.xmp":  # DALI turns images by EXIF only
             image.info.pop(key, None)

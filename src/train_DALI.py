@@ -100,7 +100,7 @@ def load_image(path):
     try:
         image = Image.open(path)
         # modes I, I;16 and F
-        assert image.mode[0] not in "IF", "more than 8 bits: resize_imagenet.py makes them 8"
+        assert image.mode[0] not in "IF", "more than 8 bits: resize_imagenet.py converts up to 16"
         assert 0.01 < image.width / image.height < 100, "over 100 times as long as wide"
         image.info["XML:com.adobe.xmp"] = " "  # by EXIF only, as DALI: Pillow reads no XMP then
         return ImageOps.exif_transpose(image).convert("RGB")
