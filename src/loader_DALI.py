@@ -309,7 +309,7 @@ class DALILoader:
         self.dataset, self.args, self.sampler = dataset, args, sampler
         self.on_gpu = args.dali_device == "gpu" and torch.cuda.is_available()
         # with two pipelines, one works while the other waits for the last images of its batch
-        self.shards = 2 if self.on_gpu and len(sampler) > args.batch_size else 1
+        self.shards = 2 if self.on_gpu and len(sampler) > args.batch_size > 1 else 1
         # threads on more than 5 of 8 cores slow down the GPU's decoder
         self.threads = args.workers * 5 // 8 if self.on_gpu else args.workers
         self.order, self.iterator = [], None
@@ -340,7 +340,7 @@ class DALILoader:
                     batch_size=self.args.batch_size,
                     num_threads=max(1, self.threads // self.shards),
                     device_id=0 if self.on_gpu else None,
-                    prefetch_queue_depth=3,
+                    prefetch_queue_depth=min(3, self.args.batch_size),
                     seed=int(torch.randint(2**31, ())),
                 )
             )
@@ -384,12 +384,12 @@ class DALILoader:
                 if len(number):  # the last step can have no samples for the second pipeline
                     yield first, second
         except RuntimeError:
-            if len(self.order) > 1:  # DALI does not name the file: try each alone
-                alone = argparse.Namespace(**{**vars(self.args), "batch_size": 1})
-                for i in self.order[done:] + self.order[:done]:
-                    list(DALILoader(self.dataset, alone, [i]))
+            one = argparse.Namespace(**vars(self.args) | {"batch_size": 1, "split": "test"})
+            left = self.order[done:] + self.order[:done]
+            if self.args != one:  # DALI does not name the file: read one by one
+                list(DALILoader(self.dataset, one, left))
                 raise
-            names = self.dataset.samples[self.order[0]][: self.dataset.parts]
+            names = self.dataset.samples[left[0]][: self.dataset.parts]
             list(map(self.dataset.read, names))  # an error of Pillow's says more
             raise OSError(
                 f"DALI cannot read {' or '.join(names)}: `resize_imagenet.py --format png` "

@@ -202,12 +202,13 @@ class DALILoader(DataLoader):
         """Return the next batch. Raise OSError if a file cannot be read."""
         try:
             (images,) = self.pipeline.run(torch.cuda.current_stream() if self.on_gpu else None)
-        except RuntimeError:
-            for i in sum(self.reading, []):  # DALI does not name the file: try each
-                path = self.dataset.samples[i][0]
-                name = np.frombuffer(os.fsencode(path), np.uint8)
+        except RuntimeError:  # DALI does not name the file: read one by one
+            paths = [self.dataset.samples[i][0] for i in sum(self.reading, [])]
+            names = (np.frombuffer(os.fsencode(path), np.uint8) for path in paths)
+            single = self.build(lambda: [next(names)], batch_size=1, prefetch_queue_depth=1)
+            for path in paths:
                 try:
-                    self.build(lambda: [name], batch_size=1).run()
+                    single.run()
                 except RuntimeError:
                     load_image(path)  # an error of Pillow's says more
                     raise OSError(

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -577,6 +578,19 @@ def test_damaged_picture(name, kind, photos, tmp_path, request):
         assert "epoch 2/2" in done.stdout
     else:
         assert str(bad) in error_of(done, name)
+
+
+@pytest.mark.fault("corrupt image in a DALI epoch")
+def test_one_more_pipeline_finds_the_damaged_picture(photos, tmp_path):
+    """A pipeline on a GPU takes seconds to start, so it is no way to start one a picture."""
+    shutil.copytree(photos, tmp_path / "set")
+    loader, folder = loader_of(tmp_path / "set")
+    spoil(Path(folder.samples[14][0]), "text")
+    built, build = [], loader.build
+    loader.build = lambda *words, **options: built.append(options) or build(*words, **options)
+    with pytest.raises(OSError, match=folder.samples[14][0]):
+        list(loader)
+    assert len(built) == 2
 
 
 @needs_faulty

@@ -241,7 +241,7 @@ def test_fuzz_loader(fuzz, tmp_path, loader):
 def test_fuzz_loader_dali_on_a_gpu(fuzz, tmp_path):
     """A start takes seconds on a GPU, so a few pictures are read in each of some runs."""
     rng, ends = random.Random(0), []
-    for i in range(12):
+    for i in range(5):
         folder = linked(tmp_path / str(i), rng.sample(files_of(fuzz), 3))
         done = run_forked(
             SRC / "loader_DALI.py",

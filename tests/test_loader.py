@@ -304,28 +304,23 @@ def test_every_sample_once_from_two_pipelines(numbered, layout, batch_size, samp
 
 
 @pytest.mark.gpu
-@each_layout
 @pytest.mark.fault("not divisible by batch or processes")
-def test_every_sample_once_on_a_gpu(load, numbered, layout):
-    for batch_size, samples in ((5, 13), (4, 9), (3, 11)):
-        done = load(
-            "loader_DALI",
-            numbered / layout,
-            *flags(
-                resize=48,
-                image_size=40,
-                workers=4,
-                samples=samples,
-                batch_size=batch_size,
-                epochs=3,
-            ),
-            capture=True,
-        )
-        assert done.returncode == 0 and "to cuda" in done.stdout, done.stderr
-        orders = [numbers_of(epoch, layout) for epoch in done.batches]
-        assert len(set(map(tuple, orders))) == 3
-        assert all(sorted(order) == sorted(orders[0]) for order in orders)
-        assert len(set(orders[0])) == len(orders[0]) == samples
+@pytest.mark.parametrize(
+    "layout, batch_size, samples", [("classes", 5, 13), ("classes", 3, 11), ("pairs", 4, 9)]
+)
+def test_every_sample_once_on_a_gpu(load, numbered, layout, batch_size, samples):
+    done = load(
+        "loader_DALI",
+        numbered / layout,
+        *flags(resize=48, image_size=40, workers=4, epochs=3),
+        *flags(samples=samples, batch_size=batch_size),
+        capture=True,
+    )
+    assert done.returncode == 0 and "to cuda" in done.stdout, done.stderr
+    orders = [numbers_of(epoch, layout) for epoch in done.batches]
+    assert len(set(map(tuple, orders))) == 3
+    assert all(sorted(order) == sorted(orders[0]) for order in orders)
+    assert len(set(orders[0])) == len(orders[0]) == samples
 
 
 @pytest.mark.fault("not divisible by batch or processes")
@@ -417,13 +412,22 @@ def spoil(path, kind):
     )
 
 
-@each_layout
 @pytest.mark.fault(
     "empty image", "image cut in half", "text named as an image", "corrupt image in a DALI epoch"
 )
-@each_decoder
-@pytest.mark.parametrize("kind", ["zero bytes", "half", "text"])
-def test_damaged_picture(load, tmp_path, loader, kind, layout, request):
+@pytest.mark.parametrize(
+    "loader, kind, layout",
+    [
+        *itertools.product(
+            ["loader", "loader_DALI"], ["zero bytes", "half", "text"], ["classes", "pairs"]
+        ),
+        # a process with DALI takes long to start on a GPU: each kind and layout once
+        pytest.param("loader_DALI", "zero bytes", "classes", marks=pytest.mark.gpu, id="gpu-zero"),
+        pytest.param("loader_DALI", "half", "pairs", marks=pytest.mark.gpu, id="gpu-half"),
+        pytest.param("loader_DALI", "text", "classes", marks=pytest.mark.gpu, id="gpu-text"),
+    ],
+)
+def test_damaged_picture(load, tmp_path, loader, kind, layout):
     """Each loader names it."""
     data = tmp_path / "data"
     bad = (
@@ -433,25 +437,57 @@ def test_damaged_picture(load, tmp_path, loader, kind, layout, request):
     )
     spoil(bad, kind)
     done = load(loader, data, *SMALL)
-    if (kind, layout) == ("half", "classes") and "on_gpu" in request.node.name:
-        return  # DALI's GPU decoder accepts a JPEG that was cut short
     line = error_of(done, loader)
     assert str(bad) in line
     assert not done.record
 
 
-def test_a_file_that_is_tried_alone_gets_one_pipeline(numbered, monkeypatch):
-    """On a GPU two pipelines share an epoch; DALI refuses two for one file."""
+def test_two_pipelines_share_an_epoch_on_a_gpu(numbered, monkeypatch):
+    """DALI refuses two for one file, and a search for a bad one reads in order."""
     module = module_of(SRC / "loader_DALI.py")
     monkeypatch.setattr(module.torch.cuda, "is_available", lambda: True)
     dataset = module.Images(numbered / "classes" / "train")
-    shards = [dali_loader(module, dataset, order, 1, "gpu").shards for order in ([0, 1], [1])]
-    assert shards == [2, 1]
+    shards = [
+        dali_loader(module, dataset, order, size, "gpu").shards
+        for order, size in (([0, 1, 2], 2), ([0, 1], 1), ([0], 2))
+    ]
+    assert shards == [2, 1, 1]
+
+
+@each_layout
+@pytest.mark.fault("corrupt image in a DALI epoch")
+def test_one_more_pipeline_finds_the_damaged_picture(tmp_path, layout, monkeypatch):
+    """A pipeline on a GPU takes seconds to start, so it is no way to start one a picture."""
+    module, built = module_of(SRC / "loader_DALI.py"), []
+    iterator = module.DALIGenericIterator
+
+    def counted(pipelines, *words, **options):
+        built.extend(pipelines)
+        return iterator(pipelines, *words, **options)
+
+    monkeypatch.setattr(module, "DALIGenericIterator", counted)
+    data = (classes if layout == "classes" else pairs)(tmp_path, count=20)
+    folder = "dog" if layout == "classes" else "sharp/scene one"
+    bad = sorted((data / "train" / folder).iterdir())[15]
+    spoil(bad, "text")
+    dataset = module.Images(data / "train")
+    loader = dali_loader(module, dataset, torch.utils.data.SequentialSampler(dataset), 4)
+    with pytest.raises(OSError, match=bad.name):
+        list(loader)
+    assert len(built) == 2
 
 
 @pytest.mark.fault("header of a huge image")
-@each_decoder
-@pytest.mark.parametrize("width, height", [(30_000, 30_000), (2**31 + 28, 28)])
+@pytest.mark.parametrize(
+    "loader, width, height",
+    [
+        ("loader", 30_000, 30_000),
+        ("loader", 2**31 + 28, 28),
+        ("loader_DALI", 30_000, 30_000),
+        ("loader_DALI", 2**31 + 28, 28),
+        pytest.param("loader_DALI", 30_000, 30_000, marks=pytest.mark.gpu, id="gpu"),
+    ],
+)
 def test_a_header_that_claims_too_much(load, tmp_path, loader, width, height):
     data = classes(tmp_path / "data")
     bad = data / "train/dog/bad.png"
@@ -640,10 +676,15 @@ def test_other_names_of_the_folders_of_pairs(load, tmp_path, loader):
     assert done.returncode == 0 and done.record["samples"] == 5, done.stderr
 
 
-@each_layout
 @pytest.mark.fault("image smaller than the crop")
-@pytest.mark.parametrize("loader", [*LOADERS, on_gpu("loader_DALI")])
-@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize(
+    "loader, split, layout",
+    [
+        *itertools.product(LOADERS, ["train", "test"], ["classes", "pairs"]),
+        pytest.param("loader_DALI", "train", "classes", marks=pytest.mark.gpu, id="gpu-classes"),
+        pytest.param("loader_DALI", "test", "pairs", marks=pytest.mark.gpu, id="gpu-pairs"),
+    ],
+)
 def test_picture_smaller_than_the_crop(load, tmp_path, loader, split, layout):
     """It is an error that names the picture and its size; with --resize it is read."""
     data = (classes if layout == "classes" else pairs)(tmp_path / "data", split)

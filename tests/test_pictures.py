@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import struct
 import zlib
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from helpers import ROOT, SRC, TINY, assert_one_line, flags, on_gpu, run_forked, tiny
+from helpers import ROOT, SRC, TINY, assert_one_line, flags, run_forked, tiny
 from picture_variants import RGB, TURN, XMP, save, variants
 from runs import module_of
 from test_data_sources import keeping_batches
@@ -270,23 +271,51 @@ def test_pillows_scripts_read_it_or_name_it(name, folder):
         check(variant, False, lambda: cut(np.asarray(module.load_image(*arguments))))  # noqa: B023
 
 
-@every_kind
-@pytest.mark.parametrize("device", ["cpu", on_gpu("gpu")])
-def test_dali_reads_it_or_names_it(device, folder):
+def dali_dataset(folder):
+    """Return train_DALI.py and a dataset of one image, after writing the variants."""
     resized(folder, 64)
-    module = module_of(SRC / "train_DALI.py")
     (folder / "set/a").mkdir(parents=True, exist_ok=True)
     (folder / "set/a/rgb.png").write_bytes(VARIANTS["rgb.png"].content)
-    dataset = module.datasets.ImageFolder(folder / "set")
+    module = module_of(SRC / "train_DALI.py")
+    return module, module.datasets.ImageFolder(folder / "set")
+
+
+@every_kind
+def test_dali_reads_it_or_names_it(folder):
+    module, dataset = dali_dataset(folder)
     for variant in VARIANTS:
         dataset.samples[0] = str(folder / "src" / variant), 0
 
         def read():
-            loader = module.DALILoader(dataset, 32, "none", device == "gpu", 0, batch_size=1)
+            loader = module.DALILoader(dataset, 32, "none", False, 0, batch_size=1)
             ((images, _),) = loader
-            return images[0].cpu()
+            return images[0]
 
         check(variant, True, read)
+
+
+@pytest.mark.gpu
+@every_kind
+def test_dali_reads_it_or_names_it_on_a_gpu(folder):
+    """What it reads comes from one pipeline; of what it refuses, one of each kind is tried."""
+    module, dataset = dali_dataset(folder)
+    read, refused = [], {}
+    for name, variant in VARIANTS.items():
+        if is_refused(name, True):
+            refused[variant.kind] = name
+        elif variant.kind != "lossless WebP with EXIF":  # DALI may refuse these
+            read.append(name)
+    dataset.samples = [(str(folder / "src" / name), 0) for name in read]
+    dataset.targets = [0] * len(read)
+    loader = module.DALILoader(dataset, 32, "none", True, 0, batch_size=1)
+    for name, (images, _) in zip(read, loader, strict=True):
+        check(name, True, lambda: images[0].cpu())  # noqa: B023
+    assert len(refused) > 3
+    dataset.targets = [0]
+    for name in refused.values():
+        dataset.samples = [(str(folder / "src" / name), 0)]
+        with pytest.raises(OSError, match=re.escape(name)):
+            list(module.DALILoader(dataset, 32, "none", True, 0, batch_size=1))
 
 
 def classes_of(folder, names):
