@@ -28,7 +28,6 @@ SETTINGS = {
     "README.md": {"95%": "of Student's t"},
     "loading.md": {"20%": "a threshold", "10,000": "a setting of loading.sh"},
     "measuring.md": {
-        "32%": "what 1.32x means",
         "5 s": "a setting of running.sh",
         "30 s": "a setting of running.sh",
         "95%": "of Student's t",

@@ -147,7 +147,7 @@ def test_every_link_of_the_site_leads_somewhere(site):
 
 
 def test_each_markdown_file_is_a_page(site):
-    for name in ("README", "docs/whatif", "docs/techniques", "results/h100-mnist/README"):
+    for name in ("README", "docs/whatif", "docs/techniques", "results/h100-first-run/README"):
         text, source = (site / f"{name}.html").read_text(), (ROOT / f"{name}.md").read_text()
         assert {"h1", "table", "p", "nav"} <= Parts(text).tags, name
         assert text.count("<table>") == len(re.findall(r"^\|[-|: ]+\|$", source, re.M)), name
@@ -575,7 +575,7 @@ def test_both_colour_schemes_and_sizes(visit, size, scheme):
 
 
 @pytest.mark.parametrize("width", [360, 1280])
-@pytest.mark.parametrize("name", ["docs/whatif", "docs/techniques", "results/h100-mnist/README"])
+@pytest.mark.parametrize("name", ["docs/whatif", "docs/techniques", "results/h100-first-run/README"])
 def test_pages_of_text_fit_the_window(visit, site, name, width):
     page = visit(f"{name}.html", size=(width, 900))
     assert page.evaluate("document.documentElement.scrollWidth") == width
