@@ -498,9 +498,7 @@ def panels_of(rows):
 
 
 def draw(axis, bars, rows):
-    """Draw bars of images/s with their spread, the ratio to the baseline and the accuracy."""
-    from matplotlib.patches import Patch
-
+    """Draw bars of images/s with their spread; behind each its ratio, accuracy and kind."""
     for i, (_, kind, row) in enumerate(bars):
         median, least, most = row.images_per_second, min(speeds(row)), max(speeds(row))
         axis.barh(
@@ -511,25 +509,16 @@ def draw(axis, bars, rows):
             error_kw={"capsize": 2, "elinewidth": 1, "ecolor": "dimgrey"},
         )
         axis.annotate(
-            f"{to_baseline(row, rows)}  top-1 {row.val_top1:.1%}",
+            f"{to_baseline(row, rows)}  top-1 {row.val_top1:.1%}"
+            + (f"  {kind}" if kind != "baseline" else ""),
             (most, i),
             (6, 0),
             textcoords="offset points",
             va="center",
         )
     axis.set_yticks(range(len(bars)), [name for name, *_ in bars])
-    axis.legend(
-        handles=[
-            Patch(color=color(kind), label=kind)
-            for kind in dict.fromkeys(kind for _, kind, _ in bars)
-        ],
-        loc="center left",
-        bbox_to_anchor=(1, 0.5),
-        frameon=False,
-        fontsize=9,
-    )
     axis.invert_yaxis()
-    axis.set_xlim(0, 1.4 * max(max(speeds(row)) for *_, row in bars))
+    axis.set_xlim(0, 1.9 * max(max(speeds(row)) for *_, row in bars))
     axis.spines[["top", "right"]].set_visible(False)
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
