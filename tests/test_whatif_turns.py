@@ -1696,7 +1696,9 @@ def test_a_stall_beside_an_evaluation_is_no_period():
     """Else each window would take as many steps as lie between both."""
     steps = [0.03] * 400
     assert plans.cycle_of(times_of([*steps[:9], 3.0, *steps, 0.2, *steps])) == 1
-    assert plans.cycle_of(times_of([*steps[:9], 0.5, *steps[:9], 0.3, *steps[:9], 0.5])) == 10
+    rollouts = times_of([*steps[:9], 0.5, *steps[:9], 0.3, *steps[:9], 0.5])
+    assert plans.cycle_of(rollouts) == 10 and plans.is_regular(rollouts)
+    assert not plans.is_regular(times_of([*steps[:9], 0.5, *steps[:9], 0.3, *steps[:7], 0.5]))
 
 
 def times_of(gaps):

@@ -13,7 +13,7 @@ PARTS = {
     "checkpoints": ("checkpoints", "C"),
     "between": ("between epochs", "B"),
     "end": ("end", "E"),
-    "aside": ("validation, other work between steps", "V"),
+    "aside": ("validation, stalls, other work between steps", "V"),
 }
 WIDTH = 40
 LONG = 4, 0.05  # more than so many typical steps, and seconds, is other work between two steps
@@ -51,7 +51,7 @@ def is_long(gap, typical):
 
 
 def other_work(gaps, typical):
-    """Return the seconds of `gaps`, from step to step, that are no step: of an evaluation, a save.
+    """Return the seconds of `gaps`, from step to step, that are no step: of an evaluation, a stall.
 
     What happens again and again is in the mean of a typical step, and stays.
     """

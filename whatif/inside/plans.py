@@ -71,7 +71,7 @@ def watch(run):
         batches=run.loaders.batches / run.steps,
         began=began,
         gaps=[round(after - before, 6) for before, after in zip(run.times, run.times[1:])],
-        cycle=run.cycle,
+        cycle=run.cycle if is_regular(run.times) else 1,
         **set_up,
     )
     run.loaders.ends = run.spec.get("epochs") or any(
@@ -105,6 +105,12 @@ def cycle_of(times):
     if len(long) < 2 or sum(gaps[number] for number in long) - once < SHARE * (sum(gaps) - once):
         return 1
     return max(1, round(statistics.median(after - before for before, after in zip(long, long[1:]))))
+
+
+def is_regular(times):
+    """Return whether other work comes again after the same number of steps, which stalls do not."""
+    _, long = gaps_of(times)
+    return len(long) > 2 and len({after - before for before, after in zip(long, long[1:])}) == 1
 
 
 def watch_only(run):
