@@ -1431,3 +1431,15 @@ def test_a_fused_step_after_an_old_checkpoint_is_right(kind, more):
     for each in old, new:
         train(*each, 9)
     assert torch.allclose(old[0].weight, new[0].weight, atol=1e-5)
+
+
+def test_blocks_of_two_models_in_one_statement_end_each(write):
+    line = "    loss = loss_function(head(model(images)), labels)\n"
+    text = LOOP.replace("optimizer =", "head = nn.Flatten()\noptimizer =", 1).replace(
+        "    output = model(images)\n    loss = loss_function(output, labels)\n", line
+    )
+    new = only(write(text, ["amp bfloat16"], models=("model", "head")), "amp bfloat16")
+    assert [each.splitlines()[2:] for each in blocks_of(new)] == [
+        ["    output = model(images)"],
+        ["    outputs = head(output.float())", "loss = loss_function(outputs.float(), labels)"],
+    ]

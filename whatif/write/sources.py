@@ -218,8 +218,16 @@ class Source(Text, arguments.Arguments):
         told = [f"{indent}# {reason}" for reason in reasons]
         there = [line.strip() for line in self.lines[top:index]]
         told = [line for line in told if line.strip() not in there]
+        if not there and self.is_in_block(index, indent):
+            self.insert(index, "")
+            index += 1
         self.insert(index, *([] if there else [f"{indent}{MARK}"]), *told)
         self.parse()
+
+    def is_in_block(self, index, indent):
+        """Return whether the line above is ours and no head of this one: its block ends there."""
+        above = self.lines[index - 1] if index and self.origins[index - 1] is None else ""
+        return bool(above.strip()) and len(indent_of(above)) >= len(indent)
 
     def header(self, index):
         """Return the index of the mark that stands right above a line, or of the line."""
