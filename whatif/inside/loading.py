@@ -20,6 +20,7 @@ from torch.utils import data
 from whatif.inside import worker_threads
 from whatif.inside.facts import length_of, start_method
 from whatif.inside.stacks import Stacks
+from whatif.report import speed
 
 WINDOWS = 12  # one lasts this part of the seconds for all
 STEADY = 0.05  # both halves of a window agree: a third of the window is enough
@@ -594,18 +595,18 @@ def named(workers):
 def summary(result):
     """Return a sentence about the number of workers."""
     enough, best, needed = result["enough"], result["best"], result["needed"]
-    text = f"{named(enough['workers'])} {enough['rate']:.3g} batches/s"
+    text = f"{named(enough['workers'])} {speed(enough['rate'])} batches/s"
     if needed:
         text += (
-            f" and keep{'s' * (enough['workers'] == 1)} up with the step ({needed:.3g})"
+            f" and keep{'s' * (enough['workers'] == 1)} up with the step ({speed(needed)})"
             if enough["keeps_up"]
-            else f"; the step could take {needed:.3g}"
+            else f"; the step could take {speed(needed)}"
         )
     elif enough["workers"] != best["workers"]:
-        text += f", the best is {best['rate']:.3g} with {best['workers']}"
+        text += f", the best is {speed(best['rate'])} with {best['workers']}"
     as_is = result["as_is"]["workers"]
     if enough["workers"] != as_is and result["rate"]:
-        text += f"; as it is, {named(as_is)} {result['rate']:.3g}"
+        text += f"; as it is, {named(as_is)} {speed(result['rate'])}"
     return text
 
 
