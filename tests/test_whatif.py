@@ -513,3 +513,11 @@ def test_an_evaluation_between_the_first_steps_is_no_step(every, last, scripts):
     found, parts = one.baseline(), one.parts()
     assert found["step_seconds"] < 0.05 and found["data_time"] > 0.002 and found["cycle"] == 1
     assert parts["next"] < 0.4 and parts["aside"] > 0.49 * min(2, last)
+
+
+def test_lines_of_a_worker_have_the_path_from_the_folder(scripts):
+    one = scripts.session("slow_data.py", only=["fused"])
+    of_rounds(one, 1, loader_seconds=2)
+    assert not one.take_turns()
+    lines = one.found["loading"]["lines"]
+    assert lines and all(each["at"].startswith("slow_data.py:") for each in lines)

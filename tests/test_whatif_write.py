@@ -754,7 +754,7 @@ def test_float16_where_a_function_has_to_do_with_gradients(write, name, line, wh
         ("    loss.backward()\n", "    torch.autograd.backward(loss)\n", "autograd.backward"),
         ("    loss.backward()\n", "    x = loss.backward()\n", "part of another statement"),
         ("loader = ", "scaler = StandardScaler()\nloader = ", "variable called scaler"),
-        ("backward()\n    optimizer", "backward(); optimizer", "part of another statement"),
+        ("backward()\n    optimizer", "backward(); optimizer", "shares its line with another"),
     ],
 )
 def test_float16_that_is_not_safe_is_not_written(write, old, new, why):
@@ -1443,3 +1443,19 @@ def test_blocks_of_two_models_in_one_statement_end_each(write):
         ["    output = model(images)"],
         ["    outputs = head(output.float())", "loss = loss_function(outputs.float(), labels)"],
     ]
+
+
+@pytest.mark.parametrize(
+    "line, new",
+    [
+        ("(loss / 2).backward()", "scaler.scale(loss / 2).backward()"),
+        ("((loss) / 2).backward()", "scaler.scale((loss) / 2).backward()"),
+        ("(loss / 2) .backward()", "(scaler.scale(loss / 2)) .backward()"),
+        ("(loss\n     / 2).backward()", "scaler.scale(loss\n     / 2).backward()"),
+        ("loss.mean().backward()", "scaler.scale(loss.mean()).backward()"),
+    ],
+)
+def test_a_scaled_loss_has_no_parentheses_twice(write, line, new):
+    text = LOOP.replace("loss.backward()", line)
+    made = write(text, ["amp float16"], device="cuda")
+    assert not made.reasons and f"    {new}\n" in text_of(made)

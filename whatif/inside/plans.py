@@ -487,6 +487,9 @@ def measure_loading(run, needed):
     found = loading.measure_loader(
         loader, run.spec["loader_seconds"], run.spec["cores"], run.places.is_users, needed
     )
+    for each in found.get("lines", ()):
+        file, _, line = each["at"].rpartition(":")
+        each["at"] = f"{run.places.shown(file)}:{line}"
     run.send(loading=found)
     return loader, found
 
