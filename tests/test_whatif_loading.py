@@ -427,3 +427,10 @@ def test_large_rates_in_the_summary():
         "1 worker gives 872 batches/s and keeps up with the step (27.6); "
         "as it is, no workers give 7,884"
     )
+
+
+@pytest.mark.parametrize("numbers, told", [([1], "1 worker"), ([2, 4], "2, 4 workers")])
+def test_numbers_without_time_are_named(numbers, told):
+    notes = []
+    loading.Measurement.note_untried(types.SimpleNamespace(note=notes.append), numbers)
+    assert notes == [f"no time was left for {told}"]

@@ -1459,3 +1459,14 @@ def test_a_scaled_loss_has_no_parentheses_twice(write, line, new):
     text = LOOP.replace("loss.backward()", line)
     made = write(text, ["amp float16"], device="cuda")
     assert not made.reasons and f"    {new}\n" in text_of(made)
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_names_with_a_text_keep_their_quotes(write, quote):
+    name = f"models[{quote}net{quote}]"
+    text = LOOP.replace("model = ", f"models = {{}}\n{name} = ").replace("model(", f"{name}(")
+    text = text.replace("model.", f"{name}.")
+    made = write(text, ["compile", "channels_last"], models=("models['net']",))
+    assert {*made.written} == {"compile", "channels_last"}
+    new = text_of(made)
+    assert f"{name}.to(memory_format=" in new and f"{name}.compile()" in new

@@ -422,6 +422,10 @@ class Measurement:
         if text not in self.result["notes"]:
             self.result["notes"].append(text)
 
+    def note_untried(self, numbers):
+        told = ", ".join(map(str, numbers))
+        self.note(f"no time was left for {told} worker{'s' * (numbers != [1])}")
+
     def left(self):
         return self.end - time.perf_counter()
 
@@ -506,15 +510,12 @@ class Measurement:
         fitting = int(max(self.left(), 0) // cost)
         if fitting < len(numbers):
             tried = numbers[-fitting:] if fitting else []
-            self.note(
-                f"no time was left for {', '.join(map(str, sorted({*numbers} - {*tried})))} workers"
-            )
+            self.note_untried(sorted({*numbers} - {*tried}))
             numbers = tried
         best, without_gain = alone["rate"] or 0, 0
         for place, number in enumerate(numbers):
             if self.left() < self.window:
-                rest = ", ".join(map(str, numbers[place:]))
-                self.note(f"no time was left for {rest} workers")
+                self.note_untried(numbers[place:])
                 break
             limit = max(self.window, self.left() / (len(numbers) - place) * 1.5)
             row = self.row(number, self.window, min(limit, self.left()), between=not workers)

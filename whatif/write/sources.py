@@ -17,6 +17,7 @@ from . import arguments
 from .arguments import Refused, indent_of
 
 LINES = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+\Z")  # as Python counts lines
+SUBSCRIPT = re.compile(r"\['([^'\"\\]*)'\]")  # as ast.unparse() writes it
 MARK = "# new #"
 PACKAGES = f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
@@ -246,6 +247,7 @@ class Source(Text, arguments.Arguments):
 
     def put(self, index, indent, lines, *reasons):
         """Insert a block of new lines in front of the line with an index."""
+        lines = [SUBSCRIPT.sub(rf"[{self.quote()}\1{self.quote()}]", line) for line in lines]
         self.insert(index, *(indent + self.unit_for(line) for line in lines))
         self.block(index, index + len(lines), *reasons)
 
