@@ -502,3 +502,22 @@ def test_an_archive_a_copy_and_a_launcher(tmp_path):
     assert done.stdout.count("What holds it back") == 1
     assert [path.name for path in folder.iterdir()] == ["ddp.py"] and not processes_of(folder)
     assert {path.name for path in tmp_path.iterdir()} == {"a folder", "w.pyz", "out.json"}
+
+
+@pytest.mark.parametrize("every, last", [(1, 1), (3, 9)])
+def test_an_evaluation_between_the_first_steps_is_no_step(every, last, scripts):
+    """A step of 4 ms beside evaluations of half a second, without a loader and with gradients."""
+    one = scripts.session("first_evaluation.py", every, last, only=["fused"])
+    of_rounds(one, 1, loader_seconds=0)
+    assert not one.take_turns()
+    found, parts = one.baseline(), one.parts()
+    assert found["step_seconds"] < 0.05 and found["data_time"] > 0.002 and found["cycle"] == 1
+    assert parts["next"] < 0.4 and parts["aside"] > 0.49 * min(2, last)
+
+
+def test_lines_of_a_worker_have_the_path_from_the_folder(scripts):
+    one = scripts.session("slow_data.py", only=["fused"])
+    of_rounds(one, 1, loader_seconds=2)
+    assert not one.take_turns()
+    lines = one.found["loading"]["lines"]
+    assert lines and all(each["at"].startswith("slow_data.py:") for each in lines)

@@ -72,6 +72,11 @@ def result_of_run(command, spec, *_):
         batches=1.0,
         began=time.time() + 5,
         next=0.2,
+        other=0.0,
+        gaps=[0.05] * 43,
+        set_up=3,
+        compiled=False,
+        cycle=1,
     )
     if spec["mode"] == "fixed":
         seconds = 1.0 if spec["techniques"] else 2.0 + spec["seed"] / 100

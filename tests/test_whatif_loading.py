@@ -418,3 +418,19 @@ def test_load_beside():
     assert fast == near(2 * ALONE)
     with loading.Beside(data.DataLoader(Sleeping(fails_at="all"), batch_size=4), 1) as beside:
         assert beside.rate() is None and "broken picture" in beside.reason
+
+
+def test_large_rates_in_the_summary():
+    enough = dict(workers=1, rate=872.31, keeps_up=True)
+    found = dict(enough=enough, best=enough, needed=27.61, rate=7884.2, as_is=dict(workers=0))
+    assert loading.summary(found) == (
+        "1 worker gives 872 batches/s and keeps up with the step (27.6); "
+        "as it is, no workers give 7,884"
+    )
+
+
+@pytest.mark.parametrize("numbers, told", [([1], "1 worker"), ([2, 4], "2, 4 workers")])
+def test_numbers_without_time_are_named(numbers, told):
+    notes = []
+    loading.Measurement.note_untried(types.SimpleNamespace(note=notes.append), numbers)
+    assert notes == [f"no time was left for {told}"]

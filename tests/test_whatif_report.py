@@ -8,6 +8,7 @@ import pytest
 
 from helpers import AMP_OPTION
 from whatif import report
+from whatif.parts import of_watched, only_steps
 from whatif.report import FASTER, OPEN, SAME, SLOWER, Result, Row
 
 LOADER = dict(
@@ -195,7 +196,7 @@ def test_where_the_first_seconds_went():
     assert (
         "\nWhere the script's first 10 s went\n  SSSSSSSSSSSSSSSSSSSSSSSSNN==========....\n"
         "  S start to the end of the first step 60%, N the next three steps 5%, = steps 25%, "
-        ". waiting for\n  data 10%, V validation, between epochs 0%\n"
+        ". waiting for\n  data 10%, V validation, stalls, other work between steps 0%\n"
     ) in text
     assert report.record(result(parts=spent))["parts"] == spent
     assert "Where the script's" not in text_of()
@@ -345,3 +346,51 @@ def test_the_record_is_json_without_nan(monkeypatch):
     assert record["failed"] == {"amp bfloat16 + channels_last + compile": "out of memory"}
     assert {*record["advice"]} == {*BEST} and record["options"] == {}
     assert record["host_waits"] == [dict(at="train.py:40", text="print(loss.item())")]
+
+
+def test_a_step_with_its_share_of_what_is_done_now_and_then():
+    told = report.held_back_by(FACTS | dict(device="cpu"), BASELINE | dict(cycle=5))
+    assert told.endswith(
+        "a step takes 39.4 ms, with its share of what is done every 5 steps, and its data time is 3%."
+    )
+
+
+STEP = dict(seconds=2.0, steps=40, wait=0.4, whole=2.5, began=100.0, next=0.12, other=0.0)
+STEP |= dict(gaps=[0.04] * 43, set_up=3, compiled=False, cycle=1)  # 0.5 s of validation
+
+
+@pytest.mark.parametrize(
+    "changes, compute, parts, cycle",
+    [
+        ({}, 0.04, [0.12, 1.6, 0.4, 0.5], 1),
+        ({}, 0.008, [0.12, 1.6, 0.4, 0.5], 1),  # workers take the cores from all steps alike
+        # an evaluation of 60 s before the second step; that step may only have been compiled
+        (dict(next=60.08, gaps=[60.0, *[0.04] * 42]), 0.04, [0.12, 1.6, 0.4, 60.46], 1),
+        (
+            dict(next=60.08, gaps=[60.0, *[0.04] * 42], compiled=True),
+            0.04,
+            [60.08, 1.6, 0.4, 0.5],
+            1,
+        ),
+        # and after each second step, as long as it is watched
+        (
+            dict(seconds=32.0, whole=32.5, gaps=[0.04] * 33 + [0.04, 6.04] * 5, cycle=2),
+            0.04,
+            [0.12, 1.6, 0.4, 30.5],
+            1,
+        ),
+        # always: it is in the steps on kept batches too
+        (
+            dict(seconds=22.0, whole=22.5, gaps=[0.04] * 3 + ([0.04] * 7 + [4.04]) * 5, cycle=8),
+            0.54,
+            [0.12, 21.6, 0.4, 0.5],
+            8,
+        ),
+    ],
+    ids=["steps", "slow steps", "once", "compiled", "every second", "always"],
+)
+def test_what_lies_between_two_steps_is_no_step(changes, compute, parts, cycle):
+    found = only_steps(STEP | changes, compute)
+    told = of_watched(found, 94.0)
+    assert [*told.values()] == pytest.approx([6.0, *parts]) and found["cycle"] == cycle
+    assert [*told] == ["began", "next", "steps", "waiting", "aside"]

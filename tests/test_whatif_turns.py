@@ -1442,7 +1442,8 @@ class Machine:
                 optimizers=[],
                 seen=[],
             ),
-            watched=dict(steps=100, seconds=12.0, whole=13.0, wait=2.0, batches=1),
+            watched=dict(steps=100, seconds=12.0, whole=13.0, wait=2.0, batches=1)
+            | dict(next=0.2, other=0.0, gaps=[0.1] * 103, set_up=3, compiled=False, cycle=1),
         )
 
     def turns(self, names, speedup, n=8, step=0.1):
@@ -1689,3 +1690,16 @@ def test_weights_that_train_later_are_noted_at_the_first_step():
         watch.Run.note_idle(one, optimizer)
         assert one.optimizer_facts == [dict(has_idle=True)]
     watch.Run.note_idle(one, torch.optim.SGD([early], 0.1))  # one that is not known
+
+
+def test_a_stall_beside_an_evaluation_is_no_period():
+    """Else each window would take as many steps as lie between both."""
+    steps = [0.03] * 400
+    assert plans.cycle_of(times_of([*steps[:9], 3.0, *steps, 0.2, *steps])) == 1
+    rollouts = times_of([*steps[:9], 0.5, *steps[:9], 0.3, *steps[:9], 0.5])
+    assert plans.cycle_of(rollouts) == 10 and plans.is_regular(rollouts)
+    assert not plans.is_regular(times_of([*steps[:9], 0.5, *steps[:9], 0.3, *steps[:7], 0.5]))
+
+
+def times_of(gaps):
+    return [0.0, *itertools.accumulate(gaps)]

@@ -754,7 +754,7 @@ def test_float16_where_a_function_has_to_do_with_gradients(write, name, line, wh
         ("    loss.backward()\n", "    torch.autograd.backward(loss)\n", "autograd.backward"),
         ("    loss.backward()\n", "    x = loss.backward()\n", "part of another statement"),
         ("loader = ", "scaler = StandardScaler()\nloader = ", "variable called scaler"),
-        ("backward()\n    optimizer", "backward(); optimizer", "part of another statement"),
+        ("backward()\n    optimizer", "backward(); optimizer", "shares its line with another"),
     ],
 )
 def test_float16_that_is_not_safe_is_not_written(write, old, new, why):
@@ -1431,3 +1431,42 @@ def test_a_fused_step_after_an_old_checkpoint_is_right(kind, more):
     for each in old, new:
         train(*each, 9)
     assert torch.allclose(old[0].weight, new[0].weight, atol=1e-5)
+
+
+def test_blocks_of_two_models_in_one_statement_end_each(write):
+    line = "    loss = loss_function(head(model(images)), labels)\n"
+    text = LOOP.replace("optimizer =", "head = nn.Flatten()\noptimizer =", 1).replace(
+        "    output = model(images)\n    loss = loss_function(output, labels)\n", line
+    )
+    new = only(write(text, ["amp bfloat16"], models=("model", "head")), "amp bfloat16")
+    assert [each.splitlines()[2:] for each in blocks_of(new)] == [
+        ["    output = model(images)"],
+        ["    outputs = head(output.float())", "loss = loss_function(outputs.float(), labels)"],
+    ]
+
+
+@pytest.mark.parametrize(
+    "line, new",
+    [
+        ("(loss / 2).backward()", "scaler.scale(loss / 2).backward()"),
+        ("((loss) / 2).backward()", "scaler.scale((loss) / 2).backward()"),
+        ("(loss / 2) .backward()", "(scaler.scale(loss / 2)) .backward()"),
+        ("(loss\n     / 2).backward()", "scaler.scale(loss\n     / 2).backward()"),
+        ("loss.mean().backward()", "scaler.scale(loss.mean()).backward()"),
+    ],
+)
+def test_a_scaled_loss_has_no_parentheses_twice(write, line, new):
+    text = LOOP.replace("loss.backward()", line)
+    made = write(text, ["amp float16"], device="cuda")
+    assert not made.reasons and f"    {new}\n" in text_of(made)
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_names_with_a_text_keep_their_quotes(write, quote):
+    name = f"models[{quote}net{quote}]"
+    text = LOOP.replace("model = ", f"models = {{}}\n{name} = ").replace("model(", f"{name}(")
+    text = text.replace("model.", f"{name}.")
+    made = write(text, ["compile", "channels_last"], models=("models['net']",))
+    assert {*made.written} == {"compile", "channels_last"}
+    new = text_of(made)
+    assert f"{name}.to(memory_format=" in new and f"{name}.compile()" in new

@@ -54,6 +54,7 @@ class Script:
     def turns(spec):
         names = [(), *[each for number in range(7) for each in (("amp bfloat16", "fused"), ())]]
         watched = dict(seconds=2.0, steps=40, samples=400, wait=0.1, whole=2.2, batches=1.0)
+        watched |= dict(next=0.2, other=0.0, gaps=[0.05] * 43, set_up=3, compiled=False, cycle=1)
         windows = [
             dict(
                 names=names_of,

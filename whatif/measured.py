@@ -2,7 +2,7 @@
 
 import statistics
 
-from whatif import report, search, stats, techniques
+from whatif import parts, report, search, stats, techniques
 
 
 class Measured:
@@ -14,7 +14,7 @@ class Measured:
         self.clock = 0.0  # the time at which the turns' first process started
         self.found = {}  # the records of the turns, merged
         self.trials = []  # rows of sets that ran in processes of their own
-        self.parts = {}  # of the time until the script has been watched
+        self.first = {}  # what the turns' first process watched
         self.seconds = {}
 
     def facts(self):
@@ -89,19 +89,32 @@ class Measured:
                 )
         return rows + self.trials
 
+    def computes(self):
+        """Return the seconds that a step of the script as it is takes on kept batches, or None."""
+        found = [each["seconds"] / each["steps"] for each in self.windows if not each["names"]]
+        return statistics.median(found) if found else None
+
+    def only_steps(self, watched):
+        """Return what was watched, where other work between steps counts as such; {} if nothing."""
+        return parts.only_steps(watched, self.computes() or 0.0) if watched else {}
+
+    def parts(self):
+        """Return {part: seconds} of the time until the script had been watched."""
+        return parts.of_watched(self.only_steps(self.first), self.clock)
+
     def baseline(self):
         """Return what is known of the script as it is."""
-        watched = self.found.get("watched") or {}
+        watched, compute = self.only_steps(self.found.get("watched")), self.computes()
         rates = self.of_set((), "rate")
-        compute = [each["seconds"] / each["steps"] for each in self.windows if not each["names"]]
         step = watched["seconds"] / watched["steps"] if watched.get("steps") else None
         return dict(
             rate=statistics.median(rates) if rates else None,
             n=len(rates),
             memory=max(self.of_set((), "memory"), default=None),
-            step_seconds=step or (statistics.median(compute) if compute else None),
+            step_seconds=step or compute,
             data_time=watched["wait"] / watched["seconds"] if watched.get("seconds") else None,
-            compute_seconds=statistics.median(compute) if compute else None,
+            compute_seconds=compute,
+            cycle=watched.get("cycle", 1),
         )
 
     def not_tried(self):

@@ -13,9 +13,10 @@ PARTS = {
     "checkpoints": ("checkpoints", "C"),
     "between": ("between epochs", "B"),
     "end": ("end", "E"),
-    "aside": ("validation, between epochs", "V"),
+    "aside": ("validation, stalls, other work between steps", "V"),
 }
 WIDTH = 40
+LONG = 4, 0.05  # more than so many typical steps, and seconds, is other work between two steps
 
 
 def bar(parts, width=WIDTH):
@@ -44,6 +45,40 @@ def legend(parts, shares={}):
     )
 
 
+def is_long(gap, typical):
+    """Return whether the seconds between two steps hold more than a step."""
+    return gap > max(LONG[0] * typical, LONG[1])
+
+
+def other_work(gaps, typical):
+    """Return the seconds of `gaps`, from step to step, that are no step: of an evaluation, a stall.
+
+    What happens again and again is in the mean of a typical step, and stays.
+    """
+    other = sum(gap - typical for gap in gaps if is_long(gap, typical))
+    return max(0.0, min(other, sum(gaps) - len(gaps) * typical))
+
+
+def only_steps(watched, compute):
+    """Return what whatif has watched, with other work between steps under `other`.
+
+    `compute` is what a step takes on kept batches. Beside workers of a loader each may take longer,
+    so the fastest one counts.
+    """
+    gaps = watched["gaps"]
+    typical = max(compute, min(gaps[watched["set_up"] :], default=0.0))
+    first = 0.0 if watched["compiled"] else other_work(gaps[: watched["set_up"]], typical)
+    later = min(other_work(gaps[watched["set_up"] :], typical), watched["seconds"])
+    is_over = 2 * later > watched["seconds"]  # it was not done again
+    return watched | dict(
+        cycle=1 if is_over else watched["cycle"],
+        next=watched["next"] - first,
+        seconds=watched["seconds"] - later,
+        whole=watched["whole"] - later,
+        other=watched["other"] + first + later,
+    )
+
+
 def of_watched(watched, began):
     """Return {part: seconds} of what whatif has watched of a script that `began` at that time."""
     return (
@@ -54,6 +89,6 @@ def of_watched(watched, began):
             next=watched["next"],
             steps=watched["seconds"] - watched["wait"],
             waiting=watched["wait"],
-            aside=max(0, watched["whole"] - watched["seconds"]),
+            aside=max(0, watched["whole"] - watched["seconds"] + watched["other"]),
         )
     )

@@ -315,6 +315,8 @@ def held_back_by(facts, baseline):
         # kernels are timed on kept batches; the steps that were watched are the first, and slower
         step = baseline.get("compute_seconds") or step
     told = f"a step takes {duration(step)}"
+    if (cycle := baseline.get("cycle", 1)) > 1:
+        told += f", with its share of what is done every {cycle} steps,"
     if wait is not None:
         told += f" and its data time is {wait:.0%}"
     if (wait or 0) > WAITS:

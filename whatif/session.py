@@ -11,7 +11,6 @@ from pathlib import Path
 
 from whatif import confirm, copies, machine, report, run, search, trials
 from whatif.measured import Measured
-from whatif.parts import of_watched
 from whatif.write import writing
 
 COMPUTE_SHARE, COMPUTE_MOST = 0.5, 180.0  # of --minutes, and seconds, for the turns
@@ -122,8 +121,7 @@ class Session(Measured):
                 limit,
                 self.show,
             )
-            if result.get("watched") and not self.parts:
-                self.parts = of_watched(result["watched"], self.clock)
+            self.first = self.first or result.get("watched")
             if "start" not in self.seconds and result.get("turns_began"):
                 self.seconds["start"] = result["turns_began"] - self.clock
             gained = self.take(result)
@@ -224,7 +222,7 @@ def result_of(session, confirmed, stopped=False, written=None):
             )
         ],
         seconds=session.seconds,
-        parts=session.parts,
+        parts=session.parts(),
         by_turns="no_turns" not in found,
         stopped=stopped,
     )

@@ -20,6 +20,7 @@ from torch.utils import data
 from whatif.inside import worker_threads
 from whatif.inside.facts import length_of, start_method
 from whatif.inside.stacks import Stacks
+from whatif.report import speed
 
 WINDOWS = 12  # one lasts this part of the seconds for all
 STEADY = 0.05  # both halves of a window agree: a third of the window is enough
@@ -421,6 +422,10 @@ class Measurement:
         if text not in self.result["notes"]:
             self.result["notes"].append(text)
 
+    def note_untried(self, numbers):
+        told = ", ".join(map(str, numbers))
+        self.note(f"no time was left for {told} worker{'s' * (numbers != [1])}")
+
     def left(self):
         return self.end - time.perf_counter()
 
@@ -505,15 +510,12 @@ class Measurement:
         fitting = int(max(self.left(), 0) // cost)
         if fitting < len(numbers):
             tried = numbers[-fitting:] if fitting else []
-            self.note(
-                f"no time was left for {', '.join(map(str, sorted({*numbers} - {*tried})))} workers"
-            )
+            self.note_untried(sorted({*numbers} - {*tried}))
             numbers = tried
         best, without_gain = alone["rate"] or 0, 0
         for place, number in enumerate(numbers):
             if self.left() < self.window:
-                rest = ", ".join(map(str, numbers[place:]))
-                self.note(f"no time was left for {rest} workers")
+                self.note_untried(numbers[place:])
                 break
             limit = max(self.window, self.left() / (len(numbers) - place) * 1.5)
             row = self.row(number, self.window, min(limit, self.left()), between=not workers)
@@ -594,18 +596,18 @@ def named(workers):
 def summary(result):
     """Return a sentence about the number of workers."""
     enough, best, needed = result["enough"], result["best"], result["needed"]
-    text = f"{named(enough['workers'])} {enough['rate']:.3g} batches/s"
+    text = f"{named(enough['workers'])} {speed(enough['rate'])} batches/s"
     if needed:
         text += (
-            f" and keep{'s' * (enough['workers'] == 1)} up with the step ({needed:.3g})"
+            f" and keep{'s' * (enough['workers'] == 1)} up with the step ({speed(needed)})"
             if enough["keeps_up"]
-            else f"; the step could take {needed:.3g}"
+            else f"; the step could take {speed(needed)}"
         )
     elif enough["workers"] != best["workers"]:
-        text += f", the best is {best['rate']:.3g} with {best['workers']}"
+        text += f", the best is {speed(best['rate'])} with {best['workers']}"
     as_is = result["as_is"]["workers"]
     if enough["workers"] != as_is and result["rate"]:
-        text += f"; as it is, {named(as_is)} {result['rate']:.3g}"
+        text += f"; as it is, {named(as_is)} {speed(result['rate'])}"
     return text
 
 

@@ -7,12 +7,13 @@ import time
 
 import torch
 
-from whatif import search, stats, techniques
+from whatif import parts, search, stats, techniques
 from whatif.inside import files, gpu, places, state
 from whatif.inside.clock import compiled, numbers
 from whatif.techniques import amp
 
 WATCHED = 10  # steps, at least, that are watched
+SETTING_UP = 3  # steps after the first one, at most, before that
 WATCH_SECONDS = 2.0, 20.0  # the least, and the most
 CHECKED = 0.2  # seconds between two checks of several processes whether that is over
 WINDOW = {"cuda": 0.4, "cpu": 0.7}  # seconds
@@ -24,8 +25,7 @@ ALONE = 8  # windows of the script as it is, if nothing is tried
 ROUND = 3  # windows of sets in a round, at least
 WARM = {"cuda": 1, "cpu": 2}  # steps before a window, after a switch
 FIRST_WARM = 6, 80, 240.0  # the first time: at least and at most so many steps, or seconds
-LONG = 4  # a gap of so many median steps is work between steps, as a rollout
-SHARE = 0.1  # of the watched time, from which such gaps count
+SHARE = 0.1  # of the watched time, from which long gaps between steps count, as rollouts
 WARMUP = 3.0  # seconds of a whole process before its clock begins
 GRACE = 20.0  # seconds after the deadline, for sets that have begun
 COSTLY = 25.0  # seconds before it, in which nothing begins to compile
@@ -37,18 +37,23 @@ WAITS, KERNELS = 3, 10  # steps in which waiting lines and kernels are looked fo
 
 def watch(run):
     """Watch some steps as the script does them; then choose the models."""
-    begin, began, worked, setting_up = time.perf_counter(), time.time(), 0.0, 0.0
+    begin, began, worked, before = time.perf_counter(), time.time(), 0.0, compiled()
     run.times = [0.0]  # when each step ended, without validation and waits for data
     run.clock.begin()
+    set_up = {}  # what the first steps took; an evaluation between them may take most of it
     least, most = WATCH_SECONDS
     check = 3  # the step after which all processes ask the first one whether that is all
     while True:
         yield
         took = time.perf_counter() - begin
         run.times.append(worked + run.clock.seconds() - run.clock.counts["wait"])
-        if len(run.times) == 4:  # without the first steps, which set up
-            worked, setting_up = run.times[-1], took
+        if not set_up and run.agree(len(run.times) > SETTING_UP or took >= most):
+            first = run.clock.end()
+            set_up = dict(next=first["seconds"], other=first["whole"] - first["seconds"])
+            set_up |= dict(set_up=len(run.times) - 1, compiled=compiled() > before)
+            begin, worked = time.perf_counter(), run.times[-1]
             run.clock.begin()
+            continue
         if run.ranks()[1] > 1 and len(run.times) <= check:
             continue
         is_over = (
@@ -61,10 +66,14 @@ def watch(run):
         if is_over:
             break
         check = len(run.times) + max(0, min(more, WATCHED))
-    run.watched = run.clock.end() | dict(
-        batches=run.loaders.batches / run.steps, began=began, next=setting_up
-    )
     run.cycle = cycle_of(run.times)
+    run.watched = run.clock.end() | dict(
+        batches=run.loaders.batches / run.steps,
+        began=began,
+        gaps=[round(after - before, 6) for before, after in zip(run.times, run.times[1:])],
+        cycle=run.cycle if is_regular(run.times) else 1,
+        **set_up,
+    )
     run.loaders.ends = run.spec.get("epochs") or any(
         places.counts_batches(*each) for each in run.places.frames()
     )
@@ -78,7 +87,7 @@ def gaps_of(times):
     if not gaps:
         return [], []
     middle = statistics.median(gaps)
-    return gaps, [number for number, gap in enumerate(gaps) if gap > max(LONG * middle, 0.05)]
+    return gaps, [number for number, gap in enumerate(gaps) if parts.is_long(gap, middle)]
 
 
 def awaits(times):
@@ -92,9 +101,16 @@ def awaits(times):
 def cycle_of(times):
     """Return after how many steps the script does other work (a rollout), or 1."""
     gaps, long = gaps_of(times)
-    if len(long) < 2 or sum(gaps[number] for number in long) < SHARE * sum(gaps):
+    once = max(gaps, default=0)  # done once, such as an evaluation, it hides a stall of the machine
+    if len(long) < 2 or sum(gaps[number] for number in long) - once < SHARE * (sum(gaps) - once):
         return 1
     return max(1, round(statistics.median(after - before for before, after in zip(long, long[1:]))))
+
+
+def is_regular(times):
+    """Return whether other work comes again after the same number of steps, which stalls do not."""
+    _, long = gaps_of(times)
+    return len(long) > 2 and len({after - before for before, after in zip(long, long[1:])}) == 1
 
 
 def watch_only(run):
@@ -186,7 +202,7 @@ class Choice:
 
     def may_gain_workers(self):
         """Return whether steps wait for data and workers can be tried, in whole processes."""
-        watched = self.run.watched
+        watched = parts.only_steps(self.run.watched, self.known.get((), 0.0))
         return (
             "workers" in self.run.spec["only"]
             and "workers" not in self.why
@@ -471,6 +487,9 @@ def measure_loading(run, needed):
     found = loading.measure_loader(
         loader, run.spec["loader_seconds"], run.spec["cores"], run.places.is_users, needed
     )
+    for each in found.get("lines", ()):
+        file, _, line = each["at"].rpartition(":")
+        each["at"] = f"{run.places.shown(file)}:{line}"
     run.send(loading=found)
     return loader, found
 

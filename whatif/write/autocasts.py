@@ -321,8 +321,9 @@ class Sites:
         """Return the only call of a name at a line, which is a statement by itself."""
         call = self.source.calls(line, name)[0]
         statement = self.source.parents[call]
-        if not isinstance(statement, ast.Expr) or not self.source.is_alone(statement):
+        if not isinstance(statement, ast.Expr):
             raise Refused(f"{self.source.shown}:{line}: {name}() is part of another statement")
+        self.source.need_alone(statement)
         return call
 
 
@@ -338,8 +339,12 @@ def scale(facts, sources):
         call = sites.call(line, name)
         if not isinstance(call.func, ast.Attribute) or name.endswith("autograd.backward"):
             raise Refused(f"{source.shown}:{line} calls torch.autograd.backward")
-        loss = call.func.value
-        source.apply([(loss, f"scaler.scale({source.text(loss)})")])
+        loss, dot = call.func.value, f".{call.func.attr}"
+        whole = loss
+        if source.start(call) != source.start(loss) and source.text(call.func).endswith(f"){dot}"):
+            last, end = source.stop(call.func)  # the call's parentheses take the place of its own
+            whole = source.start(call), (last, end - len(dot))
+        source.apply([(whole, f"scaler.scale({source.text(loss)})")])
         source.mark(sites.statement(line), SCALED)
     for _, line, name, number in sites.found["clips"]:
         mine = [each for each in steps if each[3] == number]

@@ -17,6 +17,7 @@ from . import arguments
 from .arguments import Refused, indent_of
 
 LINES = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+\Z")  # as Python counts lines
+SUBSCRIPT = re.compile(r"\['([^'\"\\]*)'\]")  # as ast.unparse() writes it
 MARK = "# new #"
 PACKAGES = f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
@@ -218,8 +219,16 @@ class Source(Text, arguments.Arguments):
         told = [f"{indent}# {reason}" for reason in reasons]
         there = [line.strip() for line in self.lines[top:index]]
         told = [line for line in told if line.strip() not in there]
+        if not there and self.is_in_block(index, indent):
+            self.insert(index, "")
+            index += 1
         self.insert(index, *([] if there else [f"{indent}{MARK}"]), *told)
         self.parse()
+
+    def is_in_block(self, index, indent):
+        """Return whether the line above is ours and no head of this one: its block ends there."""
+        above = self.lines[index - 1] if index and self.origins[index - 1] is None else ""
+        return bool(above.strip()) and len(indent_of(above)) >= len(indent)
 
     def header(self, index):
         """Return the index of the mark that stands right above a line, or of the line."""
@@ -238,6 +247,7 @@ class Source(Text, arguments.Arguments):
 
     def put(self, index, indent, lines, *reasons):
         """Insert a block of new lines in front of the line with an index."""
+        lines = [SUBSCRIPT.sub(rf"[{self.quote()}\1{self.quote()}]", line) for line in lines]
         self.insert(index, *(indent + self.unit_for(line) for line in lines))
         self.block(index, index + len(lines), *reasons)
 
