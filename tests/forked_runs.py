@@ -20,14 +20,16 @@ from helpers import ROOT, SERVER, STARTED
 from whatif import run, session
 
 SCRIPTS = ROOT / "tests" / "whatif_scripts"
-WATCH = 0.4  # seconds
+WATCH = 0.2  # seconds
 FORKS = forkserver.ForkServer()  # helpers.SERVER imports far more
 FORKS.set_forkserver_preload(
     [
         "forked_runs",
+        "torch._dynamo",  # the first optimizer of a script imports it
         "torch.distributed",
         "numpy",
         *(f"whatif.inside.{path.stem}" for path in (ROOT / "whatif" / "inside").glob("[a-z]*.py")),
+        "frozen",
     ]
 )
 
@@ -85,7 +87,7 @@ def begin(words, variables):
         spec = json.load(file)
     plans.WATCH_SECONDS = spec.get("watch", WATCH), 20.0
     plans.WARMUP, plans.FIRST_WARM = 0.2, (3, 80, 240.0)
-    plans.WATCHED, plans.ROUND = 5, 2
+    plans.WATCHED, plans.ROUND, plans.ALONE = 5, 2, 3
     plans.Turns.wanted = rounds_of(plans.Turns.wanted)
     sys.argv = words
     own = *(str(ROOT / name) for name in ("tests", "tools", "benchmarks")), str(ROOT)
@@ -178,7 +180,7 @@ class Scripts:
         runs = self.folder.parent / f"{self.folder.name}.runs{self.number}"
         return session.Session(args, args.command, self.folder, str(runs))
 
-    def once(self, name, *words, mode="turns", only=(), window=0.05, rounds=1, **spec):
+    def once(self, name, *words, mode="turns", only=(), window=0.02, rounds=1, **spec):
         """Run one process; return what it has told."""
         one = self.session(name, *words, only=only)
         spec = dict(window=window, deadline=time.time() + 60, rounds=rounds, seconds=0.5) | spec

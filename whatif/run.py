@@ -190,7 +190,10 @@ class Results:
 
     def is_lost(self):
         """Return whether a process that had reported is gone before it was done."""
-        return not all(each.get("done") for each in self.by_pid.values())
+        return any(
+            not each.get("done") and not processes.is_alive(pid)
+            for pid, each in self.by_pid.items()
+        )
 
     def first(self):
         return next(iter(self.by_pid.values()), dict(windows=[], failed=[]))
