@@ -86,7 +86,7 @@ def begin(words, variables):
     with open(os.path.join(variables["WHATIF"], "spec.json")) as file:
         spec = json.load(file)
     plans.WATCH_SECONDS = spec.get("watch", WATCH), 20.0
-    plans.WARMUP, plans.FIRST_WARM = 0.2, (3, 80, 240.0)
+    plans.WARMUP, plans.FIRST_WARM, plans.COUNTED = 0.05, (3, 80, 240.0), 0.2
     plans.WATCHED, plans.ROUND, plans.ALONE = 5, 2, 3
     plans.Turns.wanted = rounds_of(plans.Turns.wanted)
     sys.argv = words
@@ -145,6 +145,7 @@ class Scripts:
     def __init__(self, folder, monkeypatch):
         self.folder, self.monkeypatch, self.number = folder, monkeypatch, 0
         monkeypatch.setattr(run, "start", start_forks)
+        monkeypatch.setattr(run, "PAUSE", 0.01)
 
     def copy(self, name, folder=None):
         """Copy a script into the folder; return its new path."""
@@ -183,7 +184,7 @@ class Scripts:
     def once(self, name, *words, mode="turns", only=(), window=0.02, rounds=1, **spec):
         """Run one process; return what it has told."""
         one = self.session(name, *words, only=only)
-        spec = dict(window=window, deadline=time.time() + 60, rounds=rounds, seconds=0.5) | spec
+        spec = dict(window=window, deadline=time.time() + 60, rounds=rounds, seconds=0.1) | spec
         result = run.run_once(one.command, one.spec(mode, **spec), 60)
         assert not result.get("faults"), result["faults"]
         return result
