@@ -1,6 +1,6 @@
 """whatif/ on small scripts of whatif_scripts/: what a user sees of each kind of script.
 
-Most runs are forks (forked_runs.py); some at the end are commands as a user gives them.
+The first are commands as a user gives them; the other runs are forks (forked_runs.py).
 """
 
 import json
@@ -46,6 +46,64 @@ def a_step(result, names=()):
 
 def models(result):
     return {each["name"]: each["role"] for each in result["facts"]["models"]}
+
+
+# ---------------------------------------------------------------------- commands as a user gives
+def test_ctrl_c_prints_the_unfinished_table(tmp_path):
+    """And `-m`."""
+    shutil.copy(Scripts.source("recurrent.py"), tmp_path)
+    (tmp_path / "tmp").mkdir()
+    process = start(
+        [*WHATIF, "--only", "fused", "-m", "recurrent"],
+        cwd=tmp_path,
+        env={"TMPDIR": str(tmp_path / "tmp")},
+    )
+
+    def has_windows():
+        return any('"window"' in path.read_text() for path in tmp_path.glob("tmp/*/1/records"))
+
+    wait_until(has_windows)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert process.returncode == 130 and not err
+    assert "Stopped: this table is not finished" in out and "What holds it back" in out
+    assert re.search(r"^baseline .* steps/s", out, re.M)
+    assert not processes_of(tmp_path) and not [*tmp_path.glob("tmp/whatif*")]
+
+
+def test_an_archive_a_copy_and_a_launcher(tmp_path):
+    """`python whatif.pyz --copy -- torchrun ... ddp.py`."""
+    zipapp.create_archive(
+        ROOT / "whatif", tmp_path / "w.pyz", filter=lambda path: "__pycache__" not in path.parts
+    )
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    shutil.copy(Scripts.source("ddp.py"), folder)
+    done = run(
+        sys.executable,
+        tmp_path / "w.pyz",
+        "--only",
+        "amp",
+        "--minutes",
+        0.1,
+        "--copy",
+        "--json",
+        tmp_path / "out.json",
+        "--",
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node=2",
+        f"--master_port={free_port()}",
+        "ddp.py",
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert record["machine"]["processes"] == 2 and record["baseline"]["rate"] > 0
+    assert done.stdout.count("What holds it back") == 1
+    assert [path.name for path in folder.iterdir()] == ["ddp.py"] and not processes_of(folder)
+    assert {path.name for path in tmp_path.iterdir()} == {"a folder", "w.pyz", "out.json"}
 
 
 # ------------------------------------------------------------------- what is counted and timed
@@ -450,61 +508,3 @@ def test_faults_of_the_script_are_told_in_one_line(fault, told, scripts, capsys,
     assert "\n" not in end.value.code
     err = capsys.readouterr().err
     assert "runpy" not in err and ('faulty.py", line 14' in err) == (fault == "raises")
-
-
-# ---------------------------------------------------------------------- commands as a user gives
-def test_ctrl_c_prints_the_unfinished_table(tmp_path):
-    """And `-m`."""
-    shutil.copy(Scripts.source("recurrent.py"), tmp_path)
-    (tmp_path / "tmp").mkdir()
-    process = start(
-        [*WHATIF, "--only", "fused", "-m", "recurrent"],
-        cwd=tmp_path,
-        env={"TMPDIR": str(tmp_path / "tmp")},
-    )
-
-    def has_windows():
-        return any('"window"' in path.read_text() for path in tmp_path.glob("tmp/*/1/records"))
-
-    wait_until(has_windows)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate()
-    assert process.returncode == 130 and not err
-    assert "Stopped: this table is not finished" in out and "What holds it back" in out
-    assert re.search(r"^baseline .* steps/s", out, re.M)
-    assert not processes_of(tmp_path) and not [*tmp_path.glob("tmp/whatif*")]
-
-
-def test_an_archive_a_copy_and_a_launcher(tmp_path):
-    """`python whatif.pyz --copy -- torchrun ... ddp.py`."""
-    zipapp.create_archive(
-        ROOT / "whatif", tmp_path / "w.pyz", filter=lambda path: "__pycache__" not in path.parts
-    )
-    folder = tmp_path / "a folder"
-    folder.mkdir()
-    shutil.copy(Scripts.source("ddp.py"), folder)
-    done = run(
-        sys.executable,
-        tmp_path / "w.pyz",
-        "--only",
-        "amp",
-        "--minutes",
-        0.1,
-        "--copy",
-        "--json",
-        tmp_path / "out.json",
-        "--",
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node=2",
-        f"--master_port={free_port()}",
-        "ddp.py",
-        cwd=folder,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    record = json.loads((tmp_path / "out.json").read_text())
-    assert record["machine"]["processes"] == 2 and record["baseline"]["rate"] > 0
-    assert done.stdout.count("What holds it back") == 1
-    assert [path.name for path in folder.iterdir()] == ["ddp.py"] and not processes_of(folder)
-    assert {path.name for path in tmp_path.iterdir()} == {"a folder", "w.pyz", "out.json"}
