@@ -102,18 +102,24 @@ for function in (as_script, begin):  # these frames are not the user's code
     function.__code__ = function.__code__.replace(co_filename="<fork>")
 
 
+def fork(function, *args):
+    """Call a function in a fork; return its multiprocessing.Process."""
+    process = SERVER.Process(target=function, args=args)
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    with mock.patch.dict(os.environ, PYTHONPATH=paths):
+        FORKS.ensure_running()
+    with mock.patch.object(forkserver, "connect_to_new_process", FORKS.connect_to_new_process):
+        process.start()
+    STARTED.append(process)
+    return process
+
+
 class Started:
     """A fork, as far as whatif.run asks a subprocess.Popen."""
 
     def __init__(self, *args):
-        self.process = SERVER.Process(target=as_script, args=args)
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-        with mock.patch.dict(os.environ, PYTHONPATH=paths):
-            FORKS.ensure_running()
-        with mock.patch.object(forkserver, "connect_to_new_process", FORKS.connect_to_new_process):
-            self.process.start()
+        self.process = fork(as_script, *args)
         self.pid, self.returncode = self.process.pid, None
-        STARTED.append(self.process)
 
     def poll(self):
         return self.process.exitcode

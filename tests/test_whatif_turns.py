@@ -15,6 +15,7 @@ import time
 import types
 import warnings
 import weakref
+from multiprocessing import connection
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.optim import lr_scheduler
 
+from forked_runs import fork
 from helpers import AMP_OPTION
 from whatif import confirm, report, trials
 from whatif import session as session_module
@@ -1382,6 +1384,7 @@ def check_turns(run, rank):
 
 def rank_of_two(rank, folder):
     """What each of two processes does."""
+    os.dup2(os.open(folder / f"errors{rank}", os.O_WRONLY | os.O_CREAT), sys.stderr.fileno())
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     torch.distributed.init_process_group(
@@ -1401,7 +1404,11 @@ def rank_of_two(rank, folder):
 
 
 def test_two_processes_have_the_gradients_of_one(tmp_path):
-    torch.multiprocessing.spawn(rank_of_two, (tmp_path,), nprocs=2)
+    ranks = [fork(rank_of_two, rank, tmp_path) for rank in range(2)]
+    while left := [each for each in ranks if each.exitcode is None]:
+        connection.wait([each.sentinel for each in left])
+        told = [path.read_text() for path in tmp_path.glob("errors*")]
+        assert not any(each.exitcode for each in ranks), "\n".join(told)
 
 
 # ----------------------------------------------------------------------- whole runs
