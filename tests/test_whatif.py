@@ -168,7 +168,7 @@ def test_batches_of_unusual_loaders_are_counted(name, samples, scripts):
 
 def test_changed_batches_popped_keys_accumulation_and_a_short_schedule(scripts):
     """A window holds whole optimizer steps: four batches of three."""
-    result = scripts.once("in_place.py", only=["amp", "fused"])
+    result = scripts.once("in_place.py", only=["amp", "fused"], rounds=2)
     assert not result["failed"] and result["steps"] > 40, result["log"]
     assert a_step(result) == pytest.approx([12] * len(windows_of(result)))
     assert windows_of(result, *AMP) and windows_of(result, "fused")

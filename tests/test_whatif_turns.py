@@ -25,7 +25,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.optim import lr_scheduler
 
 from forked_runs import fork
-from helpers import AMP_OPTION
+from helpers import AMP_OPTION, HANG
 from whatif import confirm, report, trials
 from whatif import session as session_module
 from whatif.inside import batches, clock, hooks, models, plans, proving, state, watch
@@ -1406,7 +1406,7 @@ def rank_of_two(rank, folder):
 def test_two_processes_have_the_gradients_of_one(tmp_path):
     ranks = [fork(rank_of_two, rank, tmp_path) for rank in range(2)]
     while left := [each for each in ranks if each.exitcode is None]:
-        connection.wait([each.sentinel for each in left])
+        assert connection.wait([each.sentinel for each in left], HANG), "the ranks hang"
         told = [path.read_text() for path in tmp_path.glob("errors*")]
         assert not any(each.exitcode for each in ranks), "\n".join(told)
 
