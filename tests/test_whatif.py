@@ -352,7 +352,7 @@ def test_ranks_take_turns_together(scripts, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("whatif.run.RANKS", 2)
     result = scripts.once("ddp.py", only=["amp", "channels_last"])
-    assert not result["error"] and not result["failed"], result
+    assert not result["error"] and not result["failed"] and not result["others"], result
     assert windows_of(result, *AMP) and windows_of(result, "channels_last")
     assert a_step(result) == pytest.approx([2 * 16] * len(windows_of(result)))
     assert result["facts"]["processes"] == 2 and "set_epoch" in result["facts"]["seen"]
@@ -477,6 +477,7 @@ def test_a_whole_session_and_its_record(scripts, capsys, monkeypatch):
     out, record = capsys.readouterr().out, json.loads(args.json.read_text())
     assert record.keys() == documented_keys()
     assert record["confirmation"]["n"] >= 3 and record["losses"][0]["techniques"] == ["fused"]
+    assert not re.search("steps|seen", record["losses"][0]["why"]), record["losses"]
     assert record["advice"].keys() <= {"fused"} and record["forecast"]
     assert record["version"] == report.VERSION and not record["stopped"]
     assert "amp bfloat16" in {row["name"] for row in record["rows"]}
