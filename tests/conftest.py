@@ -1,6 +1,7 @@
 """Markers, and fixtures: tiny data sets, and a copy of the project."""
 
 import contextlib
+import gc
 import os
 import random
 import shutil
@@ -53,6 +54,10 @@ def pytest_runtest_setup(item):
         NEEDS_GPU=str(needed),
         **{key: os.environ[key] for key in ["CUDA_VISIBLE_DEVICES"] if key in os.environ},
     )
+
+
+def pytest_unconfigure():
+    gc.freeze()  # Python would look through all imports once more as it ends, which takes seconds
 
 
 @pytest.fixture(autouse=True)

@@ -20,14 +20,16 @@ from helpers import ROOT, SERVER, STARTED
 from whatif import run, session
 
 SCRIPTS = ROOT / "tests" / "whatif_scripts"
-WATCH = 0.4  # seconds
+WATCH = 0.2  # seconds
 FORKS = forkserver.ForkServer()  # helpers.SERVER imports far more
 FORKS.set_forkserver_preload(
     [
         "forked_runs",
+        "torch._dynamo",  # the first optimizer of a script imports it
         "torch.distributed",
         "numpy",
         *(f"whatif.inside.{path.stem}" for path in (ROOT / "whatif" / "inside").glob("[a-z]*.py")),
+        "frozen",
     ]
 )
 
@@ -84,8 +86,8 @@ def begin(words, variables):
     with open(os.path.join(variables["WHATIF"], "spec.json")) as file:
         spec = json.load(file)
     plans.WATCH_SECONDS = spec.get("watch", WATCH), 20.0
-    plans.WARMUP, plans.FIRST_WARM = 0.2, (3, 80, 240.0)
-    plans.WATCHED, plans.ROUND = 5, 2
+    plans.WARMUP, plans.FIRST_WARM, plans.COUNTED = 0.05, (3, 80, 240.0), 0.2
+    plans.WATCHED, plans.ROUND, plans.ALONE = 5, 2, 3
     plans.Turns.wanted = rounds_of(plans.Turns.wanted)
     sys.argv = words
     own = *(str(ROOT / name) for name in ("tests", "tools", "benchmarks")), str(ROOT)
@@ -100,18 +102,24 @@ for function in (as_script, begin):  # these frames are not the user's code
     function.__code__ = function.__code__.replace(co_filename="<fork>")
 
 
+def fork(function, *args):
+    """Call a function in a fork; return its multiprocessing.Process."""
+    process = SERVER.Process(target=function, args=args)
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    with mock.patch.dict(os.environ, PYTHONPATH=paths):
+        FORKS.ensure_running()
+    with mock.patch.object(forkserver, "connect_to_new_process", FORKS.connect_to_new_process):
+        process.start()
+    STARTED.append(process)
+    return process
+
+
 class Started:
     """A fork, as far as whatif.run asks a subprocess.Popen."""
 
     def __init__(self, *args):
-        self.process = SERVER.Process(target=as_script, args=args)
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-        with mock.patch.dict(os.environ, PYTHONPATH=paths):
-            FORKS.ensure_running()
-        with mock.patch.object(forkserver, "connect_to_new_process", FORKS.connect_to_new_process):
-            self.process.start()
+        self.process = fork(as_script, *args)
         self.pid, self.returncode = self.process.pid, None
-        STARTED.append(self.process)
 
     def poll(self):
         return self.process.exitcode
@@ -143,6 +151,7 @@ class Scripts:
     def __init__(self, folder, monkeypatch):
         self.folder, self.monkeypatch, self.number = folder, monkeypatch, 0
         monkeypatch.setattr(run, "start", start_forks)
+        monkeypatch.setattr(run, "PAUSE", 0.01)
 
     def copy(self, name, folder=None):
         """Copy a script into the folder; return its new path."""
@@ -178,10 +187,10 @@ class Scripts:
         runs = self.folder.parent / f"{self.folder.name}.runs{self.number}"
         return session.Session(args, args.command, self.folder, str(runs))
 
-    def once(self, name, *words, mode="turns", only=(), window=0.05, rounds=1, **spec):
+    def once(self, name, *words, mode="turns", only=(), window=0.02, rounds=1, **spec):
         """Run one process; return what it has told."""
         one = self.session(name, *words, only=only)
-        spec = dict(window=window, deadline=time.time() + 60, rounds=rounds, seconds=0.5) | spec
+        spec = dict(window=window, deadline=time.time() + 60, rounds=rounds, seconds=0.1) | spec
         result = run.run_once(one.command, one.spec(mode, **spec), 60)
         assert not result.get("faults"), result["faults"]
         return result

@@ -575,7 +575,9 @@ def test_both_colour_schemes_and_sizes(visit, size, scheme):
 
 
 @pytest.mark.parametrize("width", [360, 1280])
-@pytest.mark.parametrize("name", ["docs/whatif", "docs/techniques", "results/h100-first-run/README"])
+@pytest.mark.parametrize(
+    "name", ["docs/whatif", "docs/techniques", "results/h100-first-run/README"]
+)
 def test_pages_of_text_fit_the_window(visit, site, name, width):
     page = visit(f"{name}.html", size=(width, 900))
     assert page.evaluate("document.documentElement.scrollWidth") == width

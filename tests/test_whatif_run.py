@@ -402,6 +402,21 @@ def test_each_training_process_is_reported_by_itself(program, folder):
     assert not other.get("error")
 
 
+def test_processes_that_train_beside_the_measured_one_are_not_waited_for():
+    """Their counts may come first, and they are never done."""
+    from whatif.run import Results
+
+    results, mine = Results(), os.getpid()
+    results.add(dict(pid=mine, beside=dict(steps=5, seconds=2.0)))
+    assert not results.are_done() and not results.is_lost()
+    results.add(dict(pid=0, window=dict(steps=3)))  # no such process
+    assert results.is_lost() and not results.are_done()
+    results.add(dict(pid=0, done=True))
+    assert results.are_done() and not results.is_lost()
+    merged = results.merged()
+    assert len(merged["windows"]) == 1 and merged["others"].keys() == {mine}
+
+
 def test_torchrun_around_whatif(program, folder):
     write(
         folder,

@@ -157,7 +157,7 @@ def start(command, spec, stdin):
 
 # -------------------------------------------------------------------------------- its records
 class Results:
-    """What the processes of a run have sent, by process; the first to report is the first one."""
+    """What the processes of a run have sent, by process; the first one is measured."""
 
     def __init__(self):
         self.by_pid, self.errors, self.faults, self.torch = {}, [], [], set()
@@ -190,10 +190,17 @@ class Results:
 
     def is_lost(self):
         """Return whether a process that had reported is gone before it was done."""
-        return not all(each.get("done") for each in self.by_pid.values())
+        return any(
+            not each.get("done") and not processes.is_alive(pid)
+            for pid, each in self.by_pid.items()
+        )
 
     def first(self):
-        return next(iter(self.by_pid.values()), dict(windows=[], failed=[]))
+        """Return what the process that is measured has told; of others come counts of steps."""
+        measured = (
+            each for each in self.by_pid.values() if not isinstance(each.get("beside"), dict)
+        )
+        return next(measured, dict(windows=[], failed=[]))
 
     def are_done(self):
         """Return whether the first process that has reported is done, or all have been killed."""

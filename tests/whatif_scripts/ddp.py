@@ -1,36 +1,20 @@
-"""DistributedDataParallel: started by torchrun, or alone as two processes that it spawns."""
-
-import os
-import sys
+"""DistributedDataParallel, started by torchrun."""
 
 import torch
-from torch import distributed, multiprocessing, nn
+from torch import distributed, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-
-def work(rank, port=None):
-    if port:
-        distributed.init_process_group("gloo", f"tcp://localhost:{port}", rank=rank, world_size=2)
-    else:
-        distributed.init_process_group("gloo")
-    data = TensorDataset(torch.rand(320, 3, 8, 8), torch.rand(320, 1))
-    loader = DataLoader(data, batch_size=16, sampler=(sampler := DistributedSampler(data)))
-    layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.ReLU(), nn.Linear(288, 1))
-    model = nn.parallel.DistributedDataParallel(layers)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    for epoch in range(10 ** 6):
-        sampler.set_epoch(epoch)
-        for x, y in loader:
-            loss = nn.functional.mse_loss(model(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-
-if __name__ == "__main__":
-    if "RANK" in os.environ:
-        work(int(os.environ["RANK"]))
-    else:
-        os.environ["WORLD_SIZE"] = "2"  # as many scripts do
-        multiprocessing.spawn(work, nprocs=2, args=(int(sys.argv[1]),))
+distributed.init_process_group("gloo")
+data = TensorDataset(torch.rand(320, 3, 8, 8), torch.rand(320, 1))
+loader = DataLoader(data, batch_size=16, sampler=(sampler := DistributedSampler(data)))
+layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.ReLU(), nn.Linear(288, 1))
+model = nn.parallel.DistributedDataParallel(layers)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for epoch in range(10 ** 6):
+    sampler.set_epoch(epoch)
+    for x, y in loader:
+        loss = nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def is_slow(worker):
-    time.sleep(0.1)
-    util.Finalize(None, time.sleep, [0.3], exitpriority=1)
+    time.sleep(0.05)
+    util.Finalize(None, time.sleep, [0.15], exitpriority=1)
 
 
 def of_steps(loader):
@@ -44,4 +44,4 @@ while True:
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    time.sleep(0.05)
+    time.sleep(0.02)

@@ -84,7 +84,8 @@ def hold_open_files(held):
     Returned is {path: that of its copy}.
     """
     found, copies = written(held), {}
-    flush({number for number, _, _ in found})
+    if found:  # to look for them among all objects takes a while
+        flush({number for number, _, _ in found})
     for number, flags, path in found:
         with suppress(OSError):
             at = os.lseek(number, 0, os.SEEK_CUR)

@@ -31,6 +31,7 @@ GRACE = 20.0  # seconds after the deadline, for sets that have begun
 COSTLY = 25.0  # seconds before it, in which nothing begins to compile
 BUSY = 0.9  # a GPU that works for a larger share of a step does not wait for the host
 GRAPHS = "compile reduce-overhead"
+COUNTED = 2.0  # seconds after which a process that trains beside the first one tells its rate
 BESIDE = 3.0  # seconds in which steps and the loader run at once
 WAITS, KERNELS = 3, 10  # steps in which waiting lines and kernels are looked for
 
@@ -119,7 +120,7 @@ def watch_only(run):
     while True:
         run.clock.begin()
         begin = time.perf_counter()
-        while time.perf_counter() - begin < 2:
+        while time.perf_counter() - begin < COUNTED:
             yield
         run.send(beside=run.clock.end())
 
