@@ -1,11 +1,13 @@
 """Time scripts and their changed copies by turns, with nothing but a clock, after whatif --write.
 
-    python benchmarks/byhand.py FOUND.json ... [--name "ResNet-50, batch 256"] [--runs 3]
+    python benchmarks/byhand.py FOUND.json [--each] [--name "ResNet-50, batch 256"] [--runs 3]
 
 FOUND.json is what `python whatif --write fast.patch --json FOUND.json my_train.py ARGS` has written;
-call this from the same folder. The patch is applied to a copy of the folder, or the new command line
-is taken. Each side starts anew for every run; --first steps are not timed, the next --steps are.
-whatif takes no part in these runs. Writes RESULT_DIR/byhand.json and .md, with whatif's own tables.
+call this from the same folder. The set that was proved is written into a copy of the folder, or the
+command line gets its options. --each does so with each set of the table, on kept batches. Each side
+starts anew for every run; --first steps are not timed, the next --steps are. whatif takes no part
+in these runs. Writes RESULT_DIR/byhand.json and .md, with whatif's own table; --add keeps what is
+there.
 """
 
 import functools
@@ -20,11 +22,14 @@ import tempfile
 from pathlib import Path
 
 import peers
+import records
 import report
 import runs
 from whatif.report import speed, times
+from whatif.write import patch
 
 CLOCK = Path(__file__).resolve().with_name("clock.py")
+KEPT = 8  # batches that are repeated, as whatif does
 LEFT_OUT = "windows", "facts"  # of whatif's record: they are long, and no page shows them
 SETS = "| set | speedup (95 %) | n | GPU GB | verdict |"
 HANDS = (
@@ -34,17 +39,18 @@ HANDS = (
 
 
 # ------------------------------------------------------------------------------ one run
-def rate_of(words, folder, first, steps, limit):
+def rate_of(words, folder, kept, args):
     """Return the steps/s of a script. Raises RuntimeError with the end of what it printed."""
-    inner = [sys.executable, str(CLOCK), str(first), str(steps), *words]
+    inner = [sys.executable, CLOCK, args.first, args.steps, kept, *words]
     # some scripts ask for the width of the terminal
-    command = ["script", "-qefc", shlex.join(inner), "/dev/null"]
+    command = ["script", "-qefc", shlex.join(map(str, inner)), "/dev/null"]
+    limit = 60 * args.minutes
     try:
         done = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=limit
         )
     except subprocess.TimeoutExpired:
-        raise RuntimeError(f"no {first + steps} steps in {limit:.0f} s") from None
+        raise RuntimeError(f"no {args.first + args.steps} steps in {limit:.0f} s") from None
     found = re.search(r"by hand: (\S+) steps/s", done.stdout)
     if not found:
         raise RuntimeError(
@@ -53,46 +59,54 @@ def rate_of(words, folder, first, steps, limit):
     return float(found[1])
 
 
-def sides(document, folder, copy):
-    """Return [(words, folder) of the script as it is and of its changed copy].
+def changed(document, names, folder, copy):
+    """Write a set of techniques into `copy`, a copy of the folder; return the words that run it.
 
-    Raises RuntimeError if whatif has proved nothing, or if the patch does not apply.
+    Raises RuntimeError if whatif cannot write all of the set.
     """
-    patch, plain = document["patch"] or {}, [document["script"], *document["arguments"]]
-    if not (document["proof"] or {}).get("proved"):
-        raise RuntimeError("whatif has proved no change")
-    changed = plain
-    if patch["command"]:
-        words = shlex.split(patch["command"])
-        changed = words[words.index(document["script"]) :]
+    proof = document["proof"] or {}
+    extras = proof["extras"] if proof and {*names} == {*proof["techniques"]} else ()
+    extra = {"workers": document["loader"]["best"]} if "workers" in names else {}
+    made = patch.make(document["facts"], tuple(names), extra, str(folder), extras)
+    if {*made.techniques()} != {*names}:
+        reasons = (f"{name}: {why}" for name, why in made.reasons.items())
+        raise RuntimeError("; ".join(reasons) or "nothing to write")
     shutil.copytree(folder, copy, symlinks=True)
-    if patch["diff"]:
-        done = subprocess.run(
-            ["patch", "-p1", "--fuzz=0"], cwd=copy, input=patch["diff"], capture_output=True, text=True
-        )
-        if done.returncode:
-            raise RuntimeError(f"the patch does not apply: {done.stdout.strip()}")
-    return [(plain, folder), (changed, copy)]
+    for path, text in made.files.items():
+        (copy / Path(path).relative_to(folder)).write_bytes(text)
+    command = [sys.executable, document["script"], *document["arguments"]]
+    options = document["facts"].get("options") or ()
+    return patch.new_command(command, "script", made, options)[1:]
 
 
-def measure(document, folder, args):
-    """Return the steps/s of both sides, by turns: {"data", "set", "before", "after"}."""
-    found = {"data": "as loaded", "set": name_of(document), "before": [], "after": []}
-    with tempfile.TemporaryDirectory(dir=folder.parent) as top:
-        both = sides(document, folder, Path(top) / folder.name)
+def measure(document, names, kept, args):
+    """Return the steps/s of the script and of its changed copy, by turns."""
+    hand = {"data": "kept" if kept else "as loaded", "set": " + ".join(names)}
+    hand |= {"before": [], "after": []}
+    folder = Path.cwd()
+    with tempfile.TemporaryDirectory(dir=folder.parent) as top:  # beside it: ../data is found
+        copy = Path(top) / folder.name
+        plain = [document["script"], *document["arguments"]]
+        sides = [
+            ("before", plain, folder),
+            ("after", changed(document, names, folder, copy), copy),
+        ]
         for turn in range(args.runs):
-            for side, key in list(zip(both, ("before", "after")))[:: -1 if turn % 2 else 1]:
-                found[key].append(rate_of(*side, args.first, args.steps, 60 * args.minutes))
-                runs.say(f"{found['set']}, {key}: {found[key][-1]:.4g} steps/s")
-    return found
+            for key, words, place in sides[:: -1 if turn % 2 else 1]:
+                hand[key].append(rate_of(words, place, kept, args))
+                runs.say(f"{hand['set']}, {key}: {hand[key][-1]:.4g} steps/s")
+    return hand
+
+
+def jobs_of(document, each):
+    """Return [(techniques, kept batches)]: the proved set, and with `each` those of the table."""
+    proof = document["proof"] or {}
+    found = [(proof["techniques"], 0)] if proof.get("proved") else []
+    sets = [row["techniques"] for row in document["rows"]] if each else []
+    return found + [(names, KEPT) for names in sets if not names[0].startswith("batch")]
 
 
 # ------------------------------------------------------------------------------ the page
-def name_of(document):
-    """Return the name of the set that was proved, or is advised."""
-    return " + ".join((document["proof"] or {}).get("techniques") or document["best"])
-
-
 def row_of(row):
     """Return the cells of a row of whatif's table."""
     memory = "" if row["memory"] is None else f"{row['memory'] / 1e9:.2f}"
@@ -106,21 +120,16 @@ def gained(hand):
 
 
 def hand_row(hand, document):
-    """Return the cells of what was timed by hand."""
-    proof, same = document["proof"] or {}, hand["set"] == name_of(document)
-    forecast = next(
-        (
-            f"{times(one['low'])} to {times(one['high'])}"
-            for one in document["forecast"]
-            if {*one["techniques"]} == {*hand["set"].split(" + ")}
-        ),
-        "",
-    )
-    if hand["data"] != "as loaded":  # then the table's row is what whatif says of it
-        names = {*hand["set"].split(" + ")}
-        rows = [row for row in document["rows"] if {*row["techniques"]} == names]
-        forecast = times(rows[0]["speedup"]) if rows else ""
-    proved = same and hand["data"] == "as loaded" and proof.get("speedup")
+    """Return the cells of what was timed by hand; on kept batches the table's row foretells it."""
+    proof, names = document["proof"] or {}, {*hand["set"].split(" + ")}
+    is_loaded = hand["data"] == "as loaded"
+    said = [
+        f"{times(one['low'])} to {times(one['high'])}" if is_loaded else times(one["speedup"])
+        for one in document["forecast" if is_loaded else "rows"]
+        if {*one["techniques"]} == names
+    ]
+    forecast = said[0] if said else ""
+    proved = is_loaded and proof.get("speedup") and {*proof["techniques"]} == names
     return [
         hand["set"],
         hand["data"],
@@ -174,7 +183,7 @@ def shows(record):
         f"{one['name'].split(',')[0]}: {statistics.median(gained(hand)):.2f}x"
         for one in record
         for hand in one["hands"]
-        if hand["after"] and hand["data"] == "as loaded"
+        if hand["data"] == "as loaded"
     ]
     place = f"1x {found['machine']['gpu']}" if found["machine"]["gpu"] else "CPU"
     return place, "scripts by others", "; ".join(told) or "nothing by hand", found["date"]
@@ -188,8 +197,10 @@ def parse(arguments):
     """Return the options of this script."""
     parser = peers.parser_of("byhand.py", __doc__)
     add = parser.add_argument
-    add("FOUND", type=Path, nargs="+", help="records of whatif --write --json")
-    add("--name", nargs="*", default=[], help="a name for each (default: the script's)")
+    add("FOUND", type=Path, help="a record of whatif --write --json")
+    add("--name", help="what the page calls the script (default: its file)")
+    add("--each", action="store_true", help="also each set of the table, on kept batches")
+    add("--add", action="store_true", help="keep the scripts that the record has already")
     add("--runs", type=int, default=3, help="of each side (default: 3)")
     add("--first", type=int, default=30, help="steps that are not timed (default: 30)")
     add("--steps", type=int, default=100, help="steps that are timed (default: 100)")
@@ -201,24 +212,28 @@ def parse(arguments):
 
 
 def main():
-    args, record, failed = parse(sys.argv[1:]), [], False
+    args = parse(sys.argv[1:])
     args.result_dir.mkdir(parents=True, exist_ok=True)
-    for k, path in enumerate(args.FOUND):
-        document = json.loads(path.read_text())
-        one = {
-            "name": args.name[k] if k < len(args.name) else document["script"],
-            "found": {key: value for key, value in document.items() if key not in LEFT_OUT},
-            "hands": [],
-        }
+    stem, document, failed = args.result_dir / "byhand", json.loads(args.FOUND.read_text()), False
+    one = {
+        "name": args.name or document["script"],
+        "found": {key: value for key, value in document.items() if key not in LEFT_OUT},
+        "hands": [],
+    }
+    record = records.read(stem.with_suffix(".json")) if args.add else []
+    record = [*(other for other in record if other["name"] != one["name"]), one]
+    for names, kept in jobs_of(document, args.each):
         try:
-            one["hands"] = [measure(document, Path.cwd(), args)]
+            one["hands"].append(measure(document, names, kept, args))
         except RuntimeError as error:
-            runs.say(f"{one['name']}: {error}")
+            runs.say(f"{' + '.join(names)}: {error}")
             failed = True
-        record.append(one)
-        write(record, args.result_dir / "byhand")
+        write(record, stem)
+    if not one["hands"] and not failed:
+        runs.say("whatif has proved nothing")
+    write(record, stem)
     print(markdown(record))
-    sys.exit(failed)
+    sys.exit(failed or not one["hands"])
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 """benchmarks/byhand.py: the script and its changed copy by turns, with nothing but a clock."""
 
 import json
+import sys
+
+import pytest
 
 import byhand
-from helpers import ROOT, run_forked
+from helpers import ROOT, run, run_forked
 
 SCRIPT = ROOT / "benchmarks" / "byhand.py"
 TRAIN = """\
@@ -14,80 +17,81 @@ import torch
 
 import report  # its own module, not ours
 
+loader = torch.utils.data.DataLoader(torch.ones(600, 2))
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(int(sys.argv[1])):
+for step, batch in zip(range(int(sys.argv[1])), loader):
     optimizer.zero_grad()
-    model(torch.ones(1, 2)).sum().backward()
+    model(batch).sum().backward()
     optimizer.step()
-    time.sleep(0.05)
-"""
-DIFF = """\
---- a/train.py
-+++ b/train.py
-@@ -11,4 +11,4 @@
-     optimizer.zero_grad()
-     model(torch.ones(1, 2)).sum().backward()
-     optimizer.step()
--    time.sleep(0.05)
-+    time.sleep(0.001)
+    time.sleep(0.001 if optimizer.defaults["fused"] else 0.05)
 """
 
 
-def document(**changes):
-    """Return what whatif --write --json gives, as far as it is read."""
-    row = dict(techniques=["fused"], name="fused", speedup=1.5, low=1.4, high=1.6, n=6)
-    return {
-        "script": "train.py",
-        "arguments": ["60"],
-        "command": "python whatif --write fast.patch train.py 60",
-        "date": "2026-11-28",
-        "machine": dict(gpu=None, cores=2, torch="2.14.1"),
-        "unit": "steps",
-        "baseline": dict(rate=20.0, n=8, memory=None),
-        "rows": [dict(row, memory=None, verdict="faster")],
-        "best": ["fused"],
-        "forecast": [dict(techniques=["fused"], speedup=None, low=1.4, high=1.5)],
-        "seconds": {"start": 2.0},
-        "patch": dict(diff=DIFF, command=None),
-        "proof": dict(proved=True, techniques=["fused"], speedup=1.5, low=1.45, high=1.55),
-        "windows": [1, 2, 3],
-    } | changes
-
-
-def timed(folder, **changes):
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """Return what whatif's --json says of the script, as if it had proved fused."""
+    folder = tmp_path_factory.mktemp("byhand") / "mine"
+    folder.mkdir()
     (folder / "train.py").write_text(TRAIN)
     (folder / "report.py").write_text("")
-    (folder / "found.json").write_text(json.dumps(document(**changes)))
-    words = "found.json", "--runs", 2, "--first", 2, "--steps", 5, "--result_dir", folder / "out"
-    done = run_forked(SCRIPT, *words, cwd=folder)
+    words = "--only", "fused", "--minutes", 0.1, "--json", folder / "found.json"
+    run(sys.executable, ROOT / "whatif", *words, "train.py", 600, cwd=folder)
+    document = json.loads((folder / "found.json").read_text())
+    row = dict(techniques=["fused"], name="fused", speedup=1.5, low=1.4, high=1.6, n=6)
+    row |= dict(memory=None, verdict="faster")
+    return folder, document | {
+        "rows": [row, row | dict(techniques=["batch x2"], name="batch x2")],
+        "forecast": [dict(techniques=["fused"], speedup=None, low=1.4, high=1.5)],
+        "proof": dict(
+            proved=True, techniques=["fused"], extras=[], why="", speedup=1.5, low=1.45, high=1.55
+        ),
+    }
+
+
+def timed(found, *options, **changes):
+    folder, document = found
+    (folder / "found.json").write_text(json.dumps(document | changes))
+    words = "found.json", "--runs", 2, "--first", 2, "--steps", 5, *options
+    done = run_forked(SCRIPT, *words, "--result_dir", folder / "out", cwd=folder)
     return done, json.loads((folder / "out" / "byhand.json").read_text())
 
 
-def test_both_sides_are_timed_by_turns(tmp_path):
+def test_both_sides_are_timed_by_turns(found):
     """A step of the copy sleeps a fiftieth of the script's; the script itself stays as it is."""
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    done, (one,) = timed(folder)
-    (hand,) = one["hands"]
-    assert len(hand["before"]) == len(hand["after"]) == 2 and hand["set"] == "fused"
-    assert max(hand["before"]) < 21 and min(byhand.gained(hand)) > 2
-    assert "windows" not in one["found"]
-    assert (folder / "train.py").read_text() == TRAIN and [*tmp_path.iterdir()] == [folder]
+    folder, _ = found
+    done, (one,) = timed(found, "--each")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [(hand["set"], hand["data"]) for hand in one["hands"]] == [
+        ("fused", "as loaded"),
+        ("fused", "kept"),
+    ]
+    for hand in one["hands"]:
+        assert len(hand["before"]) == len(hand["after"]) == 2
+        assert max(hand["before"]) < 21 and min(byhand.gained(hand)) > 2
+    assert "windows" not in one["found"] and "facts" not in one["found"]
+    assert (folder / "train.py").read_text() == TRAIN and [*folder.parent.iterdir()] == [folder]
     page = (folder / "out" / "byhand.md").read_text()
     assert "| fused | 1.50x ±0.10 | 6 |  | faster |" in page
     assert "| fused | as loaded | 1.40x to 1.50x | 1.50x ±0.05 |" in page
+    assert "| fused | kept | 1.50x |  |" in page
 
 
-def test_what_cannot_be_timed_is_told(tmp_path):
-    for k, (changes, told) in enumerate(
-        [
-            (dict(proof=None), "whatif has proved no change"),
-            (dict(patch=dict(diff=DIFF.replace("ones", "zeros"), command=None)), "does not apply"),
-            (dict(arguments=["3"]), "status 0"),  # ends before seven steps
-        ]
-    ):
-        folder = tmp_path / str(k) / "mine"
-        folder.mkdir(parents=True)
-        done, (one,) = timed(folder, **changes)
+def test_what_cannot_be_timed_is_told(found):
+    facts = found[1]["facts"]
+    optimizers = [dict(each, fused=True) for each in facts["optimizers"]]
+    for changes, told in [
+        (dict(proof=None), "whatif has proved nothing"),
+        (dict(facts=facts | {"optimizers": optimizers}), "fused: already there"),
+        (dict(arguments=["3"]), "fused: status 0"),  # it ends before seven steps
+    ]:
+        done, (one,) = timed(found, **changes)
         assert done.returncode == 1 and told in done.stdout and not one["hands"], done.stdout
+
+
+def test_a_record_takes_several_scripts(found):
+    timed(found, "--name", "a", proof=None)
+    _, record = timed(found, "--name", "b", "--add", proof=None)
+    assert [one["name"] for one in record] == ["a", "b"]
+    _, record = timed(found, "--name", "a", "--add", proof=None)
+    assert [one["name"] for one in record] == ["b", "a"]

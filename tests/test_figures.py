@@ -6,6 +6,7 @@ left out. A figure has to stand on the page of a folder of results/ that its sec
 shows a part of, or in the table below.
 """
 
+import json
 import re
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from helpers import ROOT
 
 PAGES = {path.name: path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+WHATIF = ROOT / "results" / "h100-whatif" / "byhand.json"
 NUMBER = r"\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?"
 UNIT = r"x\b|\s?(?:%|(?:times|images/s|samples/s|steps/s|MB/s|ms|s|seconds)\b)"
 WRITTEN = {"x": "x", "times": "x", "%": "%", "ms": " ms", "s": " s", "seconds": " s"}
@@ -99,6 +101,24 @@ def test_every_measured_figure_is_in_a_record(name):
     found, known = unmeasured(PAGES[name].read_text()), {*SETTINGS.get(name, {})}
     assert not found - known, "no record has these: link their section to the folder of results/"
     assert not known - found, "these are on the page no longer, or in a record: delete them here"
+
+
+@pytest.mark.parametrize("name", ["README.md", "whatif.md"])
+def test_what_whatif_printed_is_in_its_record(name):
+    rows = re.findall(
+        r"^(\S.*?) {2,}(\d\S+ ±\S+) +(\d+) +([\d.]+) +(faster|slower|not significant|open)",
+        PAGES[name].read_text(),
+        re.MULTILINE,
+    )
+    assert len(rows) == 3
+    for row in rows:
+        assert f"| {' | '.join(row)} |" in WHATIF.with_name("README.md").read_text()
+
+
+def test_the_shown_patch_is_in_its_record():
+    diffs = [(one["found"]["patch"] or {}).get("diff") for one in json.loads(WHATIF.read_text())]
+    shown = re.findall(r"```diff\n(.*?)```", PAGES["whatif_write.md"].read_text(), re.DOTALL)
+    assert shown == [diff for diff in diffs if diff]
 
 
 def test_a_figure_that_was_changed_is_found():

@@ -499,7 +499,7 @@ def panels_of(rows):
 
 def draw(axis, bars, rows):
     """Draw bars of images/s with their spread; behind each its ratio, accuracy and kind."""
-    for i, (_, kind, row) in enumerate(bars):
+    for i, (name, kind, row) in enumerate(bars):
         median, least, most = row.images_per_second, min(speeds(row)), max(speeds(row))
         axis.barh(
             i,
@@ -510,7 +510,7 @@ def draw(axis, bars, rows):
         )
         axis.annotate(
             f"{to_baseline(row, rows)}  top-1 {row.val_top1:.1%}"
-            + (f"  {kind}" if kind != "baseline" else ""),
+            + (f"  {kind}" if kind not in name else ""),
             (most, i),
             (6, 0),
             textcoords="offset points",
