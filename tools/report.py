@@ -510,7 +510,7 @@ def draw(axis, bars, rows):
         )
         axis.annotate(
             f"{to_baseline(row, rows)}  top-1 {row.val_top1:.1%}"
-            + (f"  {kind}" if kind not in name else ""),
+            + (f"  {kind}" if i and kind not in name else ""),
             (most, i),
             (6, 0),
             textcoords="offset points",
