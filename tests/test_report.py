@@ -202,6 +202,13 @@ def test_a_table_says_where_the_baseline_moved():
     assert report.markdown(failed).startswith("There are no ratios")
 
 
+@pytest.mark.parametrize("top1, is_told", [(0.125, True), (0.75, False)])
+def test_a_baseline_that_learned_nothing_is_told(top1, is_told):
+    base, *rest = staircase_rows()
+    rows = [dataclasses.replace(base, val_top1=top1, other={"classes": [*"0123456789"]}), *rest]
+    assert ("hardly better than chance (10.0% with 10 classes)" in report.markdown(rows)) == is_told
+
+
 def test_the_chart_has_title_panels_labels_and_spread(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 

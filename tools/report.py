@@ -377,6 +377,17 @@ def grid(rows):
     return table(f"| training seconds | {' | '.join(columns)} |", cells)
 
 
+def chance(row):
+    """Return what to say of a baseline that has hardly learned anything, or ""."""
+    count = len(row.other.get("classes", ()))
+    if row.status != "ok" or not count or row.val_top1 >= 2 / count:
+        return ""
+    return (
+        f"The baseline's top-1 is hardly better than chance ({1 / count:.1%} with {count:,} "
+        "classes): a training as short as this shows speed. Compare accuracy in a longer one."
+    )
+
+
 def markdown(rows):
     """Return the tables of a run of running.sh."""
     cells, problems = [], {}  # of those that are in no table above: {why: [name, ...]}
@@ -410,6 +421,7 @@ def markdown(rows):
             cells,
         ),
         [f"- {', '.join(names)}: {why}" for why, names in problems.items()],
+        chance(rows[0]),
     ]
     if good := first_good(rows):
         spent = parts_of(rows)
