@@ -246,8 +246,11 @@ def is_refused(name, dali):
     return first in b"PIMG" or "AVIF" in name or name == "16 bits a pixel.bmp"
 
 
-def check(name, dali, read):
-    """Check that read(), of a variant, gives the right pixels, or an error that names it."""
+def check(name, dali, read, off_by=2):
+    """Check that read(), of a variant, gives the right pixels, or an error that names it.
+
+    DALI's may be `off_by` more than the variant's own tolerance.
+    """
     try:
         pixels = read()
     except OSError as error:
@@ -257,7 +260,7 @@ def check(name, dali, read):
     else:
         assert not is_refused(name, dali), name
         off = (pixels.int() - cut(VARIANTS[name].pixels)).abs().max()
-        assert off <= VARIANTS[name].tolerance + (2 if dali else 0), (name, off)
+        assert off <= VARIANTS[name].tolerance + (off_by if dali else 0), (name, off)
 
 
 @every_kind
@@ -309,7 +312,8 @@ def test_dali_reads_it_or_names_it_on_a_gpu(folder):
     dataset.targets = [0] * len(read)
     loader = module.DALILoader(dataset, 32, "none", True, 0, batch_size=1)
     for name, (images, _) in zip(read, loader, strict=True):
-        check(name, True, lambda: images[0].cpu())  # noqa: B023
+        # a GPU's decoder spreads the colours of a JPEG otherwise
+        check(name, True, lambda: images[0].cpu(), off_by=4)  # noqa: B023
     assert len(refused) > 3
     dataset.targets = [0]
     for name in refused.values():
