@@ -379,7 +379,8 @@ class DALILoader:
                     second = batch["second"].permute(0, 3, 1, 2)
                 if numbers:  # the last step can have no samples for the second pipeline
                     yield first, second
-        except RuntimeError:  # DALI does not name the file: read one by one
+        except RuntimeError:
+            tqdm.write("DALI failed and names no file: reading each file alone")
             left = sorted(self.order, key=seen.__contains__)
             files = [
                 (name,) for i in left for name in self.dataset.samples[i][: self.dataset.parts]

@@ -488,7 +488,7 @@ def test_one_more_pipeline_finds_the_damaged_picture(tmp_path, layout, kind, mon
 
 @each_layout
 @pytest.mark.fault("corrupt image in a DALI epoch")
-def test_an_error_that_is_no_pictures_names_none(tmp_path, layout, monkeypatch):
+def test_an_error_that_is_no_pictures_names_none(tmp_path, layout, monkeypatch, capsys):
     loader, _, built = dali_epoch(tmp_path, layout, monkeypatch)
     epoch = iter(loader)
     next(epoch)
@@ -500,6 +500,7 @@ def test_an_error_that_is_no_pictures_names_none(tmp_path, layout, monkeypatch):
     with pytest.raises(RuntimeError, match="^the driver is lost$"):
         list(epoch)
     assert len(built) == 2
+    assert capsys.readouterr().out == "DALI failed and names no file: reading each file alone\n"
 
 
 @pytest.mark.fault("header of a huge image")
