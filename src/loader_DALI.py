@@ -381,12 +381,13 @@ class DALILoader:
                     yield first, second
         except RuntimeError:
             tqdm.write("DALI failed and names no file: reading each file alone")
-            left = sorted(self.order, key=seen.__contains__)
             files = [
-                (name,) for i in left for name in self.dataset.samples[i][: self.dataset.parts]
+                (name,)
+                for i in sorted(self.order, key=seen.__contains__)
+                for name in self.dataset.samples[i][: self.dataset.parts]
             ]
-            source = ExternalInputIterator(files, range(len(files)), 1)
-            single = self.pipeline(source, False, 1)  # reads nothing ahead
+            single = self.pipeline(ExternalInputIterator(files, range(len(files)), 1), False, 1)
+            single.build()  # fails if memory is full, before a file is blamed
             for (name,) in files:
                 try:
                     single.run()
