@@ -3,28 +3,27 @@
     python benchmarks/byhand.py FOUND.json [--each] [--name "ResNet-50, batch 256"] [--runs 3]
 
 FOUND.json is what `python whatif --write fast.patch --json FOUND.json my_train.py ARGS` has written;
-call this from the same folder. The set that was proved is written into a copy of the folder, or the
-command line gets its options. --each does so with each set of the table, on kept batches. Each side
-starts anew for every run; --first steps are not timed, the next --steps are. whatif takes no part
-in these runs. Writes RESULT_DIR/byhand.json and .md, with whatif's own table; --add keeps what is
-there.
+call this from the same folder. Each side runs in a copy of the folder, which is deleted at the end.
+The set that was proved is written into one of them, or the command line gets its options. --each
+does so with each set of the table, on kept batches. Each side starts anew for every run; --first
+steps are not timed, the next --steps are. whatif takes no part in these runs. Writes
+RESULT_DIR/byhand.json and .md, with whatif's own table; --add keeps what is there.
 """
 
 import functools
 import json
 import re
 import shlex
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import peers
 import records
 import report
 import runs
+from whatif import copies
 from whatif.report import speed, times
 from whatif.write import patch
 
@@ -40,43 +39,44 @@ HANDS = (
 
 # ------------------------------------------------------------------------------ one run
 def rate_of(words, folder, kept, args):
-    """Return the steps/s of a script. Raises RuntimeError with the end of what it printed."""
+    """Return the steps/s of a script. Raises RuntimeError with the last line that it printed."""
     inner = [sys.executable, CLOCK, args.first, args.steps, kept, *words]
     # some scripts ask for the width of the terminal
     command = ["script", "-qefc", shlex.join(map(str, inner)), "/dev/null"]
-    limit = 60 * args.minutes
+    limit, steps = 60 * args.minutes, args.first + args.steps
     try:
         done = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=limit
         )
     except subprocess.TimeoutExpired:
-        raise RuntimeError(f"no {args.first + args.steps} steps in {limit:.0f} s") from None
+        raise RuntimeError(f"no {steps} steps in {limit:.0f} s: see --minutes") from None
     found = re.search(r"by hand: (\S+) steps/s", done.stdout)
-    if not found:
-        raise RuntimeError(
-            (done.stdout + done.stderr).strip()[-500:] or f"status {done.returncode}"
-        )
-    return float(found[1])
+    if found:
+        return float(found[1])
+    if not done.returncode:
+        raise RuntimeError(f"it ended before {steps} steps of its own process: see --steps")
+    lines = (done.stdout + done.stderr).strip().splitlines() or [f"status {done.returncode}"]
+    raise RuntimeError(lines[-1][-500:])
 
 
-def changed(document, names, folder, copy):
-    """Write a set of techniques into `copy`, a copy of the folder; return the words that run it.
+def changed(document, names, folder):
+    """Return (the words that run a set of techniques, {path below the folder: new text}).
 
     Raises RuntimeError if whatif cannot write all of the set.
     """
     proof = document["proof"] or {}
     extras = proof["extras"] if proof and {*names} == {*proof["techniques"]} else ()
-    extra = {"workers": document["loader"]["best"]} if "workers" in names else {}
+    extra = {"workers": document["loader"]["enough"]["workers"]} if "workers" in names else {}
     made = patch.make(document["facts"], tuple(names), extra, str(folder), extras)
     if {*made.techniques()} != {*names}:
         reasons = (f"{name}: {why}" for name, why in made.reasons.items())
         raise RuntimeError("; ".join(reasons) or "nothing to write")
-    shutil.copytree(folder, copy, symlinks=True)
-    for path, text in made.files.items():
-        (copy / Path(path).relative_to(folder)).write_bytes(text)
+    if made.root not in ("", str(folder)):
+        raise RuntimeError(f"it would change files outside of {folder}")
     command = [sys.executable, document["script"], *document["arguments"]]
     options = document["facts"].get("options") or ()
-    return patch.new_command(command, "script", made, options)[1:]
+    words = patch.new_command(command, "script", made, options)[1:]
+    return words, dict(zip(made.changed, made.files.values()))
 
 
 def measure(document, names, kept, args):
@@ -84,17 +84,22 @@ def measure(document, names, kept, args):
     hand = {"data": "kept" if kept else "as loaded", "set": " + ".join(names)}
     hand |= {"before": [], "after": []}
     folder = Path.cwd()
-    with tempfile.TemporaryDirectory(dir=folder.parent) as top:  # beside it: ../data is found
-        copy = Path(top) / folder.name
-        plain = [document["script"], *document["arguments"]]
+    words, files = changed(document, names, folder)
+    with copies.copied(folder) as before, copies.copied(folder) as after:
+        for path, text in files.items():
+            (after / path).write_bytes(text)
         sides = [
-            ("before", plain, folder),
-            ("after", changed(document, names, folder, copy), copy),
+            ("before", [document["script"], *document["arguments"]], before),
+            ("after", words, after),
         ]
         for turn in range(args.runs):
-            for key, words, place in sides[:: -1 if turn % 2 else 1]:
-                hand[key].append(rate_of(words, place, kept, args))
-                runs.say(f"{hand['set']}, {key}: {hand[key][-1]:.4g} steps/s")
+            for key, side, copy in sides[:: -1 if turn % 2 else 1]:
+                try:
+                    rate = rate_of(copies.moved(side, folder, copy), copy, kept, args)
+                except RuntimeError as error:
+                    raise RuntimeError(f"{key}: {error}") from None
+                hand[key].append(rate)
+                runs.say(f"{hand['set']}, {key}: {rate:.4g} steps/s")
     return hand
 
 
@@ -135,9 +140,9 @@ def hand_row(hand, document):
         hand["data"],
         forecast,
         times(proof["speedup"], proof["low"], proof["high"]) if proved else "",
-        peers.spread(gained(hand), "{:.2f}x") if hand["after"] else hand.get("error", ""),
+        peers.spread(gained(hand), "{:.2f}x"),
         len(hand["after"]),
-        *(speed(statistics.median(hand[key])) if hand[key] else "" for key in ("before", "after")),
+        *(speed(statistics.median(hand[key])) for key in ("before", "after")),
     ]
 
 
@@ -148,7 +153,7 @@ def markdown(record):
         found = one["found"]
         base = found["baseline"]
         line = ["baseline", "1", base["n"], f"{base['memory'] / 1e9:.2f}" if base["memory"] else ""]
-        line.append(f"{speed(base['rate'])} {found['unit']}/s")
+        line.append(f"{speed(base['rate'])} {found['unit']}/s" if base["rate"] else "")
         spent = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in found["seconds"].items())
         proof = found["proof"]
         parts += [
@@ -193,6 +198,28 @@ write = functools.partial(report.save, markdown)
 
 
 # ------------------------------------------------------------------------------ the driver
+def positive(text):
+    """Return an option's whole number. Raises ValueError if it is below 1."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def opened(path):
+    """Return the record of whatif in a file; exit with status 2 if no script can be timed by it."""
+    try:
+        document = json.loads(path.read_text())
+        script, _ = document["script"], document["facts"]
+    except (ValueError, KeyError, TypeError):
+        runs.refuse(f"byhand.py: error: {path} is no record of whatif --json")
+    if not Path(script).is_file():
+        runs.refuse(
+            f"byhand.py: error: no script {script} here: call this from the folder in which whatif "
+            "ran; only `whatif my_train.py ARGS` can be timed, no module or other command"
+        )
+    return document
+
+
 def parse(arguments):
     """Return the options of this script."""
     parser = peers.parser_of("byhand.py", __doc__)
@@ -201,9 +228,9 @@ def parse(arguments):
     add("--name", help="what the page calls the script (default: its file)")
     add("--each", action="store_true", help="also each set of the table, on kept batches")
     add("--add", action="store_true", help="keep the scripts that the record has already")
-    add("--runs", type=int, default=3, help="of each side (default: 3)")
-    add("--first", type=int, default=30, help="steps that are not timed (default: 30)")
-    add("--steps", type=int, default=100, help="steps that are timed (default: 100)")
+    add("--runs", type=positive, default=3, help="of each side (default: 3)")
+    add("--first", type=positive, default=30, help="steps that are not timed (default: 30)")
+    add("--steps", type=positive, default=100, help="steps that are timed (default: 100)")
     add("--minutes", type=float, default=5, help="limit of one run (default: 5)")
     add(
         "--result_dir", type=Path, default=Path("runs"), help="folder of the record (default: runs)"
@@ -213,8 +240,8 @@ def parse(arguments):
 
 def main():
     args = parse(sys.argv[1:])
+    stem, document, failed = args.result_dir / "byhand", opened(args.FOUND), False
     args.result_dir.mkdir(parents=True, exist_ok=True)
-    stem, document, failed = args.result_dir / "byhand", json.loads(args.FOUND.read_text()), False
     one = {
         "name": args.name or document["script"],
         "found": {key: value for key, value in document.items() if key not in LEFT_OUT},

@@ -224,6 +224,7 @@ class ExternalInputIterator:
     """Yield batches for pipeline `shard` of `shards`: first files, second files, sample numbers.
     A file is an array of its bytes. `order` lists the samples of an epoch. The last batches repeat
     samples, so that all pipelines have equally many full batches; DALIGenericIterator drops these.
+    Raises OSError with a file that cannot be opened.
     """
 
     # new #
@@ -238,10 +239,9 @@ class ExternalInputIterator:
         steps = -(-len(self.order) // (self.batch_size * self.shards))
         numbers = np.resize(self.order, (steps, self.shards, self.batch_size))
         for batch in numbers[:, self.shard]:
-            first, second = zip(*(self.samples[i] for i in batch))
+            files = zip(*(self.samples[i] for i in batch))
             yield (
-                [np.fromfile(name, np.uint8) for name in first],
-                [np.fromfile(name, np.uint8) for name in second],
+                *([np.fromfile(name, np.uint8) for name in names] for names in files),
                 batch[:, np.newaxis],
             )
 
@@ -249,23 +249,24 @@ class ExternalInputIterator:
 # new #
 # does what the transform in main() does: if you change that, change this too
 @pipeline_def
-def image_pipeline(args, on_gpu, samples, order, source, shard, shards):
+def image_pipeline(args, on_gpu, source, by_reader):
     """Return images (size, size, 3), the (parts, 2) heights and widths, and sample numbers."""
-    if source:
-        *encoded, number = fn.external_source(source, num_outputs=3, cycle="raise")
-    else:  # the label is the sample's number, so that errors can name the file
+    if by_reader:  # the label is the sample's number, so that errors can name the file
         encoded, number = fn.readers.file(
-            files=[samples[i][0] for i in order],
-            labels=order,
+            files=[source.samples[i][0] for i in source.order],
+            labels=source.order,
             name="reader",
-            shard_id=shard,
-            num_shards=shards,
+            shard_id=source.shard,
+            num_shards=source.shards,
             pad_last_batch=True,
             stick_to_shard=args.split == "test",
             shuffle_after_epoch=args.split == "train",
             dont_use_mmap=not args.cold,  # read() is faster than mmap for files in memory
         )
         encoded = [encoded]
+    else:
+        parts = len(source.samples[0])
+        *encoded, number = fn.external_source(source, num_outputs=parts + 1, cycle="raise")
     shapes = [fn.peek_image_shape(each)[:2] for each in encoded]
     # as in torchvision: Resize rounds down, CenterCrop rounds a half to the even pixel
     size = shapes[0]
@@ -309,7 +310,7 @@ class DALILoader:
         self.dataset, self.args, self.sampler = dataset, args, sampler
         self.on_gpu = args.dali_device == "gpu" and torch.cuda.is_available()
         # with two pipelines, one works while the other waits for the last images of its batch
-        self.shards = 2 if self.on_gpu and len(sampler) > args.batch_size > 1 else 1
+        self.shards = 2 if self.on_gpu and len(sampler) > args.batch_size else 1
         # threads on more than 5 of 8 cores slow down the GPU's decoder
         self.threads = args.workers * 5 // 8 if self.on_gpu else args.workers
         self.order, self.iterator = [], None
@@ -317,36 +318,31 @@ class DALILoader:
 
     # new #
     # class folders go through DALI's own reader, pairs through ExternalInputIterator
+    def pipeline(self, source, by_reader, depth):
+        """Return a pipeline of the samples of `source`, with `depth` batches in work."""
+        return image_pipeline(
+            self.args,
+            self.on_gpu,
+            source,
+            by_reader,
+            batch_size=source.batch_size,
+            num_threads=max(1, self.threads // self.shards),
+            device_id=0 if self.on_gpu else None,
+            seed=int(torch.randint(2**31, ())),
+            prefetch_queue_depth=depth,
+        )
+
+    # new #
+    # the iterator makes torch tensors
     def build(self):
         """Return the iterator over the pipelines."""
         # pairs have no reader of DALI's
         warnings.filterwarnings("ignore", "Please set `reader_name`")
-        pipelines = []
-        for shard in range(self.shards):
-            source = None
-            if not self.dataset.classes:
-                source = ExternalInputIterator(
-                    self.dataset.samples, self.order, self.args.batch_size, shard, self.shards
-                )
-            pipelines.append(
-                image_pipeline(
-                    self.args,
-                    self.on_gpu,
-                    self.dataset.samples,
-                    self.order,
-                    source,
-                    shard,
-                    self.shards,
-                    batch_size=self.args.batch_size,
-                    num_threads=max(1, self.threads // self.shards),
-                    device_id=0 if self.on_gpu else None,
-                    prefetch_queue_depth=min(3, self.args.batch_size),
-                    seed=int(torch.randint(2**31, ())),
-                )
-            )
+        shared = self.dataset.samples, self.order, self.args.batch_size
+        sources = [ExternalInputIterator(*shared, i, self.shards) for i in range(self.shards)]
         names = ["first", "second"][: self.dataset.parts]
         return DALIGenericIterator(
-            pipelines,
+            [self.pipeline(source, self.dataset.classes, 3) for source in sources],
             [*names, "shapes", "number"],
             reader_name="reader" if self.dataset.classes else None,
             size=-1 if self.dataset.classes else len(self.dataset),
@@ -369,32 +365,38 @@ class DALILoader:
     # new #
     # sizes are checked as the baseline checks them
     def read(self, steps):
-        done = 0
+        seen = set()
         try:
             for batch in itertools.chain.from_iterable(steps):  # a step: one batch a pipeline
-                number = batch["number"].flatten().long()
-                done += len(number)
-                for i, sizes in zip(number.tolist(), batch["shapes"].flip(-1).tolist()):
+                numbers = batch["number"].flatten().tolist()
+                seen.update(numbers)
+                for i, sizes in zip(numbers, batch["shapes"].flip(-1).tolist()):
                     self.dataset.check_sizes(self.dataset.samples[i], list(map(tuple, sizes)))
                 first = batch["first"].permute(0, 3, 1, 2)
                 if self.dataset.classes:
-                    second = self.labels[number]
+                    second = self.labels[numbers]
                 else:
                     second = batch["second"].permute(0, 3, 1, 2)
-                if len(number):  # the last step can have no samples for the second pipeline
+                if numbers:  # the last step can have no samples for the second pipeline
                     yield first, second
         except RuntimeError:
-            one = argparse.Namespace(**vars(self.args) | {"batch_size": 1, "split": "test"})
-            left = self.order[done:] + self.order[:done]
-            if self.args != one:  # DALI does not name the file: read one by one
-                list(DALILoader(self.dataset, one, left))
-                raise
-            names = self.dataset.samples[left[0]][: self.dataset.parts]
-            list(map(self.dataset.read, names))  # an error of Pillow's says more
-            raise OSError(
-                f"DALI cannot read {' or '.join(names)}: `resize_imagenet.py --format png` "
-                "converts it"
-            ) from None
+            tqdm.write("DALI failed and names no file: reading each file alone")
+            files = [
+                (name,)
+                for i in sorted(self.order, key=seen.__contains__)
+                for name in self.dataset.samples[i][: self.dataset.parts]
+            ]
+            single = self.pipeline(ExternalInputIterator(files, range(len(files)), 1), False, 1)
+            single.build()  # fails if memory is full, before a file is blamed
+            for (name,) in files:
+                try:
+                    single.run()
+                except RuntimeError:
+                    self.dataset.read(name)  # an error of Pillow's says more
+                    raise OSError(
+                        f"DALI cannot read {name}: `resize_imagenet.py --format png` converts it"
+                    ) from None
+            raise
 
 
 def main():

@@ -203,13 +203,14 @@ class DALILoader(DataLoader):
         try:
             (images,) = self.pipeline.run(torch.cuda.current_stream() if self.on_gpu else None)
         except RuntimeError:  # DALI does not name the file: read one by one
-            paths = [self.dataset.samples[i][0] for i in sum(self.reading, [])]
-            names = (np.frombuffer(os.fsencode(path), np.uint8) for path in paths)
-            single = self.build(lambda: [next(names)], batch_size=1, prefetch_queue_depth=1)
-            for path in paths:
+            single = self.build(self.paths, batch_size=1, prefetch_queue_depth=1)
+            single.build()  # fails if memory is full, before a file is blamed
+            for i in sum(self.reading, []):
+                self.to_read = iter([[i]])
                 try:
                     single.run()
                 except RuntimeError:
+                    path = self.dataset.samples[i][0]
                     load_image(path)  # an error of Pillow's says more
                     raise OSError(
                         f"DALI cannot read {path}: `resize_imagenet.py --format png` converts it"

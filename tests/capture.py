@@ -20,6 +20,7 @@ def capture(loader, description, **kwargs):
         yield batch
 
 
+capture.write = print
 target, sys.argv = sys.argv[1], sys.argv[2:]
 tqdm.tqdm = capture
 try:

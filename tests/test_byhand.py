@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import byhand
-from helpers import ROOT, run, run_forked
+from helpers import ROOT, assert_one_line, run, run_forked
 
 SCRIPT = ROOT / "benchmarks" / "byhand.py"
 TRAIN = """\
@@ -17,14 +17,22 @@ import torch
 
 import report  # its own module, not ours
 
+open("log.txt", "a").write("started")
 loader = torch.utils.data.DataLoader(torch.ones(600, 2))
 model = torch.nn.Linear(2, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = report.optimizer_of(model)
 for step, batch in zip(range(int(sys.argv[1])), loader):
     optimizer.zero_grad()
     model(batch).sum().backward()
     optimizer.step()
     time.sleep(0.001 if optimizer.defaults["fused"] else 0.05)
+"""
+REPORT = """\
+import torch
+
+
+def optimizer_of(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
 """
 
 
@@ -34,10 +42,11 @@ def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("byhand") / "mine"
     folder.mkdir()
     (folder / "train.py").write_text(TRAIN)
-    (folder / "report.py").write_text("")
+    (folder / "report.py").write_text(REPORT)
     words = "--only", "fused", "--minutes", 0.1, "--json", folder / "found.json"
     run(sys.executable, ROOT / "whatif", *words, "train.py", 600, cwd=folder)
     document = json.loads((folder / "found.json").read_text())
+    (folder / "log.txt").unlink()
     row = dict(techniques=["fused"], name="fused", speedup=1.5, low=1.4, high=1.6, n=6)
     row |= dict(memory=None, verdict="faster")
     return folder, document | {
@@ -58,7 +67,7 @@ def timed(found, *options, **changes):
 
 
 def test_both_sides_are_timed_by_turns(found):
-    """A step of the copy sleeps a fiftieth of the script's; the script itself stays as it is."""
+    """A step of the copy sleeps a fiftieth of the script's; the folder itself stays as it is."""
     folder, _ = found
     done, (one,) = timed(found, "--each")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -71,6 +80,7 @@ def test_both_sides_are_timed_by_turns(found):
         assert max(hand["before"]) < 21 and min(byhand.gained(hand)) > 2
     assert "windows" not in one["found"] and "facts" not in one["found"]
     assert (folder / "train.py").read_text() == TRAIN and [*folder.parent.iterdir()] == [folder]
+    assert (folder / "report.py").read_text() == REPORT and not (folder / "log.txt").exists()
     page = (folder / "out" / "byhand.md").read_text()
     assert "| fused | 1.50x ±0.10 | 6 |  | faster |" in page
     assert "| fused | as loaded | 1.40x to 1.50x | 1.50x ±0.05 |" in page
@@ -83,10 +93,38 @@ def test_what_cannot_be_timed_is_told(found):
     for changes, told in [
         (dict(proof=None), "whatif has proved nothing"),
         (dict(facts=facts | {"optimizers": optimizers}), "fused: already there"),
-        (dict(arguments=["3"]), "fused: status 0"),  # it ends before seven steps
+        (dict(arguments=["3"]), "fused: before: it ended before 7 steps of its own process"),
+        (dict(arguments=[]), "fused: before: IndexError: list index out of range"),
     ]:
         done, (one,) = timed(found, **changes)
         assert done.returncode == 1 and told in done.stdout and not one["hands"], done.stdout
+
+
+def test_what_is_no_record_of_a_script_is_refused(found, tmp_path):
+    folder, document = found
+    path = tmp_path / "found.json"
+    for text, told in [
+        ("{", f"{path} is no record of whatif --json"),
+        ("[1]", f"{path} is no record of whatif --json"),
+        (json.dumps(document | dict(script="package.train")), "no script package.train here: "),
+    ]:
+        path.write_text(text)
+        done = run_forked(SCRIPT, path, "--result_dir", tmp_path / "out", cwd=folder)
+        assert_one_line(done, 2, told)
+    done = run_forked(SCRIPT, path, "--first", 0, cwd=folder)
+    assert done.returncode == 2 and "--first: invalid positive value: '0'" in done.stderr
+
+
+def test_the_changed_copy_of_any_set(found):
+    """Workers are as many as whatif has advised; a file outside of the folder is no copy's."""
+    folder, document = found
+    document = document | dict(loader=dict(enough=dict(workers=2)))
+    words, files = byhand.changed(document, ["fused", "workers"], folder)
+    assert words == ["train.py", "600"] and b"num_workers=2" in files["train.py"]
+    assert b"fused=True" in files["report.py"]
+    above = json.loads(json.dumps(document).replace("report.py", "../report.py"))
+    with pytest.raises(RuntimeError, match="files outside of"):
+        byhand.changed(above, ["fused"], folder / "sub")
 
 
 def test_a_record_takes_several_scripts(found):

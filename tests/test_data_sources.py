@@ -593,6 +593,20 @@ def test_one_more_pipeline_finds_the_damaged_picture(photos, tmp_path):
     assert len(built) == 2
 
 
+@pytest.mark.fault("corrupt image in a DALI epoch")
+def test_an_error_that_is_no_pictures_names_none(photos, monkeypatch):
+    loader, _ = loader_of(photos)
+    epoch = iter(loader)
+    next(epoch)
+
+    def fail(stream):
+        raise RuntimeError("the driver is lost")
+
+    monkeypatch.setattr(loader.pipeline, "run", fail)
+    with pytest.raises(RuntimeError, match="^the driver is lost$"):
+        list(epoch)
+
+
 @needs_faulty
 @faulty_kinds
 def test_real_faulty_files_with_dali(photos):

@@ -23,7 +23,7 @@ BUDGETS = {
     "train_fused": 86,  # a resumed or skipped first step would otherwise train wrong, unsaid
     "train_LMDB": 547,  # two processes build one file; a cut file is an error and no crash; a map of
     # a terabyte would be refused under `ulimit -v`
-    "train_DALI": 911,  # images are the baseline's to 2/255, in its order; what DALI shows wrong
+    "train_DALI": 894,  # images are the baseline's to 2/255, in its order; what DALI shows wrong
     # or cannot read is refused, and the file named by one more pipeline: each takes long on a GPU
     "train_cache": 1281,  # augmentation has torchvision's distribution; what does not fit, also in a
     # container or job, is refused; decoded images are kept for later runs, if the user says so
