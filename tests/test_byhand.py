@@ -61,12 +61,12 @@ def found(tmp_path_factory):
 def timed(found, *options, **changes):
     folder, document = found
     (folder / "found.json").write_text(json.dumps(document | changes))
-    words = "found.json", "--runs", 2, "--first", 2, "--steps", 5, *options
+    words = "found.json", "--runs", 1, "--first", 2, "--steps", 5, *options
     done = run_forked(SCRIPT, *words, "--result_dir", folder / "out", cwd=folder)
     return done, json.loads((folder / "out" / "byhand.json").read_text())
 
 
-def test_both_sides_are_timed_by_turns(found):
+def test_both_sides_are_timed(found):
     """A step of the copy sleeps a fiftieth of the script's; the folder itself stays as it is."""
     folder, _ = found
     done, (one,) = timed(found, "--each")
@@ -76,7 +76,7 @@ def test_both_sides_are_timed_by_turns(found):
         ("fused", "kept"),
     ]
     for hand in one["hands"]:
-        assert len(hand["before"]) == len(hand["after"]) == 2
+        assert len(hand["before"]) == len(hand["after"]) == 1
         assert max(hand["before"]) < 21 and min(byhand.gained(hand)) > 2
     assert "windows" not in one["found"] and "facts" not in one["found"]
     assert (folder / "train.py").read_text() == TRAIN and [*folder.parent.iterdir()] == [folder]
@@ -85,6 +85,21 @@ def test_both_sides_are_timed_by_turns(found):
     assert "| fused | 1.50x ±0.10 | 6 |  | faster |" in page
     assert "| fused | as loaded | 1.40x to 1.50x | 1.50x ±0.05 |" in page
     assert "| fused | kept | 1.50x |  |" in page
+
+
+def test_the_sides_take_turns(found, monkeypatch):
+    folder, document = found
+    asked, rates = [], iter(range(1, 7))
+
+    def rate_of(words, copy, *_):
+        asked.append("after" if "fused=True" in (copy / "report.py").read_text() else "before")
+        return next(rates)
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(byhand, "rate_of", rate_of)
+    hand = byhand.measure(document, ["fused"], 0, byhand.parse(["found.json"]))
+    assert asked == ["before", "after", "after", "before", "before", "after"]
+    assert (hand["before"], hand["after"]) == ([1, 4, 5], [2, 3, 6])
 
 
 def test_what_cannot_be_timed_is_told(found):
