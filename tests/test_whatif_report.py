@@ -195,7 +195,7 @@ def test_where_the_first_seconds_went():
     text = text_of(parts=spent)
     assert (
         "\nWhere the script's first 10 s went\n  SSSSSSSSSSSSSSSSSSSSSSSSNN==========....\n"
-        "  S start to the end of the first step 60%, N the next three steps 5%, = steps 25%, "
+        "  S start to the end of the first step 60%, N up to three more steps 5%, = steps 25%, "
         ". waiting for\n  data 10%, V validation, stalls, other work between steps 0%\n"
     ) in text
     assert report.record(result(parts=spent))["parts"] == spent
