@@ -1710,6 +1710,13 @@ def test_a_stall_beside_an_evaluation_is_no_period():
     assert not plans.is_regular(times_of([*steps[:9], 0.5, *steps[:9], 0.3, *steps[:7], 0.5]))
 
 
+def test_a_process_that_ends_without_a_word_is_noted_and_started_again():
+    one = types.SimpleNamespace(notes=[], epochs=True)
+    assert not session_module.Session.goes_on(one, dict(error="", done=True)) and not one.notes
+    assert session_module.Session.goes_on(one, dict(error="", now=["fused"]))
+    assert one.notes == ["The measured process ended early, which ended a part of the measurement."]
+
+
 def times_of(gaps):
     return [0.0, *itertools.accumulate(gaps)]
 
