@@ -402,6 +402,35 @@ def test_each_training_process_is_reported_by_itself(program, folder):
     assert not other.get("error")
 
 
+FAILING = """
+import multiprocessing, sys, torch
+from whatif.records import send
+
+def train(handles):
+    send(torch.spec["folder"], window=dict(steps=1))
+    try:
+        raise OSError(28, "no space")
+    except OSError:
+        if not handles:
+            raise
+        sys.exit(1)  # as torch.multiprocessing.spawn() does
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context(sys.argv[1]).Process(target=train, args=sys.argv[2:])
+    process.start()
+    process.join()
+"""
+
+
+@pytest.mark.parametrize("how", [["fork", ""], ["spawn", ""], ["spawn", "handled"]])
+def test_an_error_of_a_process_of_multiprocessing_is_told(program, folder, how):
+    """Python prints it in the process, which then comes to its own end."""
+    write(folder, FAILING)
+    result = once(program, folder, "train.py", *how)
+    errors = [each.get("error") for each in (result, *result["others"].values())]
+    assert "OSError: [Errno 28] no space (train.py:8)" in errors, result
+
+
 def test_processes_that_train_beside_the_measured_one_are_not_waited_for():
     """Their counts may come first, and they may end first, which ends no measurement."""
     from whatif.run import Results
