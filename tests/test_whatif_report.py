@@ -195,7 +195,7 @@ def test_where_the_first_seconds_went():
     text = text_of(parts=spent)
     assert (
         "\nWhere the script's first 10 s went\n  SSSSSSSSSSSSSSSSSSSSSSSSNN==========....\n"
-        "  S start to the end of the first step 60%, N the next three steps 5%, = steps 25%, "
+        "  S start to the end of the first step 60%, N up to three more steps 5%, = steps 25%, "
         ". waiting for\n  data 10%, V validation, stalls, other work between steps 0%\n"
     ) in text
     assert report.record(result(parts=spent))["parts"] == spent
@@ -226,6 +226,13 @@ def test_what_holds_it_back():
     assert report.held_back_by(FACTS, slow).startswith("The host")
 
 
+def test_the_loader_of_the_script_may_pin_itself():
+    loader = dict(as_is=dict(workers=2, pinned=True))
+    row = dict(workers=2, rate=9.0, pinned=True)
+    assert report.loader_row(row, loader).endswith("  9.0 batches/s  (as it is)")
+    assert "as it is" not in report.loader_row(row | dict(workers=1), loader)
+
+
 def test_loader_forecast_confirmation_and_losses():
     loader = dict(
         as_is=dict(workers=2, batch=32),
@@ -246,6 +253,7 @@ def test_loader_forecast_confirmation_and_losses():
         forecast=[
             dict(techniques=BEST, speedup=1.9, low=None, high=None, how="longer"),
             dict(techniques=BEST[:1], speedup=1.5, low=1.2, high=1.8, how="range"),
+            dict(techniques=BEST[:2], speedup=1.05, low=1.0496, high=1.0504, how="range"),
         ],
         confirmation=dict(
             techniques=BEST,
@@ -279,6 +287,7 @@ def test_loader_forecast_confirmation_and_losses():
         "  OpenCV keeps 16 threads in each worker",
         "  amp bfloat16 + channels_last + compile: 1.90x (the longer of compute and loading)",
         "  amp bfloat16: 1.20x to 1.80x (loading and steps share the cores)",
+        "  amp bfloat16 + channels_last: 1.05x (loading and steps share the cores)",
         "  by the script's own --amp --channels-last: 1.60x in one whole run",
         "  This finds a broken training, not a slightly worse one.",
     ):

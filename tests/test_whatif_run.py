@@ -402,19 +402,52 @@ def test_each_training_process_is_reported_by_itself(program, folder):
     assert not other.get("error")
 
 
+FAILING = """
+import multiprocessing, sys, torch
+from whatif.records import send
+
+def train(handles):
+    send(torch.spec["folder"], window=dict(steps=1))
+    try:
+        raise OSError(28, "no space")
+    except OSError:
+        if not handles:
+            raise
+        sys.exit(1)  # as torch.multiprocessing.spawn() does
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context(sys.argv[1]).Process(target=train, args=sys.argv[2:])
+    process.start()
+    process.join()
+"""
+
+
+@pytest.mark.parametrize("how", [["fork", ""], ["spawn", ""], ["spawn", "handled"]])
+def test_an_error_of_a_process_of_multiprocessing_is_told(program, folder, how):
+    """Python prints it in the process, which then comes to its own end."""
+    write(folder, FAILING)
+    result = once(program, folder, "train.py", *how)
+    errors = [each.get("error") for each in (result, *result["others"].values())]
+    assert "OSError: [Errno 28] no space (train.py:8)" in errors, result
+
+
 def test_processes_that_train_beside_the_measured_one_are_not_waited_for():
-    """Their counts may come first, and they are never done."""
+    """Their counts may come first, and they may end first, which ends no measurement."""
     from whatif.run import Results
 
     results, mine = Results(), os.getpid()
+    for pid in -1, -2, mine:  # there is no -1 and no -2
+        results.add(dict(pid=pid, beside={}))
+        assert not results.are_done() and not results.is_lost()
     results.add(dict(pid=mine, beside=dict(steps=5, seconds=2.0)))
-    assert not results.are_done() and not results.is_lost()
+    results.add(dict(pid=-2, steps=3, ended=True, done=True))
+    assert not results.are_done() and not results.is_lost() and "ended" not in results.first()
     results.add(dict(pid=0, window=dict(steps=3)))  # no such process
-    assert results.is_lost() and not results.are_done()
+    assert results.is_lost() and results.are_done()  # the others may train for long
     results.add(dict(pid=0, done=True))
     assert results.are_done() and not results.is_lost()
     merged = results.merged()
-    assert len(merged["windows"]) == 1 and merged["others"].keys() == {mine}
+    assert len(merged["windows"]) == 1 and merged["others"].keys() == {mine, -1, -2}
 
 
 def test_torchrun_around_whatif(program, folder):

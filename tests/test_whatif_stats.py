@@ -327,7 +327,9 @@ def test_losses_that_are_not_finite_are_said():
     told = stats.changes_training(means(*good, lost), means(lost))
     assert told.changes is None and "1 of 5 plain runs have losses that are not finite" in told.why
     assert stats.changes_training(means(lost, *good), means(good[2])).changes is False
-    assert stats.changes_training(means(*good[:3]), means(lost[:0] + good[1])).changes is None
+    few = stats.changes_training(means(*good[:3]), means(lost[:0] + good[1]))
+    assert few.changes is None and few.why.startswith("3 plain runs and 1 of the set can be ")
+    assert stats.changes_training([1.0], [1.0]).why.startswith("1 plain run and 1 of the set can ")
 
 
 # ------------------------------------------------------------------------------ forecast

@@ -26,7 +26,7 @@ from torch.optim import lr_scheduler
 
 from forked_runs import fork
 from helpers import AMP_OPTION, HANG
-from whatif import confirm, report, trials
+from whatif import confirm, parts, report, trials
 from whatif import session as session_module
 from whatif.inside import batches, clock, hooks, models, plans, proving, state, watch
 from whatif.techniques import amp
@@ -1710,5 +1710,83 @@ def test_a_stall_beside_an_evaluation_is_no_period():
     assert not plans.is_regular(times_of([*steps[:9], 0.5, *steps[:9], 0.3, *steps[:7], 0.5]))
 
 
+def test_a_process_that_ends_without_a_word_is_noted_and_started_again():
+    one = types.SimpleNamespace(notes=[], epochs=True)
+    assert not session_module.Session.goes_on(one, dict(error="", done=True)) and not one.notes
+    assert session_module.Session.goes_on(one, dict(error="", now=["fused"]))
+    assert one.notes == ["The measured process ended early, which ended a part of the measurement."]
+
+
 def times_of(gaps):
     return [0.0, *itertools.accumulate(gaps)]
+
+
+def watched(monkeypatch, gaps, wait=0.0):
+    """Return what plans.watch() tells of steps so many seconds apart, by a clock of the test's."""
+    now, told = [0.0], {}
+    fake = types.SimpleNamespace(perf_counter=lambda: now[0], time=lambda: now[0])
+    monkeypatch.setattr(plans, "time", fake)
+    monkeypatch.setattr(clock, "time", fake)
+    run = types.SimpleNamespace(
+        clock=clock.Clock(lambda: None),
+        loaders=types.SimpleNamespace(batches=1, at_an_end=lambda: False),
+        models=types.SimpleNamespace(choose=lambda steps: None),
+        places=types.SimpleNamespace(frames=lambda: []),
+        steps=1,
+        spec={},
+        agree=lambda value: value,
+        ranks=lambda: (0, 1),
+        facts=dict,
+        send=lambda **record: told.update(record),
+    )
+    plan = plans.watch(run)
+    next(plan)
+    for gap in gaps:
+        now[0] += gap
+        run.clock.fetched(1, wait)
+        run.clock.step()
+        run.steps += 1
+        if next(plan, "over") == "over":
+            return told["watched"]
+    raise AssertionError(f"not enough: {len(run.times)} steps in {now[0]} s")
+
+
+@pytest.mark.parametrize(
+    "gaps, set_up, seconds",
+    [
+        ([0.01] * 300, 3, 2.0),
+        ([3.0] * 9, 3, 12.0),  # with the first steps 20 s
+        ([6.0] * 9, 3, 6.0),
+        ([30.0] * 9, 1, 30.0),
+        ([30.0] + [0.01] * 300, 1, 2.0),  # an evaluation before the second step
+        ([0.01] * 3 + [30.0] + [0.01] * 300, 3, 30.02),  # after the fourth
+    ],
+    ids=["fast", "slow", "slower", "slowest", "evaluation", "evaluation later"],
+)
+def test_how_long_steps_are_watched(monkeypatch, gaps, set_up, seconds):
+    found = watched(monkeypatch, gaps)
+    assert found["set_up"] == set_up and found["seconds"] == pytest.approx(seconds, abs=0.03)
+    assert found["steps"] == len(found["gaps"]) - set_up
+
+
+def test_first_steps_of_a_compiled_model_set_up(monkeypatch):
+    """Its CUDA graphs are made after the first step, which compiles."""
+    monkeypatch.setattr(plans, "compiled", lambda: 5)
+    found = watched(monkeypatch, [0.01, 3.0, *[0.01] * 300])
+    told = parts.of_watched(parts.only_steps(found, 0.01), 0.0)
+    assert told["next"] == pytest.approx(3.02) and told["aside"] < 0.01
+
+
+def test_an_evaluation_after_the_first_steps_is_no_step(monkeypatch):
+    """Even if nothing else was seen after these."""
+    found = watched(monkeypatch, [0.01] * 3 + [30.0] + [0.01] * 300)
+    for gaps, seconds in (found["gaps"], found["seconds"]), ([*[0.01] * 3, 30.0], 30.0):
+        told = parts.only_steps(found | dict(gaps=gaps, seconds=seconds, whole=seconds), 0.01)
+        assert told["other"] == pytest.approx(29.99) and told["seconds"] < 0.1
+
+
+def test_a_process_beside_the_measured_one_says_so_at_once(make_run, tmp_path):
+    """Else one that ends before its first count would be taken for the one that is measured."""
+    run = make_run()
+    next(plans.watch_only(run))
+    assert [each["beside"] for each in records(tmp_path)] == [{}]

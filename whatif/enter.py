@@ -8,7 +8,7 @@ import sysconfig
 import traceback
 from contextlib import suppress
 
-from whatif.imports import after_import
+from whatif.imports import after_import, wrap
 from whatif.records import send
 from whatif.write import overlay
 
@@ -41,7 +41,20 @@ def tell_errors(spec):
             send(spec["folder"], **described(error, where, spec))
         before(kind, error, where)
 
-    sys.excepthook = excepthook
+    def call(original, process):
+        """Take the place of the run() of a process of multiprocessing, which has no such hook."""
+        try:
+            return original(process)
+        except BaseException as error:
+            # torch.multiprocessing.spawn() calls sys.exit() where it handles an error
+            told = error.__context__ if isinstance(error, SystemExit) else error
+            with suppress(Exception):
+                if isinstance(told, Exception):
+                    send(spec["folder"], **described(told, told.__traceback__, spec))
+            raise
+
+    sys.excepthook, name = excepthook, "multiprocessing.process"
+    after_import(name, lambda: wrap(sys.modules[name].BaseProcess, "run", call))
 
 
 def is_users(file, spec):

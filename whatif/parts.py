@@ -4,7 +4,7 @@
 PARTS = {
     "start": ("imports and start", "S"),
     "began": ("start to the end of the first step", "S"),  # whatif sees a script from there on
-    "next": ("the next three steps", "N"),
+    "next": ("up to three more steps", "N"),
     "prepare": ("index or decoding, model", "P"),
     "first_step": ("first step, compiling", "F"),
     "steps": ("steps", "="),
@@ -66,7 +66,7 @@ def only_steps(watched, compute):
     so the fastest one counts.
     """
     gaps = watched["gaps"]
-    typical = max(compute, min(gaps[watched["set_up"] :], default=0.0))
+    typical = max(compute, min(gaps, default=0.0))
     first = 0.0 if watched["compiled"] else other_work(gaps[: watched["set_up"]], typical)
     later = min(other_work(gaps[watched["set_up"] :], typical), watched["seconds"])
     is_over = 2 * later > watched["seconds"]  # it was not done again

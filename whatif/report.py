@@ -205,7 +205,7 @@ def loader_row(row, loader):
     told = f"{speed(row['rate'])} batches/s" if row["rate"] else row.get("reason") or "no rate"
     if row["rate"] and as_is.get("batch"):
         told += f", {speed(row['rate'] * as_is['batch'])} samples/s"
-    is_own = count == as_is.get("workers") and not row.get("pinned")
+    is_own = all(row.get(key, False) == as_is.get(key, False) for key in ("workers", "pinned"))
     notes = ["as it is"] * is_own + ["of few batches"] * bool(row.get("rough"))
     return f"  {name:<20} {told}" + f"  ({', '.join(notes)})" * bool(notes)
 
@@ -239,11 +239,8 @@ def loader_lines(loader):
 
 def forecast_line(one):
     """Return the forecast of a set, a range where loading and steps share cores."""
-    told = (
-        f"{one['low']:.2f}x to {one['high']:.2f}x"
-        if one["how"] == "range"
-        else times(one["speedup"])
-    )
+    ends = (one["low"], one["high"]) if one["how"] == "range" else (one["speedup"],)
+    told = " to ".join(dict.fromkeys(map(times, ends)))
     how = {
         "longer": "the longer of compute and loading",
         "sum": "compute and loading, one after the other",

@@ -188,25 +188,30 @@ class Results:
                     if each["pid"] == pid and each["kind"] not in LAUNCHERS:
                         before |= each | dict(done=True)
 
+    def measured(self):
+        """Return {pid: what it has told} without processes that only count their steps."""
+        return {
+            pid: each
+            for pid, each in self.by_pid.items()
+            if not isinstance(each.get("beside"), dict)
+        }
+
     def is_lost(self):
         """Return whether a process that had reported is gone before it was done."""
         return any(
             not each.get("done") and not processes.is_alive(pid)
-            for pid, each in self.by_pid.items()
+            for pid, each in self.measured().items()
         )
 
     def first(self):
-        """Return what the process that is measured has told; of others come counts of steps."""
-        measured = (
-            each for each in self.by_pid.values() if not isinstance(each.get("beside"), dict)
-        )
-        return next(measured, dict(windows=[], failed=[]))
+        """Return what the process that is measured has told."""
+        return next(iter(self.measured().values()), dict(windows=[], failed=[]))
 
     def are_done(self):
         """Return whether the first process that has reported is done, or all have been killed."""
-        return bool(self.by_pid) and (
-            bool(self.first().get("done"))
-            or all(not processes.is_alive(pid) for pid in self.by_pid)
+        measured = self.measured()
+        return bool(measured) and (
+            bool(self.first().get("done")) or not any(map(processes.is_alive, measured))
         )
 
     def merged(self):

@@ -176,7 +176,11 @@ class Session(Measured):
                 "which ended a part of the measurement."
             )
             return True
-        return False
+        if not result.get("done"):  # multiprocessing ends its processes without their atexit
+            self.notes.append(
+                "The measured process ended early, which ended a part of the measurement."
+            )
+        return not result.get("done")
 
 
 def result_of(session, confirmed, stopped=False, written=None):

@@ -317,8 +317,8 @@ def changes_training(plain_means, set_means):
     )
     if len(plain) < LEAST_PLAIN or not mine:
         notes.append(
-            f"{len(plain)} plain runs and {len(mine)} of the set can be compared; "
-            f"{LEAST_PLAIN} and 1 are needed"
+            f"{len(plain)} plain run{'s' * (len(plain) != 1)} and {len(mine)} of the set can be "
+            f"compared; {LEAST_PLAIN} and 1 are needed"
         )
         return LossVerdict(None, "; ".join(notes))
     n, k, m, mean = len(plain), len(mine), statistics.fmean(plain), statistics.fmean(mine)

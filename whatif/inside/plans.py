@@ -1,6 +1,7 @@
 """What a run does from step to step: generators that go on with each step of the script."""
 
 import gc
+import itertools
 import random
 import statistics
 import time
@@ -38,35 +39,33 @@ WAITS, KERNELS = 3, 10  # steps in which waiting lines and kernels are looked fo
 
 def watch(run):
     """Watch some steps as the script does them; then choose the models."""
-    begin, began, worked, before = time.perf_counter(), time.time(), 0.0, compiled()
+    begin, began, worked = time.perf_counter(), time.time(), 0.0
     run.times = [0.0]  # when each step ended, without validation and waits for data
+    moments = [begin]  # and with them
     run.clock.begin()
     set_up = {}  # what the first steps took; an evaluation between them may take most of it
-    least, most = WATCH_SECONDS
-    check = 3  # the step after which all processes ask the first one whether that is all
+    check = 0  # the step after which all processes ask the first one whether that is all
     while True:
         yield
-        took = time.perf_counter() - begin
+        moments.append(time.perf_counter())
         run.times.append(worked + run.clock.seconds() - run.clock.counts["wait"])
-        if not set_up and run.agree(len(run.times) > SETTING_UP or took >= most):
-            first = run.clock.end()
-            set_up = dict(next=first["seconds"], other=first["whole"] - first["seconds"])
-            set_up |= dict(set_up=len(run.times) - 1, compiled=compiled() > before)
-            begin, worked = time.perf_counter(), run.times[-1]
-            run.clock.begin()
+        steps, took = len(run.times) - 1, moments[-1] - begin
+        if not set_up:
+            if run.agree(steps >= SETTING_UP or took >= WATCH_SECONDS[1]):
+                first = run.clock.end()
+                set_up = dict(next=first["seconds"], other=first["whole"] - first["seconds"])
+                set_up |= dict(set_up=steps, compiled=compiled() > 0)  # CUDA graphs come later
+                begin, worked = moments[-1], run.times[-1]
+                run.clock.begin()
             continue
-        if run.ranks()[1] > 1 and len(run.times) <= check:
+        if run.ranks()[1] > 1 and steps < check:
             continue
-        is_over = (
-            took >= most
-            or len(run.times) > WATCHED
-            and took >= least
-            and not (awaits(run.times) or run.loaders.at_an_end())
-        )
-        is_over, more = run.agree((is_over, int(CHECKED * len(run.times) / took)))
+        after = steps - set_up["set_up"]
+        more = int(CHECKED * after / took)
+        is_over, more = run.agree((has_seen_enough(run, moments, after), more))
         if is_over:
             break
-        check = len(run.times) + max(0, min(more, WATCHED))
+        check = steps + 1 + max(0, min(more, WATCHED))
     run.cycle = cycle_of(run.times)
     run.watched = run.clock.end() | dict(
         batches=run.loaders.batches / run.steps,
@@ -80,6 +79,18 @@ def watch(run):
     )
     run.models.choose(run.steps)
     run.send(facts=run.facts(), watched=run.watched)
+
+
+def has_seen_enough(run, moments, after):
+    """Return whether the steps that ended at these moments, `after` of them once set up, do."""
+    least, most = WATCH_SECONDS
+    took, steps = moments[-1] - moments[-1 - after], len(moments) - 1
+    if steps >= WATCHED:
+        is_between = awaits(run.times) or run.loaders.at_an_end()
+        return took >= most or took >= least and not is_between
+    gaps = [later - before for before, later in itertools.pairwise(moments)]
+    is_slow = steps * statistics.median_low(gaps) >= most  # with what the first steps took
+    return is_slow or took >= most and after >= LEAST  # a single gap may be an evaluation
 
 
 def gaps_of(times):
@@ -117,6 +128,7 @@ def is_regular(times):
 def watch_only(run):
     """Count the steps of a process that trains beside the first one, and leave it as it is."""
     run.models.stop()
+    run.send(beside={})  # it is not the one that is measured, though it may end first
     while True:
         run.clock.begin()
         begin = time.perf_counter()
