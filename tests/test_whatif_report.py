@@ -137,7 +137,14 @@ def test_the_table():
 
 @pytest.mark.parametrize(
     "low, high, shown",
-    [(None, None, "1.05x"), (-math.inf, math.inf, "1.05x ±?"), (1, 1.2, "1.05x ±0.15")],
+    [
+        (None, None, "1.05x"),
+        (-math.inf, math.inf, "1.05x ±?"),
+        (1, 1.2, "1.05x ±0.15"),
+        (1.01, 1.2, "1.05x +0.15 -0.04"),
+        (1.01, math.inf, "1.05x ±?"),
+        (1.02, 1.09, "1.05x ±0.04"),
+    ],
 )
 def test_intervals(low, high, shown):
     assert report.times(1.05, low, high) == shown

@@ -115,13 +115,19 @@ def duration(seconds):
 
 
 def times(speedup, low=None, high=None):
-    """Return "1.52x ±0.01" with the larger half of the interval."""
+    """Return "1.52x ±0.01" with the larger half of the interval.
+
+    Both halves, "1.44x +0.80 -0.10", where the larger one alone would reach over 1 and neither does.
+    """
     if speedup is None or not math.isfinite(speedup):
         return "-"
     text = f"{speedup:.2f}x"
     if low is None or high is None:
         return text
-    half = max(high - speedup, speedup - low)
+    up, down = high - speedup, speedup - low
+    half = max(up, down)
+    if (low > 1 or high < 1) and 0.005 < abs(speedup - 1) <= half and math.isfinite(half):
+        return f"{text} +{up:.2f} -{down:.2f}"
     if half < 0.005:
         return f"{speedup:.3f}x ±{half:.3f}"
     return f"{text} ±{half:.2f}" if math.isfinite(half) else f"{text} ±?"
