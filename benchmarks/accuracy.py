@@ -255,9 +255,6 @@ def parse(arguments):
     add("--only", nargs="+", default=["*"], metavar="NAME", help="rows of these names; * is any")
     add("--minutes", type=float, default=float("inf"), help="what does not fit is left out")
     add("--add", action="store_true", help="go on with the record that is there")
-    add(
-        "--result_dir", type=Path, default=Path("runs"), help="folder of the record (default: runs)"
-    )
     return parser.parse_args(own), others
 
 

@@ -159,9 +159,6 @@ def parse(arguments):
     add("DATASET", type=Path)
     add("--trainings", type=int, default=4, help="stop after so many (default: 4)")
     add("--minutes", type=float, default=10, help="stop then in any case (default: 10)")
-    add(
-        "--result_dir", type=Path, default=Path("runs"), help="folder of the record (default: runs)"
-    )
     return parser.parse_args(arguments)
 
 

@@ -112,11 +112,20 @@ def jobs_of(document, each):
 
 
 # ------------------------------------------------------------------------------ the page
-def row_of(row):
+def row_of(row, shown, verdict):
     """Return the cells of a row of whatif's table."""
-    memory = "" if row["memory"] is None else f"{row['memory'] / 1e9:.2f}"
-    shown = times(row["speedup"], row["low"], row["high"])
-    return [row["name"], shown, row["n"], memory, row["verdict"]]
+    memory = f"{row['memory'] / 1e9:.2f}" if row["memory"] else ""
+    return [row.get("name", "baseline"), shown, str(row["n"]), memory, verdict]
+
+
+def rows_of(found):
+    """Return the rows of whatif's table, the baseline's first."""
+    base = found["baseline"]
+    rate = f"{speed(base['rate'])} {found['unit']}/s" if base["rate"] else ""
+    return [row_of(base, "1", rate)] + [
+        row_of(row, times(row["speedup"], row["low"], row["high"]), row["verdict"])
+        for row in found["rows"]
+    ]
 
 
 def gained(hand):
@@ -151,16 +160,11 @@ def markdown(record):
     parts = []
     for one in record:
         found = one["found"]
-        base = found["baseline"]
-        line = ["baseline", "1", base["n"], f"{base['memory'] / 1e9:.2f}" if base["memory"] else ""]
-        line.append(f"{speed(base['rate'])} {found['unit']}/s" if base["rate"] else "")
         spent = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in found["seconds"].items())
         proof = found["proof"]
         parts += [
             f"## {one['name']}",
-            report.table(
-                SETS, [list(map(str, line)), *([*map(str, row_of(row))] for row in found["rows"])]
-            ),
+            report.table(SETS, rows_of(found)),
         ]
         if one["hands"]:
             parts.append(
@@ -232,9 +236,6 @@ def parse(arguments):
     add("--first", type=positive, default=30, help="steps that are not timed (default: 30)")
     add("--steps", type=positive, default=100, help="steps that are timed (default: 100)")
     add("--minutes", type=float, default=5, help="limit of one run (default: 5)")
-    add(
-        "--result_dir", type=Path, default=Path("runs"), help="folder of the record (default: runs)"
-    )
     return parser.parse_args(arguments)
 
 

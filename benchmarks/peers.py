@@ -339,13 +339,16 @@ def conclude(rows, write, stem, interrupted):
 
 
 def parser_of(name, description):
-    """Return a parser for a benchmark's own options."""
-    return argparse.ArgumentParser(
+    """Return a parser for a benchmark's own options, which has --result_dir."""
+    parser = argparse.ArgumentParser(
         name,
         allow_abbrev=False,
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    told = "folder of the record (default: runs)"
+    parser.add_argument("--result_dir", type=Path, default=Path("runs"), help=told)
+    return parser
 
 
 def parse(arguments):
@@ -363,9 +366,6 @@ def parse(arguments):
     add("--seconds", type=float, default=300, help="most seconds of one run (default: 300)")
     add("--minutes", type=float, default=float("inf"), help="no run starts after these")
     add("--add", action="store_true", help="add to the record that is there")
-    add(
-        "--result_dir", type=Path, default=Path("runs"), help="folder of the record (default: runs)"
-    )
     return parser.parse_args(own), others
 
 

@@ -174,9 +174,6 @@ def parse(arguments):
     add("--runs", type=int, default=3, help="runs of each row (default: 3)")
     add("--minutes", type=float, default=float("inf"), help="what does not fit is left out")
     add("--add", action="store_true", help="go on with the record that is there")
-    add(
-        "--result_dir", type=Path, default=Path("runs"), help="folder of the record (default: runs)"
-    )
     return parser.parse_args(own), others
 
 

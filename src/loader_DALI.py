@@ -221,7 +221,7 @@ def drop_from_cache(paths):
 # new #
 # DALI gets the files of pairs from here; change __iter__ for a layout of your own
 class ExternalInputIterator:
-    """Yield batches for pipeline `shard` of `shards`: first files, second files, sample numbers.
+    """Yield batches for pipeline `shard` of `shards`: files, second files of pairs, numbers.
     A file is an array of its bytes. `order` lists the samples of an epoch. The last batches repeat
     samples, so that all pipelines have equally many full batches; DALIGenericIterator drops these.
     Raises OSError with a file that cannot be opened.
