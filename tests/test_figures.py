@@ -38,7 +38,7 @@ SETTINGS = {
         ),
         "2%": "ADVISED in stats.py",
     },
-    "reliability.md": {"2,000": "an example of FUZZ", "3.11": "a version of Python"},
+    "reliability.md": {"2,000": "an example of FUZZ"},
     "techniques.md": {"20%": "a threshold"},
     "verdicts.md": {
         "95%": "COVERAGE in stats.py",
