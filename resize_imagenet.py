@@ -112,14 +112,15 @@ def is_damage(error, content):
     return True
 
 
-def is_plain(image):
-    """Return whether all scripts read a JPEG, PNG or WebP of this image alike."""
+def is_plain(image, content):
+    """Return whether all scripts read a JPEG, PNG or WebP alike; the image is that of `content`."""
     if image.format not in ("JPEG", "MPO"):
         texts = (value for value in image.info.values() if isinstance(value, (bytes, str)))
         return (
             image.mode in ("L", "RGB")
             and not image.has_transparency_data
             and not {"exif", "Raw profile type exif"} & image.info.keys()
+            and (image.format != "PNG" or content[24] == 8)  # the bits of a number
             and all(len(text) <= MOST_TEXT for text in texts)
         )
     blocks = [block for name, block in image.applist if name == "APP1" and block[:4] == b"Exif"]
@@ -221,7 +222,7 @@ def shrink(content, format, max_size, quality):
             "JPEG",
             "PNG",
             "WEBP",
-        ) and is_plain(image)
+        ) and is_plain(image, content)
         pixels = decode(image, content, size)
         if edge <= max_size and stays:
             return content

@@ -281,8 +281,12 @@ def image_pipeline(args, on_gpu, source, by_reader):
     scale = shapes[0] / fn.cast(size, dtype=types.FLOAT)
     start, end = (corner + flip) * scale, (corner + args.image_size - flip) * scale
     # a decoder can crash on a file that is no image: peek_image_shape has to fail before that
-    # DALI shows some PGM, PPM and TIFF wrong: a file that begins with P, I or M gets an error
-    is_other = [(each[:1] > 72) & (each[:1] < 82) for each in encoded]
+    # DALI shows some PGM, PPM and TIFF wrong: a file that begins with P, I or M gets an error;
+    # on a GPU it shows PNGs (137) of less than 8 bits wrong, too
+    is_other = [
+        (each[:1] > 72) & (each[:1] < 82) | (each[:1] == 137) & (each[24:25] < 8 * on_gpu)
+        for each in encoded
+    ]
     keep = [0 * shape[:1] - 1 + other for shape, other in zip(shapes, is_other)]  # -1: no change
     encoded = [
         fn.reinterpret(each, shape=fn.cast(shape, dtype=types.INT32))

@@ -133,8 +133,10 @@ def image_pipeline(paths, size, augment, on_gpu):
     encoded = fn.io.file.read(fn.external_source(paths, dtype=types.UINT8, ndim=1))
     # a decoder can crash on a file that is no image: peek_image_shape has to fail before that
     shape = fn.peek_image_shape(encoded, dtype=types.INT32)[:2]
-    # DALI shows some PGM, PPM and TIFF wrong: a file that begins with P, I or M gets an error
+    # DALI shows some PGM, PPM and TIFF wrong: a file that begins with P, I or M gets an error;
+    # on a GPU it shows PNGs (137) of less than 8 bits wrong, too
     is_other = (encoded[:1] > 72) & (encoded[:1] < 82)
+    is_other |= (encoded[:1] == 137) & (encoded[24:25] < 8 * on_gpu)
     encoded = fn.reinterpret(encoded, shape=0 * shape[:1] - 1 + is_other)  # -1: nothing changes
     images = fn.decoders.image(encoded, jpeg_fancy_upsampling=True, **engine)
     if augment == "resized":
