@@ -240,6 +240,17 @@ def test_networks_that_do_not_train_are_named_and_changed(scripts):
 
 
 @pytest.mark.fault("unusual training under whatif")
+def test_networks_of_one_line_are_told_apart(scripts):
+    """And a teacher that the script tried before its first step is found where steps call it."""
+    facts = scripts.once("targets.py", only=["amp"])["facts"]
+    found = {(each["local"], each["role"]) for each in facts["models"]}
+    assert found == {("a", "trains"), ("b", "trains"), ("teacher", "frozen")}
+    assert report.also_seen(facts) == [
+        "targets.py:27: teacher (Linear) does not train, but each step computes it"
+    ]
+
+
+@pytest.mark.fault("unusual training under whatif")
 def test_a_network_in_a_loss_does_not_train_and_is_changed(scripts):
     result = scripts.once("perceptual.py", only=["amp", "channels_last"])
     assert models(result) == {"painter": "trains", "criterion": "frozen"}

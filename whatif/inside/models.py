@@ -89,6 +89,8 @@ class Models:
             about["steps"].add(self.run.steps)
             if role != "frozen" and (about["role"] == "frozen" or was == {0} and self.run.steps):
                 about |= self.run.about.describe_model(module)  # it was called before training
+            elif role == "frozen" and was == {0} and self.run.steps:
+                about |= dict(role=role, calls=[], spots=[])  # of the steps only, from now on
             output = original(module, *args, **kwargs)
             if about["role"] == role:
                 self.run.about.note_call(about, output, args, kwargs)
@@ -209,7 +211,7 @@ class Models:
             for module, about in self.known.items()
             if (module in self.chosen if self.chosen else about["role"] != "frozen")
         ]
-        return [*{(each["name"], each["at"]): each for each in found}.values()]
+        return [*{(each["name"], each["local"], each["at"]): each for each in found}.values()]
 
 
 def wrap_anew(module):
