@@ -161,7 +161,8 @@ class Session(Measured):
     def goes_on(self, result):
         """Return whether a process that ended early is worth another one; note why it ended."""
         names = tuple(result.get("now") or ())
-        if result["error"] and "now" in result and not self.epochs:
+        is_cut = result.get("is_cut")  # it took too long
+        if result["error"] and "now" in result and not self.epochs and not is_cut:
             self.epochs = True  # it may rely on the length of an epoch
             return True
         if result["error"] and names:
