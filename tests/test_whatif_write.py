@@ -183,10 +183,11 @@ class Seen:
         words = {each.arg: ast.unparse(each.value) for each in node.keywords}
         names = ["dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers"]
         given = dict(zip(names, map(ast.unparse, node.args))) | words
+        number = given.get("num_workers", "0")
         return dict(
             at=self.at(node),
             text="",
-            workers=int(given.get("num_workers", 0)),
+            workers=int(number) if number.isdigit() else 2,
             pin=words.get("pin_memory") == "True",
             persistent=False,
             library="",
@@ -1043,6 +1044,14 @@ def test_a_setting_in_a_file_that_imports_a_part_of_torch(write, line):
     source = LOOP.replace("import torch\n", f"{line}\n", 1).replace("torch.optim.", "optim.")
     text = only(write(source, ["tf32"]), "tf32")
     assert text.index("import torch\n") < text.index('torch.set_float32_matmul_precision("high")')
+
+
+@pytest.mark.parametrize("number", ["count", "args.workers", "int(count)"])
+def test_workers_that_another_run_may_not_have(write, number):
+    """DataLoader refuses persistent_workers=True without workers."""
+    call = f"DataLoader(data, batch_size=8, num_workers={number}"
+    text = only(write(LOOP.replace("DataLoader(data, batch_size=8", call), ["workers"]), "workers")
+    assert f"persistent_workers={number} > 0)\n" in text
 
 
 def test_workers_on_a_gpu_pin_memory(write):
