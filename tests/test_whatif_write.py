@@ -1097,6 +1097,8 @@ def test_torch_is_imported_where_it_is_not(write):
 def test_tabs_stay_tabs(write):
     text = only(write(LOOP.replace("    ", "\t"), ["amp bfloat16"]), "amp bfloat16")
     assert "\t# new #\n" in text and "\t\toutput = model(images)\n\toutput = output.fl" in text
+    source = LOOP.replace("model = ", "if True:\n\tprint()\nmodel = ")  # tabs elsewhere
+    assert AUTOCAST in only(write(source, ["amp bfloat16"]), "amp bfloat16")
     assert "    " not in text
 
 
