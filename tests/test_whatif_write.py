@@ -1039,9 +1039,13 @@ def test_workers_in_the_call_of_the_loader(write, old, new):
     assert f"loader = {new}\n" in text
 
 
-@pytest.mark.parametrize("line", ["import torch.optim as optim", "from torch import optim"])
-def test_a_setting_in_a_file_that_imports_a_part_of_torch(write, line):
+@pytest.mark.parametrize(
+    "line", ["import torch.optim as optim", "from torch import optim", "from models import *"]
+)
+def test_a_setting_in_a_file_without_the_name_of_torch(write, line):
     source = LOOP.replace("import torch\n", f"{line}\n", 1).replace("torch.optim.", "optim.")
+    if "*" in line:
+        source = "".join(each for each in source.splitlines(True) if "from torch" not in each)
     text = only(write(source, ["tf32"]), "tf32")
     assert text.index("import torch\n") < text.index('torch.set_float32_matmul_precision("high")')
 

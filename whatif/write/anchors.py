@@ -25,22 +25,27 @@ def names_torch(node):
 
 
 def top_of(source):
-    """Return the last of the first run of imports with torch in it, at the top level."""
-    last = None
+    """Return the last of the first run of imports with torch in it, at the top level.
+
+    Without such an import, as below `from models import *`, it is the first run of imports.
+    """
+    imports, last = (ast.Import, ast.ImportFrom), None
+    of_torch = [node for node in source.tree.body if imports_torch(node)]
     for node in source.tree.body:
-        if last and not isinstance(node, (ast.Import, ast.ImportFrom)):
+        if last and not isinstance(node, imports):
             break
-        if (
-            last
-            or isinstance(node, ast.Import)
-            and any(each.name.split(".")[0] == "torch" for each in node.names)
-            or isinstance(node, ast.ImportFrom)
-            and (node.module or "").split(".")[0] == "torch"
-        ):
+        if last or isinstance(node, imports) and node in (of_torch or [node]):
             last = node
     if not last:
-        raise Refused(f"{source.shown} does not import torch at its top")
+        raise Refused(f"{source.shown} has no import at its top")
     return last
+
+
+def imports_torch(node):
+    """Return whether a statement imports torch or a part of it."""
+    names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+    names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+    return any(name.split(".")[0] == "torch" for name in names)
 
 
 def torch_name(source):
