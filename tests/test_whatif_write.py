@@ -626,6 +626,25 @@ for images""",
     ) in text
 
 
+@pytest.mark.parametrize(
+    "best, times",
+    [
+        (
+            "save({'optimizer': optimizer.state_dict(), 'old': optimizer.state_dict()}, 'best.pt')",
+            2,
+        ),
+        ("kept = optimizer.state_dict()", 1),
+    ],
+)
+def test_float16_keeps_the_scaler_in_each_checkpoint(write, best, times):
+    source = (
+        f"{LOOP}    if best:\n        {best}\n    save(dict(optimizer=optimizer.state_dict()))\n"
+    )
+    text = float16(write(source, ["amp float16"], device="cuda"))
+    assert text.count("scaler.state_dict()") == times
+    assert "save(dict(optimizer=optimizer.state_dict(), scaler=scaler.state_dict()))" in text
+
+
 GAN = """\
 import torch
 from torch import nn

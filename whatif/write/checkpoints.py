@@ -84,16 +84,20 @@ def keep_scaler(facts, source, sources):
                 raise Refused(
                     f"{other.where(found[0])} keeps the optimizer where the scaler is not known"
                 )
-    for _ in calls_of(source, names, "state_dict")[:1]:
-        save(source, calls_of(source, names, "state_dict"))
+    last = len(calls_of(source, names, "state_dict")) - 1
+    for number in range(last + 1):
+        try:
+            save(source, calls_of(source, names, "state_dict")[number])
+        except Refused:  # one of several may be a copy in memory
+            if number == last:
+                raise
     loaded = calls_of(source, names, "load_state_dict")
     if loaded:
         load(source, loaded[-1])
 
 
-def save(source, calls):
-    """Add the scaler to the dict in which the optimizer's state is saved."""
-    call = calls[-1]
+def save(source, call):
+    """Add the scaler to a dict in which the optimizer's state is saved."""
     around = source.parents[call]
     if isinstance(around, ast.Dict) and call in around.values:
         key = around.keys[around.values.index(call)]
@@ -104,6 +108,8 @@ def save(source, calls):
         items, first = ["scaler=scaler.state_dict()"], (around.args or around.keywords)[0]
     else:
         raise Refused(f"{source.where(call)} saves the optimizer in a way of its own")
+    if "scaler.state_dict()" in source.text(around):
+        return  # it holds several optimizers
     statement = source.statement_of(call)
     line = source.origins[statement.lineno - 1]
     source.apply([source.grow(around, items, first)])
