@@ -873,6 +873,9 @@ train.py:4  opt_G = torch.optim.Adam(itertools.chain(G.parameters()), lr=0.1)
         watch: """)
     scaler = advice.write("amp float16", on_gpu(facts))
     assert "scaler.scale(loss).backward(); scaler.step(opt_G); scaler.step(opt_D)" in scaler
+    steps = [dict(name=f"nets.{name}.step") for name in ("D", "G", "D")]
+    scaler = advice.write("amp float16", facts | dict(sites=dict(steps=steps)))
+    assert "for loss.backward(), nets.D.step(), nets.G.step()" in scaler
     # a critic that steps more often needs an update before its next step
     assert "scaler.update() after these steps, before the next backward()" in scaler
     assert reasons(facts | dict(optimizers=facts["optimizers"][2:3]))["fused"] == (
