@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from whatif import techniques
 from whatif.inside import facts, places
+from whatif.techniques import channels_last
 
 
 class Forward:
@@ -174,6 +175,8 @@ class Models:
                 raise
             run.fail(error)
         self.free()  # what the error held is gone by now
+        if "channels_last" in names:
+            channels_last.change(run, None)  # the weights' layout may be what fails
         return plain(*args, **kwargs)
 
     def forget(self, names):
