@@ -136,6 +136,8 @@ class Session(Measured):
                 or (gained < 3 and len(self.failed) == failed and self.epochs == epochs)
             ):
                 break
+        if result["error"] and self.epochs != epochs:
+            self.goes_on(result)  # there is no time to find out whether epochs are why
         if result["error"] and not self.windows:
             return result
         self.seconds.setdefault("compute", time.time() - self.clock)
