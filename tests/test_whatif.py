@@ -240,6 +240,26 @@ def test_networks_that_do_not_train_are_named_and_changed(scripts):
 
 
 @pytest.mark.fault("unusual training under whatif")
+def test_a_layout_that_a_model_cannot_take_fails_alone(scripts):
+    """It is undone at once: the weights would fail without images in that layout, too."""
+    result = scripts.once("views.py", only=["channels_last", "fused"])
+    (failed,) = result["failed"]
+    assert failed[0] == ["channels_last"] and "view size is not compatible" in failed[1]
+    assert windows_of(result, "fused") and not result["error"]
+
+
+@pytest.mark.fault("unusual training under whatif")
+def test_networks_of_one_line_are_told_apart(scripts):
+    """And a teacher that the script tried before its first step is found where steps call it."""
+    facts = scripts.once("targets.py", only=["amp"])["facts"]
+    found = {(each["local"], each["role"]) for each in facts["models"]}
+    assert found == {("a", "trains"), ("b", "trains"), ("teacher", "frozen")}
+    assert report.also_seen(facts) == [
+        "targets.py:27: teacher (Linear) does not train, but each step computes it"
+    ]
+
+
+@pytest.mark.fault("unusual training under whatif")
 def test_a_network_in_a_loss_does_not_train_and_is_changed(scripts):
     result = scripts.once("perceptual.py", only=["amp", "channels_last"])
     assert models(result) == {"painter": "trains", "criterion": "frozen"}

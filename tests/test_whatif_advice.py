@@ -592,6 +592,30 @@ def test_a_to_of_its_own_takes_no_layout(watched):
     assert "channels_last" in reasons(facts | dict(seen=inside_facts.traits(space["model"])))
 
 
+@pytest.mark.parametrize(
+    "words, has_images", [("torch.rand(8, 4, 9)", False), ("[torch.rand(8, 1, 4, 9)]", True)]
+)
+def test_only_images_get_the_layout(watched, words, has_images):
+    """channels_last of a tensor of three dimensions is an error."""
+    facts = watched.run(f"""\
+        import torch
+        from torch import nn
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Conv2d(1, 2, (3, 9))
+            def forward(self, x):
+                return self.layer(x[0] if isinstance(x, list) else x[:, None])
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        net({words}).sum().backward()
+        optimizer.step()
+        """)
+    text = advice.write("channels_last", facts)
+    assert "net.to(memory_format=torch.channels_last)" in text
+    assert ("its images as" in text) == has_images
+
+
 def test_networks_that_only_take_time_are_named(watched):
     facts = watched.run("""\
         import torch
@@ -849,6 +873,9 @@ train.py:4  opt_G = torch.optim.Adam(itertools.chain(G.parameters()), lr=0.1)
         watch: """)
     scaler = advice.write("amp float16", on_gpu(facts))
     assert "scaler.scale(loss).backward(); scaler.step(opt_G); scaler.step(opt_D)" in scaler
+    steps = [dict(name=f"nets.{name}.step") for name in ("D", "G", "D")]
+    scaler = advice.write("amp float16", facts | dict(sites=dict(steps=steps)))
+    assert "for loss.backward(), nets.D.step(), nets.G.step()" in scaler
     # a critic that steps more often needs an update before its next step
     assert "scaler.update() after these steps, before the next backward()" in scaler
     assert reasons(facts | dict(optimizers=facts["optimizers"][2:3]))["fused"] == (

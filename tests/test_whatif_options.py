@@ -84,6 +84,19 @@ SCRIPTS = {  # {script: (its options, {technique: words}, libraries)}; a techniq
         },
         (),
     ),
+    "SimCLR of sthalles": (
+        {
+            ("--fp16-precision",): FLAG | dict(help="Whether or not to use 16-bit precision GPU"),
+            ("-j", "--workers"): dict(type=int, default=12),
+            ("-b", "--batch-size"): dict(type=int, default=256),
+        },
+        {
+            "amp float16": "--fp16-precision",
+            "workers": "--workers 8",
+            "batch": "--batch-size 512",
+        },
+        (),
+    ),
     "yolov5": (
         {
             ("--workers",): dict(type=int, default=8, help="max dataloader workers (per RANK)"),

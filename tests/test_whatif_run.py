@@ -495,6 +495,7 @@ def test_what_is_cut_off_leaves_nothing(program, folder):
     write(folder, HANGS)
     result = once(program, folder, "train.py", mode="fixed", limit=2)
     assert result["error"].startswith("cut off after 2 s: too slow, or too little time")
+    assert result["is_cut"]
     memory, cache = result["log"].splitlines()[0].split()
     assert not Path("/dev/shm", memory).exists()
     assert "whatif" not in cache and not Path(cache).is_relative_to(folder)  # as without whatif

@@ -1717,6 +1717,26 @@ def test_a_process_that_ends_without_a_word_is_noted_and_started_again():
     assert one.notes == ["The measured process ended early, which ended a part of the measurement."]
 
 
+def test_a_set_that_is_cut_off_has_failed():
+    """It is not taken for one that relies on the length of an epoch, and was tried."""
+    one = types.SimpleNamespace(notes=[], epochs=False, failed=[])
+    result = dict(error="cut off after 9 s", now=["fused"], done=True)
+    assert session_module.Session.goes_on(one, result | dict(is_cut=True)) and not one.epochs
+    assert one.failed == [[("fused",), "cut off after 9 s"]]
+    assert session_module.Session.goes_on(one, result) and one.epochs
+
+
+def test_an_error_without_time_for_another_process_is_told(monkeypatch):
+    session = Machine(monkeypatch, {}, minutes=0.5).session
+    session.args.write = None
+    session.clock = session.began = 0.0
+    error = dict(error="ValueError: no (a.py:3)", now=["fused"], failed=[], done=True)
+    error["windows"] = [dict(names=[], rate=1.0, at=1.0, steps=3, seconds=1.0)]
+    monkeypatch.setattr(session_module.run, "run_once", lambda *rest: error)
+    assert session.take_turns() is None
+    assert session.failed == [[("fused",), "ValueError: no (a.py:3)"]]
+
+
 def times_of(gaps):
     return [0.0, *itertools.accumulate(gaps)]
 

@@ -34,6 +34,7 @@ for images, labels in loader:
     loss.backward()
     optimizer.step()
 """
+SGD = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
 AUTOCAST = """\
     # new #
     # convolutions and matrix products run in half precision; the output is float32 again
@@ -182,10 +183,11 @@ class Seen:
         words = {each.arg: ast.unparse(each.value) for each in node.keywords}
         names = ["dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers"]
         given = dict(zip(names, map(ast.unparse, node.args))) | words
+        number = given.get("num_workers", "0")
         return dict(
             at=self.at(node),
             text="",
-            workers=int(given.get("num_workers", 0)),
+            workers=int(number) if number.isdigit() else 2,
             pin=words.get("pin_memory") == "True",
             persistent=False,
             library="",
@@ -624,6 +626,25 @@ for images""",
     ) in text
 
 
+@pytest.mark.parametrize(
+    "best, times",
+    [
+        (
+            "save({'optimizer': optimizer.state_dict(), 'old': optimizer.state_dict()}, 'best.pt')",
+            2,
+        ),
+        ("kept = optimizer.state_dict()", 1),
+    ],
+)
+def test_float16_keeps_the_scaler_in_each_checkpoint(write, best, times):
+    source = (
+        f"{LOOP}    if best:\n        {best}\n    save(dict(optimizer=optimizer.state_dict()))\n"
+    )
+    text = float16(write(source, ["amp float16"], device="cuda"))
+    assert text.count("scaler.state_dict()") == times
+    assert "save(dict(optimizer=optimizer.state_dict(), scaler=scaler.state_dict()))" in text
+
+
 GAN = """\
 import torch
 from torch import nn
@@ -863,6 +884,39 @@ def test_a_frozen_model_is_compiled_below_its_line(write):
     assert "teacher = nn.Linear(2, 2)\n# new #" in only(made, "compile")
 
 
+def test_a_frozen_model_is_compiled_before_its_wrapper(write):
+    source = LOOP.replace(
+        "optimizer = ",
+        "teacher = Net().to('cpu')\nif parallel:\n    teacher = nn.DataParallel(teacher)\noptimizer = ",
+    ).replace(
+        "    output = model(images)\n", "    output = model(images)\n    t = teacher(images)\n"
+    )
+    made = write(source, ["compile"], models=("model", "teacher"), above=None)
+    assert "teacher = Net().to('cpu')\n# new #" in only(made, "compile")
+
+
+@pytest.mark.parametrize(
+    "branches, wanted",
+    [
+        ("    use(extra)\n", "    extra = Net()\n    # new #"),  # in its branch
+        ("    use(extra)\nprint(extra)\n", "print(extra)\n# new #"),
+        ("else:\n    extra = Net()\n", "else:\n    extra = Net()\n# new #"),
+        ("else:\n    sys.exit(1)\n", "    sys.exit(1)\n# new #"),
+        ("elif other:\n    extra = Net()\n", ""),
+    ],
+)
+def test_a_model_that_some_runs_do_not_make(write, branches, wanted):
+    """The optimizer's line, above which models are changed, comes in all runs."""
+    source = LOOP.replace("optimizer = ", f"if hint:\n    extra = Net()\n{branches}optimizer = ")
+    source = source.replace("    loss = ", "    if hint:\n        t = extra(images)\n    loss = ")
+    above = dict(at=f"train.py:{source.splitlines().index(SGD) + 1}")
+    made = write(source, ["compile"], models=("model", "extra"), above=above)
+    if wanted:
+        assert wanted in only(made, "compile").partition("extra.compile()")[0]
+    else:
+        assert made.reasons == {"compile": "extra is not made in each run of train.py"}
+
+
 # ------------------------------------------------------------------------ arguments of a call
 @pytest.mark.parametrize(
     "old, new",
@@ -905,8 +959,16 @@ def test_fused_stays_on_after_a_checkpoint(write, name):
     assert "\n@optimizer.register_load_state_dict_post_hook\ndef stay_fused(optimizer):\n" in text
 
 
-def test_a_checkpoint_of_a_model_alone_needs_no_more(write):
-    source = LOOP.replace("loader = ", "model.load_state_dict(torch.load('x'))\nloader = ")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "model.load_state_dict(torch.load('x'))",
+        "target.load_state_dict(model.state_dict())",
+        "inception.load_state_dict(load_url('x'))",
+    ],
+)
+def test_a_checkpoint_of_a_model_alone_needs_no_more(write, line):
+    source = LOOP.replace("loader = ", f"{line}\nloader = ")
     assert "stay_fused" not in only(write(source, ["fused"]), "fused")
 
 
@@ -996,6 +1058,25 @@ def test_workers_in_the_call_of_the_loader(write, old, new):
     assert f"loader = {new}\n" in text
 
 
+@pytest.mark.parametrize(
+    "line", ["import torch.optim as optim", "from torch import optim", "from models import *"]
+)
+def test_a_setting_in_a_file_without_the_name_of_torch(write, line):
+    source = LOOP.replace("import torch\n", f"{line}\n", 1).replace("torch.optim.", "optim.")
+    if "*" in line:
+        source = "".join(each for each in source.splitlines(True) if "from torch" not in each)
+    text = only(write(source, ["tf32"]), "tf32")
+    assert text.index("import torch\n") < text.index('torch.set_float32_matmul_precision("high")')
+
+
+@pytest.mark.parametrize("number", ["count", "args.workers", "int(count)"])
+def test_workers_that_another_run_may_not_have(write, number):
+    """DataLoader refuses persistent_workers=True without workers."""
+    call = f"DataLoader(data, batch_size=8, num_workers={number}"
+    text = only(write(LOOP.replace("DataLoader(data, batch_size=8", call), ["workers"]), "workers")
+    assert f"persistent_workers={number} > 0)\n" in text
+
+
 def test_workers_on_a_gpu_pin_memory(write):
     text = only(write(LOOP, ["workers"], device="cuda"), "workers")
     assert "persistent_workers=True, pin_memory=True)" in text
@@ -1039,6 +1120,8 @@ def test_torch_is_imported_where_it_is_not(write):
 def test_tabs_stay_tabs(write):
     text = only(write(LOOP.replace("    ", "\t"), ["amp bfloat16"]), "amp bfloat16")
     assert "\t# new #\n" in text and "\t\toutput = model(images)\n\toutput = output.fl" in text
+    source = LOOP.replace("model = ", "if True:\n\tprint()\nmodel = ")  # tabs elsewhere
+    assert AUTOCAST in only(write(source, ["amp bfloat16"]), "amp bfloat16")
     assert "    " not in text
 
 
@@ -1202,6 +1285,15 @@ for images, labels in loader:
     ) in text_of(made)
     assert "    total += loss.detach().double() * len(images)\n" in text_of(made)
     assert "\n# one copy to the host for all steps\ntotal = float(total)\n\nprint" in text_of(made)
+
+
+def test_what_is_computed_from_a_batch_is_not_pinned(write):
+    source = LOOP.replace(
+        "    output = ",
+        "    images = torch.cat(images)\n    images = images.to(device)\n    output = ",
+    )
+    made = write(source, ["workers"], ["non_blocking"], device="cuda")
+    assert made.written and not made.extras
 
 
 @pytest.mark.parametrize("line", ["if total > 3: break", "history.append(total)"])

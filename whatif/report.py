@@ -360,8 +360,8 @@ def also_seen(facts):
     for model in facts["models"]:
         if model.get("role") == "frozen":
             lines.append(
-                f"{model['at']}: {model['local']} ({model['kind']}) does not train, but "
-                "each step computes it"
+                f"{[*model['calls'], model['at']][0]}: {model['local']} ({model['kind']}) does "
+                "not train, but each step computes it"
             )
     return [
         *dict.fromkeys(lines),

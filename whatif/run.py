@@ -263,7 +263,7 @@ def why_failed(result, code, log):
 
 # ------------------------------------------------------------------------------------ the run
 def follow(started, reader, results, limit, show):
-    """Read records until the run is over. Return {} or, if it took too long, {error, done}."""
+    """Read records until the run is over. Return {}, or {error, done, is_cut} if it took too long."""
     begin = time.monotonic()
     while True:
         codes = [process.poll() for process in started]
@@ -275,6 +275,7 @@ def follow(started, reader, results, limit, show):
             or_none = "" if results.first()["windows"] else " (or no optimizer of torch.optim)"
             return dict(
                 done=True,
+                is_cut=True,
                 error=f"cut off after {limit:.0f} s: too slow, or too little "
                 f"time (--minutes){or_none}",
             )

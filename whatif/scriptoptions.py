@@ -43,8 +43,16 @@ SWITCHES = {  # names of options that switch a technique on
         "mixed_precision_training",
         "automatic_mixed_precision",
     },
-    "bfloat16": {"bf16", "bfloat16", "amp_bf16", "bf16_amp", "amp_bfloat16"},
-    "float16": {"fp16", "float16", "half", "half_precision", "amp_fp16", "fp16_training"},
+    "bfloat16": {"bf16", "bfloat16", "amp_bf16", "bf16_amp", "amp_bfloat16", "bf16_precision"},
+    "float16": {
+        "fp16",
+        "float16",
+        "half",
+        "half_precision",
+        "amp_fp16",
+        "fp16_training",
+        "fp16_precision",
+    },
     "channels_last": {
         "channels_last",
         "channel_last",

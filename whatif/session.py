@@ -136,6 +136,8 @@ class Session(Measured):
                 or (gained < 3 and len(self.failed) == failed and self.epochs == epochs)
             ):
                 break
+        if result["error"] and self.epochs != epochs:
+            self.goes_on(result)  # there is no time to find out whether epochs are why
         if result["error"] and not self.windows:
             return result
         self.seconds.setdefault("compute", time.time() - self.clock)
@@ -161,7 +163,8 @@ class Session(Measured):
     def goes_on(self, result):
         """Return whether a process that ended early is worth another one; note why it ended."""
         names = tuple(result.get("now") or ())
-        if result["error"] and "now" in result and not self.epochs:
+        is_cut = result.get("is_cut")  # it took too long
+        if result["error"] and "now" in result and not self.epochs and not is_cut:
             self.epochs = True  # it may rely on the length of an epoch
             return True
         if result["error"] and names:

@@ -132,6 +132,10 @@ def has_loss(output):
     return isinstance(loss, torch.Tensor) and loss.numel() == 1
 
 
+def is_image(value):
+    return isinstance(value, torch.Tensor) and value.dim() == 4
+
+
 def is_float(value):
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
@@ -209,6 +213,7 @@ class Facts:
             calls=[place["at"]],
             spots=[],
             is_tensor=False,
+            has_images=False,
             is_wrapped=inner is not module or before != (None, None),
             role=role_of(module),
             bare=before[0] or "",
@@ -237,16 +242,14 @@ class Facts:
         """Add a call of a model, after it: its line, what it got, and what it gave."""
         about["is_tensor"] = isinstance(output, torch.Tensor)
         about["are_tensors"] = isinstance(output, (tuple, list)) and all(map(is_float, output))
+        if not about["has_images"]:
+            about["has_images"] = any(map(is_image, tree_leaves((args, dict(kwargs)))))
         about["calls"] = [*dict.fromkeys([*about["calls"], self.places.place()["at"]])]
         spot = called_at(self.places, [about["name"], about["local"]])
         if spot:
             given = [*enumerate(args), *dict(kwargs).items()] if spot.pop("is_direct") else []
             spot["images"] = [
-                key
-                for key, value in given
-                if isinstance(value, torch.Tensor)
-                and value.dim() == 4
-                and value.is_floating_point()
+                key for key, value in given if is_image(value) and value.is_floating_point()
             ]
             spot["has_loss"] = has_loss(output)
             spot |= dict(holds="", floats=[])

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from whatif import techniques
 from whatif.inside import facts, places
+from whatif.techniques import channels_last
 
 
 class Forward:
@@ -89,6 +90,8 @@ class Models:
             about["steps"].add(self.run.steps)
             if role != "frozen" and (about["role"] == "frozen" or was == {0} and self.run.steps):
                 about |= self.run.about.describe_model(module)  # it was called before training
+            elif role == "frozen" and was == {0} and self.run.steps:
+                about |= dict(role=role, calls=[], spots=[])  # of the steps only, from now on
             output = original(module, *args, **kwargs)
             if about["role"] == role:
                 self.run.about.note_call(about, output, args, kwargs)
@@ -172,6 +175,8 @@ class Models:
                 raise
             run.fail(error)
         self.free()  # what the error held is gone by now
+        if "channels_last" in names:
+            channels_last.change(run, None)  # the weights' layout may be what fails
         return plain(*args, **kwargs)
 
     def forget(self, names):
@@ -209,7 +214,7 @@ class Models:
             for module, about in self.known.items()
             if (module in self.chosen if self.chosen else about["role"] != "frozen")
         ]
-        return [*{(each["name"], each["at"]): each for each in found}.values()]
+        return [*{(each["name"], each["local"], each["at"]): each for each in found}.values()]
 
 
 def wrap_anew(module):

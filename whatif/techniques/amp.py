@@ -78,9 +78,11 @@ def own_autocast(name, facts):
 
 
 def scaler_of(facts):
-    """Return the lines of a GradScaler for all optimizers."""
-    names = list(dict.fromkeys(each.get("name") or "optimizer" for each in facts["optimizers"]))
-    names = names or ["optimizer"]
+    """Return the lines of a GradScaler for all optimizers, as the lines of their steps name them."""
+    steps = [each["name"] for each in facts.get("sites", {}).get("steps", ())]
+    names = [name.removesuffix(".step") for name in steps if name.endswith(".step")]
+    names = names or [each.get("name") or "optimizer" for each in facts["optimizers"]]
+    names = list(dict.fromkeys(names)) or ["optimizer"]
     old = ", ".join(["loss.backward()", *(f"{name}.step()" for name in names)])
     steps = "; ".join(f"scaler.step({name})" for name in names)
     made = (

@@ -25,6 +25,11 @@ def to_layout(model, name):
     ]
 
 
+def has_images(model):
+    """Return whether a model is called with images: it may also make them of something else."""
+    return model.get("has_images", True)
+
+
 def write(name, facts, extra):
     """Return what to write: an option, or the lines that change the model and its images."""
     if option := advice.built_in(name, facts, extra):
@@ -44,14 +49,14 @@ def write(name, facts, extra):
     place, called = advice.before_use(model, facts)
     text = advice.paragraphs(
         place + advice.INDENT + advice.INDENT.join(to_layout(model, called)),
-        advice.at_line(model, [f"its images as .to({LAYOUT})"]),
+        advice.at_line(model, [f"its images as .to({LAYOUT})"]) if has_images(model) else "",
         advice.likewise(
             {
                 at: (name, at)
                 for name, at in [
                     *(
                         (each["local"], at)
-                        for each in models
+                        for each in filter(has_images, models)
                         for at in each["calls"][each is model :]
                     ),
                     *advice.other_models(models),

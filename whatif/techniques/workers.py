@@ -1,5 +1,7 @@
 """Processes of a DataLoader that load while steps run."""
 
+import ast
+
 from .. import advice
 from ..write.sources import Refused
 
@@ -47,11 +49,22 @@ def edit(name, facts, extra, sources):
             continue
         source, line = sources.find(loader["at"])
         call = source.call_of(line, given)
+        if "persistent_workers" in new and "num_workers" not in new:
+            new["persistent_workers"] = if_any(source, call, given.get("positional", ()))
         source.apply(source.give(call, new, given.get("positional", ())))
         source.mark(source.statement_at(line), "workers load the next batches while steps run")
         done += 1
     if not done:
         raise Refused("already there")
+
+
+def if_any(source, call, positional):
+    """Return "True", or a test where the call's number of workers may be 0 in another run."""
+    given = {each.arg: each.value for each in call.keywords} | dict(zip(positional, call.args))
+    number = given.get("num_workers")
+    if isinstance(number, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)):
+        return f"{source.text(number)} > 0"
+    return "True"
 
 
 def write(name, facts, extra):

@@ -25,21 +25,27 @@ def names_torch(node):
 
 
 def top_of(source):
-    """Return the last of the first run of imports with torch in it, at the top level."""
-    last = None
+    """Return the last of the first run of imports with torch in it, at the top level.
+
+    Without such an import, as below `from models import *`, it is the first run of imports.
+    """
+    imports, last = (ast.Import, ast.ImportFrom), None
+    of_torch = [node for node in source.tree.body if imports_torch(node)]
     for node in source.tree.body:
-        if last and not isinstance(node, (ast.Import, ast.ImportFrom)):
+        if last and not isinstance(node, imports):
             break
-        if (
-            last
-            or names_torch(node)
-            or isinstance(node, ast.ImportFrom)
-            and (node.module or "").split(".")[0] == "torch"
-        ):
+        if last or isinstance(node, imports) and node in (of_torch or [node]):
             last = node
     if not last:
-        raise Refused(f"{source.shown} does not import torch at its top")
+        raise Refused(f"{source.shown} has no import at its top")
     return last
+
+
+def imports_torch(node):
+    """Return whether a statement imports torch or a part of it."""
+    names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+    names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+    return any(name.split(".")[0] == "torch" for name in names)
 
 
 def torch_name(source):
@@ -168,19 +174,78 @@ def place_for(model, facts, sources):
     statement = hoisted(source, statement, name)
     block = block_of(source, statement)
     later = [each for each in block[block.index(statement) :] if rebinds(each, name)]
+    if not later and not is_bound(source, statement, name):
+        if found := below_only(source, statement, name):
+            return found
+        raise Refused(f"{name} is not made in each run of {source.shown}")
     return source, statement, name, later[-1] if later else None
+
+
+def is_bound(source, statement, name):
+    """Return whether a name has its value above a statement, whichever branches a run takes.
+
+    It has if a statement outside of branches sets it before, or uses it.
+    """
+    scope, root = source.scope_of(statement), re.match(r"\w*", name)[0]
+    given = ast.walk(scope.args) if isinstance(scope, FUNCTIONS) else ()
+    if any(getattr(each, "arg", "") == root for each in given) or not any(
+        is_of(each, root, ast.Store) for each in ast.walk(scope)
+    ):
+        return True  # an argument, or a name from outside
+    while statement is not scope:
+        block, parent = block_of(source, statement), source.parents[statement]
+        if any(is_set(each, root) for each in block[: block.index(statement)]) or any(
+            is_used(each, root) for each in block
+        ):
+            return True
+        statement = parent
+    return False
+
+
+def is_of(node, root, context):
+    return isinstance(node, ast.Name) and node.id == root and isinstance(node.ctx, context)
+
+
+def is_set(node, root):
+    """Return whether a statement sets a name in each of its branches that goes on."""
+    if isinstance(node, ast.If):
+        return all(
+            any(is_set(each, root) for each in block) or block and ends(block[-1])
+            for block in (node.body, node.orelse)
+        )
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return any(root == (each.asname or each.name) for each in node.names)
+    return is_of(node, root, ast.Store) or any(
+        is_set(each, root) for each in ast.iter_child_nodes(node)
+    )
+
+
+def ends(node):
+    """Return whether a statement ends its function or the script."""
+    called = node.value.func if isinstance(node, ast.Expr) and hasattr(node.value, "func") else None
+    return isinstance(node, (ast.Raise, ast.Return, ast.Continue, ast.Break)) or (
+        called is not None and re.search(r"(^|\.)(exit|quit|error|abort)$", ast.unparse(called))
+    )
+
+
+def is_used(node, root):
+    """Return whether a statement uses a name outside of its branches."""
+    if isinstance(node, (ast.If, *FUNCTIONS, ast.ClassDef, ast.ExceptHandler)):
+        return isinstance(node, ast.If) and is_used(node.test, root)
+    return is_of(node, root, ast.Load) or any(
+        is_used(each, root) for each in ast.iter_child_nodes(node)
+    )
 
 
 def below_making(model, name, sources):
     """Return the place below the only statement that makes a model which no optimizer has."""
-    at = (model.get("made") or {}).get("at") or model["at"]
-    source, line = sources.find(at)
-    scope = source.scope_of(source.statement_at(line))
-    made = [
-        node
-        for node in ast.walk(scope)
-        if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets)
-    ]
+    source, line = sources.find((model.get("made") or {}).get("at") or model["at"])
+    return below_only(source, source.statement_at(line), name)
+
+
+def below_only(source, statement, name):
+    """Return the place below the only statement of a function that makes a model, or None."""
+    made = [node for node in ast.walk(source.scope_of(statement)) if rebinds(node, name)]
     if len(made) != 1 or any(isinstance(each, LOOPS) for each in source.ancestors(made[0])):
         return None
     return source, made[0], name, made[0]

@@ -155,7 +155,9 @@ def extract(source, line, calls, context, cast):
     statement = source.statement_at(line)
     index = statement.lineno - 1
     indent = source.lines[index][: source.start(statement)[1]]
-    lines = [indent + source.unit_for(each) for each in (f"with {context}:", *texts, *casts)]
+    lines = [
+        indent + source.unit_for(each, indent) for each in (f"with {context}:", *texts, *casts)
+    ]
     lines = source.end.join(lines).split(source.end)
     source.insert(index, *lines)
     source.block(index, statement.end_lineno + len(lines), FLOAT32)

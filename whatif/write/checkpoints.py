@@ -1,6 +1,7 @@
 """Write what a checkpoint of the script has to keep: the scaler, and fused optimizers."""
 
 import ast
+import re
 
 from .sources import Refused
 
@@ -25,16 +26,39 @@ def names_of(facts):
 
 
 def loads(facts, sources):
-    """Return whether a file that is known loads the state of what is no model: an optimizer's."""
+    """Return whether a file that is known loads the state of an optimizer, or of what may be one."""
     models = {each.get(key) for each in facts["models"] for key in ("name", "local", "bare")}
     models |= {f"{name}.module" for name in models} | {"model", "net"}
+    optimizers = {name.rpartition(".")[2] for name in names_of(facts)} - {"self"}
     return any(
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "load_state_dict"
         and ast.unparse(node.func.value) not in models
+        and may_be_optimizer(source, node, optimizers)
         for source in sources.files.values()
         for node in ast.walk(source.tree)
+    )
+
+
+def may_be_optimizer(source, call, optimizers):
+    """Return whether what loads a state may be an optimizer: its words name one, or many things.
+
+    A state that is taken from a live object, as by target networks, is from no checkpoint.
+    """
+    owner, words = call.func.value, ast.unparse(call)
+    if any(ast.unparse(each).endswith(".state_dict()") for each in call.args):
+        return False
+    if re.search("opt", words, re.I) or optimizers & set(re.findall(r"\w+", words)):
+        return True
+    if not isinstance(owner, ast.Name):
+        return not isinstance(owner, ast.Attribute)
+    passed = [getattr(source.scope_of(call), "args", None)]
+    passed += [each.target for each in source.ancestors(call) if isinstance(each, ast.For)]
+    return any(
+        owner.id in (getattr(part, "arg", ""), getattr(part, "id", ""))
+        for each in filter(None, passed)
+        for part in ast.walk(each)
     )
 
 
@@ -60,16 +84,20 @@ def keep_scaler(facts, source, sources):
                 raise Refused(
                     f"{other.where(found[0])} keeps the optimizer where the scaler is not known"
                 )
-    for _ in calls_of(source, names, "state_dict")[:1]:
-        save(source, calls_of(source, names, "state_dict"))
+    last = len(calls_of(source, names, "state_dict")) - 1
+    for number in range(last + 1):
+        try:
+            save(source, calls_of(source, names, "state_dict")[number])
+        except Refused:  # one of several may be a copy in memory
+            if number == last:
+                raise
     loaded = calls_of(source, names, "load_state_dict")
     if loaded:
         load(source, loaded[-1])
 
 
-def save(source, calls):
-    """Add the scaler to the dict in which the optimizer's state is saved."""
-    call = calls[-1]
+def save(source, call):
+    """Add the scaler to a dict in which the optimizer's state is saved."""
     around = source.parents[call]
     if isinstance(around, ast.Dict) and call in around.values:
         key = around.keys[around.values.index(call)]
@@ -80,6 +108,8 @@ def save(source, calls):
         items, first = ["scaler=scaler.state_dict()"], (around.args or around.keywords)[0]
     else:
         raise Refused(f"{source.where(call)} saves the optimizer in a way of its own")
+    if "scaler.state_dict()" in source.text(around):
+        return  # it holds several optimizers
     statement = source.statement_of(call)
     line = source.origins[statement.lineno - 1]
     source.apply([source.grow(around, items, first)])

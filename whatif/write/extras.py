@@ -50,10 +50,10 @@ def copies(source, line):
     loop = source.statement_at(line)
     own = {each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)}
     lines = []
-    for statement in [each for each in loop.body if isinstance(each, ast.Assign)]:
+    for statement in loop.body:
         found = [
             call
-            for call in heads(statement)
+            for call in (heads(statement) if isinstance(statement, ast.Assign) else ())
             if isinstance(call, ast.Call)
             and isinstance(call.func, ast.Attribute)
             and call.func.attr in ("to", "cuda")
@@ -66,6 +66,12 @@ def copies(source, line):
         number = source.origins[statement.lineno - 1]
         if found and number and len(found[0].args) < 2:
             lines.append((number, [ast.unparse(each.func) for each in found]))
+        elif not found:  # what is computed from a batch is not pinned
+            own -= {
+                each.id
+                for each in ast.walk(statement)
+                if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+            }
     for number, names in lines:
         calls = {id(each): each for name in names for each in source.calls(number, name)}
         source.apply(

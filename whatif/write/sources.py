@@ -248,16 +248,16 @@ class Source(Text, arguments.Arguments):
     def put(self, index, indent, lines, *reasons):
         """Insert a block of new lines in front of the line with an index."""
         lines = [SUBSCRIPT.sub(rf"[{self.quote()}\1{self.quote()}]", line) for line in lines]
-        self.insert(index, *(indent + self.unit_for(line) for line in lines))
+        self.insert(index, *(indent + self.unit_for(line, indent) for line in lines))
         self.block(index, index + len(lines), *reasons)
 
-    def unit_for(self, line):
-        """Return a line whose indents of four spaces are those of the file."""
+    def unit_for(self, line, indent):
+        """Return a line whose indents of four spaces are those of the file below an indent."""
         depth = (len(line) - len(line.lstrip(" "))) // 4
-        return depth * self.unit() + line.lstrip(" ")
+        return depth * self.unit(indent) + line.lstrip(" ")
 
-    def unit(self):
-        """Return the indent of one level in this file."""
+    def unit(self, indent):
+        """Return the indent of one more level below an indent: some files mix tabs and spaces."""
         for node in ast.walk(self.tree):
             body = getattr(node, "body", None)
             if (
@@ -266,8 +266,9 @@ class Source(Text, arguments.Arguments):
                 and (body[0].lineno > node.lineno)
             ):
                 outer, inner = (indent_of(self.lines[each.lineno - 1]) for each in (node, body[0]))
-                if inner.startswith(outer) and inner != outer:
-                    return inner.removeprefix(outer)
+                more = inner.removeprefix(outer)
+                if inner.startswith(outer) and more and {*more} <= {*(indent or more)}:
+                    return more
         return "    "
 
     def put_before(self, statement, lines, *reasons):
@@ -303,8 +304,8 @@ class Source(Text, arguments.Arguments):
             if isinstance(node, (ast.Constant, ast.JoinedStr))
             for line in range(node.lineno + 1, node.end_lineno + 1)
         }
-        indent, unit = indent_of(self.lines[first]), self.unit()
-        after = [indent + self.unit_for(line) for line in after]
+        indent = indent_of(self.lines[first])
+        unit, after = self.unit(indent), [indent + self.unit_for(line, indent) for line in after]
         for number in range(first, stop):
             if number + 1 not in inside and self.lines[number].strip():  # no line of a long text
                 line = self.lines[number]
