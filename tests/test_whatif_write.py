@@ -887,7 +887,11 @@ def test_a_frozen_model_is_compiled_below_its_line(write):
         ),
         (
             "SGD(\n    model.parameters(),\n    lr=0.1,  # high\n)",
-            "SGD(\n    model.parameters(),\n    lr=0.1,\n    fused=True,  # high\n)",
+            "SGD(\n    model.parameters(),\n    lr=0.1,  # high\n    fused=True,\n)",
+        ),
+        (
+            "SGD(\n    model.parameters(),\n    lr=0.1  # high\n)",
+            "SGD(\n    model.parameters(),\n    lr=0.1,  # high\n    fused=True\n)",
         ),
     ],
 )

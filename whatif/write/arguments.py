@@ -48,15 +48,17 @@ class Arguments:
         text, hangs = ", ".join(items), breaks and has_comma and first is not None
         line = self.lines[row].rstrip("\r\n")
         fits = len(line) + len(text) + 3 <= self.limit()
-        if first is None or is_first or (fits and not hangs):
+        note = line[column:] if line[column:].lstrip().startswith("#") else ""  # on the last item
+        if first is None or is_first or (fits and not hangs and not note):
             return (place, place), ("" if is_first else " " if has_comma else ", ") + text
         top, left = self.start(first)
         space = indent_of(self.lines[top])
         if self.lines[top][:left].strip():  # the first item stands behind the bracket
             space += " " * (left - len(space))
+        span, start = (place, (row, column + len(note))), ("" if has_comma else ",") + note
         if hangs:
-            return (place, place), "".join(f"{self.end}{space}{each}," for each in items)
-        return (place, place), f"{'' if has_comma else ','}{self.end}{space}{text}"
+            return span, start + "".join(f"{self.end}{space}{each}," for each in items)
+        return span, f"{start}{self.end}{space}{text}"
 
     def quote(self):
         """Return the quote that most texts of the file have."""
