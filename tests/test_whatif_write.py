@@ -900,6 +900,19 @@ def test_fused_in_the_call_of_the_optimizer(write, old, new):
     assert f"# one kernel updates all weights\noptimizer = torch.optim.{new}\n" in text
 
 
+@pytest.mark.parametrize("above", ["", "# %%\n"])
+def test_a_block_stands_above_the_comment_of_a_statement(write, above):
+    source = LOOP.replace("optimizer = ", f"{above}# all weights\noptimizer = ")
+    text = text_of(write(source, ["fused", "compile"]))
+    assert f"{above}# new #\n" in text and "\nmodel.compile()\n\n# all weights\n# new #\n" in text
+
+
+def test_a_diff_of_a_long_file_has_no_line_that_stays(write):
+    source = LOOP.replace("(data, batch_size=8)", "(\n    data, batch_size=8\n)")
+    made = write(source + "print(\n    1\n)\n" * 80, ["workers"])
+    assert b"\n-    data, batch_size=8\n" in made.diff and b"\n-)" not in made.diff
+
+
 @pytest.mark.parametrize("name", ["optimizer", "parts[name]"])
 def test_fused_stays_on_after_a_checkpoint(write, name):
     """In the layout of the weights: a fused step of another one is silently wrong."""
