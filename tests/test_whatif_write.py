@@ -498,6 +498,16 @@ MIXED = [
             ('output = model(x)["logits"]', "loss = criterion(output, y)"),
             ["output = output.float()"],
         ),
+        (
+            "(logits, (logits, logits), None)",
+            ("out, state, _ = model(x)", "loss = criterion(out + state[1], y)"),
+            ["out = out.float()", "state = tuple(each.float() for each in state)"],
+        ),
+        (
+            "(logits, 3)",
+            (DICT, "loss = criterion(output[0], y)"),
+            ["output = output[0].float(), output[1]"],
+        ),
         ("Data(logits)", ("loss = criterion(model(x).logits, y)",), []),
         ("(logits, None)", ("loss = criterion(model(x)[0], y)",), []),
         (
@@ -506,7 +516,7 @@ MIXED = [
             [],
         ),
     ],
-    ids=range(13),
+    ids=range(15),
 )
 def test_tensors_that_an_output_holds_are_float32_for_the_loss(
     tmp_path, monkeypatch, output, lines, cast
