@@ -1790,3 +1790,15 @@ def test_a_process_beside_the_measured_one_says_so_at_once(make_run, tmp_path):
     run = make_run()
     next(plans.watch_only(run))
     assert [each["beside"] for each in records(tmp_path)] == [{}]
+
+
+def test_a_step_of_several_batches_needs_them_all():
+    """Gradients of four batches: the loader has to give four times as many as there are steps."""
+    one = types.SimpleNamespace(
+        windows=[dict(names=[], steps=20, seconds=2.0)],
+        search=types.SimpleNamespace(best=lambda found, failed: ()),
+        run=types.SimpleNamespace(watched=dict(batches=4.0)),
+        estimates=dict,
+        failed={},
+    )
+    assert plans.Choice.needed(one) == 40
