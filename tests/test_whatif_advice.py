@@ -953,6 +953,32 @@ def test_transformers_trainer(watched, tmp_path):
         assert "GradScaler" not in text and text.count("TrainingArguments") == 1
 
 
+def test_a_library_that_is_given_no_model_where_it_runs(watched, tmp_path):
+    """Its line names a loader or data: neither is what is compiled."""
+    ignite = """
+    class Trainer:
+        def __init__(self, *parts):
+            self.model, self.optimizer = parts
+        def run(self, loader, epochs):
+            for batch in loader:
+                self.model(batch).mean().backward()
+                self.optimizer.step()
+    """
+    watched.patch.syspath_prepend(package(tmp_path / "site-packages", "ignite", ignite))
+    facts = watched.run("""\
+        import ignite, torch
+        model = torch.nn.Conv2d(3, 4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        loader = torch.utils.data.DataLoader(torch.rand(8, 3, 8, 8), 4)
+        ignite.Trainer(model, optimizer).run(loader, 1)
+        """)
+    above = "above train.py:3  optimizer = torch.optim.SGD(model.parameters(), 0.1)\n            "
+    assert advice.write("compile", facts).startswith(f"{above}model.compile()\n")
+    assert advice.write("channels_last", facts).startswith(f"{above}model.to(memory_format=")
+    facts["models"][0] |= dict(driver="skorch", above=None)
+    assert "net.module_.to(memory_format=" in advice.write("channels_last", facts)
+
+
 def test_accelerate_is_told_by_its_state(watched, monkeypatch):
     state = types.SimpleNamespace(_shared_state={"device": "cpu"})
     monkeypatch.setitem(

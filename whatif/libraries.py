@@ -49,6 +49,8 @@ LIBRARIES = {
         "amp bfloat16": "learn = learn.to_bf16()",
         "amp float16": "learn = learn.to_fp16()",
         "channels_last": "learn = learn.to_channelslast()",
+        "compile": "learn.model.compile()",
+        "compile reduce-overhead": 'learn.model.compile(mode="reduce-overhead")',
         "workers": "DataLoaders: num_workers={workers}, persistent_workers=True",
         "batch": "DataLoaders: bs={size}",
     },
@@ -65,6 +67,8 @@ LIBRARIES = {
     },
     "pytorch_lightning": LIGHTNING,
     "skorch": {
+        "channels_last": "a callback's on_train_begin(self, net, **kwargs): "
+        "net.module_.to(memory_format=torch.channels_last)",
         "compile": "the net: compile=True",
         "fused": "the net: optimizer__fused=True",
         "workers": "the net: iterator_train__num_workers={workers}, "
