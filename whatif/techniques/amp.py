@@ -79,8 +79,16 @@ def own_autocast(name, facts):
 
 def scaler_of(facts):
     """Return the lines of a GradScaler for all optimizers."""
-    names = list(dict.fromkeys(each.get("name") or "optimizer" for each in facts["optimizers"]))
-    names = names or ["optimizer"]
+    stepped = {  # as the script's lines call them, which may not be where they are made
+        each.get("optimizer"): each["name"].removesuffix(".step")
+        for each in (facts.get("sites") or {}).get("steps", ())
+        if each.get("is_direct") and each["name"].endswith(".step")
+    }
+    names = [
+        stepped.get(number) or each.get("name") or "optimizer"
+        for number, each in enumerate(facts["optimizers"])
+    ]
+    names = [*dict.fromkeys(names)] or ["optimizer"]
     old = ", ".join(["loss.backward()", *(f"{name}.step()" for name in names)])
     steps = "; ".join(f"scaler.step({name})" for name in names)
     made = (
