@@ -1331,6 +1331,18 @@ def test_no_line_of_the_original_changes_its_number(tmp_path):
             "TrainingArguments(bf16=True)",
             "TrainingArguments(bf16=True, dataloader_num_workers=2, dataloader_persistent_workers=True)",
         ),
+        (
+            "transformers",
+            "amp bfloat16",
+            "Seq2SeqTrainingArguments('out', bf16=False)",
+            "Seq2SeqTrainingArguments('out', bf16=True)",
+        ),
+        (
+            "trl",
+            "compile",
+            "SFTConfig(output_dir='out')",
+            "SFTConfig(output_dir='out', torch_compile=True)",
+        ),
     ],
 )
 def test_a_library_that_runs_the_loop_gets_an_argument(write, library, technique, old, new):

@@ -15,8 +15,7 @@ def edit(name, facts, extra, sources):
                     (source, node)
                     for source in sources.files.values()
                     for node in ast.walk(source.tree)
-                    if isinstance(node, ast.Call)
-                    and ast.unparse(node.func).rpartition(".")[2] == callee
+                    if isinstance(node, ast.Call) and is_of(node, callee)
                 ]
             case _:
                 continue
@@ -29,3 +28,12 @@ def edit(name, facts, extra, sources):
                 source.mark(source.statement_at(line), f"{library} has this built in")
             return True
     return False
+
+
+def is_of(call, callee):
+    """Return whether a call is of this name, or of a class on top of TrainingArguments."""
+    name = ast.unparse(call.func).rpartition(".")[2]
+    if callee != "TrainingArguments":
+        return name == callee
+    is_trl = name.endswith("Config") and "output_dir" in [each.arg for each in call.keywords]
+    return name.endswith(callee) or is_trl
