@@ -954,6 +954,8 @@ def test_transformers_trainer(watched, tmp_path):
         text = advice.write(name, facts, dict(workers=2, times=2))
         assert f"TrainingArguments({words})" in text, name
         assert "GradScaler" not in text and text.count("TrainingArguments") == 1
+    text = advice.write("amp bfloat16", facts | dict(device="cpu"))
+    assert "TrainingArguments(bf16=True, use_cpu=True)" in text  # or it wants a GPU for it
 
 
 def test_a_library_that_is_given_no_model_where_it_runs(watched, tmp_path):
@@ -1012,7 +1014,7 @@ def test_what_an_unknown_library_makes_and_calls(watched, tmp_path):
     for of in facts["loaders"] + facts["optimizers"]:
         of["library"] = "transformers"
     facts["models"][0]["library"] = ""  # as in a Trainer with a compute_loss of the user's
-    assert "TrainingArguments(bf16=True)" in advice.write("amp bfloat16", facts)
+    assert "TrainingArguments(bf16=True, use_cpu" in advice.write("amp bfloat16", facts)
 
 
 @pytest.mark.parametrize("devices, copies", [([], False), ([0], False), ([0, 1], True)])

@@ -1,7 +1,7 @@
 """How a technique is switched on in libraries that run the loop or make loaders and optimizers.
 
-{library: {technique or its kind: text}}. A pair is (the name of a call in the user's files, the
-arguments that it gets), which --write can write.
+{library: {technique, its kind, or "technique on device": text}}. A pair is (the name of a call in
+the user's files, the arguments that it gets), which --write can write.
 """
 
 LIGHTNING = {
@@ -15,6 +15,7 @@ TRANSFORMERS = {
         "dataloader_num_workers={workers}, dataloader_persistent_workers=True",
     ),
     "amp bfloat16": ("TrainingArguments", "bf16=True"),
+    "amp bfloat16 on cpu": ("TrainingArguments", "bf16=True, use_cpu=True"),  # or it wants a GPU
     "amp float16": ("TrainingArguments", "fp16=True"),
     "compile": ("TrainingArguments", "torch_compile=True"),
     "compile reduce-overhead": (

@@ -26,8 +26,11 @@ def why_not(name, facts):
 
 def write(name, facts, extra):
     """Return what to write: an option, or the lines around the call of a model."""
-    if option := advice.by_option(name, facts, extra) or advice.by_library(
-        name, advice.drivers_of(facts), extra, advice.driven(facts)[1]
+    drivers, entry = advice.drivers_of(facts), advice.driven(facts)[1]
+    if option := (
+        advice.by_option(name, facts, extra)
+        or advice.by_library(f"{name} on {facts['device']}", drivers, extra, entry)
+        or advice.by_library(name, drivers, extra, entry)
     ):
         return advice.paragraphs(option, watch(name, True))
     models = advice.models_of(facts)

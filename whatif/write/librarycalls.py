@@ -9,7 +9,8 @@ from whatif.libraries import LIBRARIES
 def edit(name, facts, extra, sources):
     """Write a technique in the only call that switches it on; return whether there is one."""
     for library in advice.drivers_of(facts):
-        match LIBRARIES.get(library, {}).get(name):
+        texts = LIBRARIES.get(library, {})
+        match texts.get(f"{name} on {facts['device']}") or texts.get(name):
             case callee, arguments:
                 found = [
                     (source, node)
