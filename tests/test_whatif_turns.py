@@ -1073,6 +1073,28 @@ def test_a_set_that_fails_is_given_up_and_the_training_is_as_before(
     assert_alike(values_of(net), want, rtol=0, atol=0)
 
 
+class Viewed(Net):
+    """Its .view() fails below weights in channels_last."""
+
+    def forward(self, images):
+        output = self.layers(images)
+        return (
+            self.last(output.view(len(output), 5, -1).mean(2)) + output.view(len(output), -1).mean()
+        )
+
+
+def test_a_model_whose_view_fails_in_channels_last_trains_on(make_run):
+    run, net = make_run(), Viewed()
+    optimizer = OPTIMIZERS["momentum"](net.parameters())
+    bad = ("channels_last",)
+    turns = turns_of(run, net, optimizer, [bad])
+    want = values_of(net)
+    drive(run, net, optimizer, turns.measure)
+    assert "view size is not compatible" in turns.failed[bad] and run.names == ()
+    turns.state.put_back()
+    assert_alike(values_of(net), want, rtol=0, atol=0)
+
+
 def test_nothing_of_a_failed_forward_is_in_memory_when_the_plain_one_runs(make_run, monkeypatch):
     run, net = make_run(), new_net()
     optimizer = OPTIMIZERS["sgd"](net.parameters())

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from whatif import techniques
 from whatif.inside import facts, places
+from whatif.techniques import channels_last
 
 
 class Forward:
@@ -172,6 +173,8 @@ class Models:
                 raise
             run.fail(error)
         self.free()  # what the error held is gone by now
+        if "channels_last" in names:  # .view() fails in the plain one, too, below such weights
+            channels_last.off(run, "channels_last")
         return plain(*args, **kwargs)
 
     def forget(self, names):
