@@ -805,6 +805,8 @@ def test_batches_are_joined():
         batch.add_(1)
     detection = [torch.ones(3, 4, 5), torch.ones(3, 5, 4)], [dict(box=1), dict(box=2)]
     assert [len(each) for each in larger.joined([detection, detection])] == [4, 4]
+    encoded = larger.joined([collections.UserDict(ids=torch.ones(2, 3))] * 2)  # of transformers
+    assert type(encoded) is collections.UserDict and encoded["ids"].shape == (4, 3)
     for wrong in [torch.ones(2, 3), torch.ones(2, 4)], [Own(torch.ones(1), {})] * 2:
         with pytest.raises(ValueError, match="cannot be joined"):
             larger.joined(wrong)
