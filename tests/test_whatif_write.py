@@ -899,6 +899,7 @@ def test_a_frozen_model_is_compiled_below_its_line(write):
             "SGD(\n    model.parameters(),\n    lr=0.1,  # high\n)",
             "SGD(\n    model.parameters(),\n    lr=0.1,  # high\n    fused=True,\n)",
         ),
+        ("SGD(model.parameters(), lr = 0.1)", "SGD(model.parameters(), lr = 0.1, fused = True)"),
         (
             "SGD(\n    model.parameters(),\n    lr=0.1  # high\n)",
             "SGD(\n    model.parameters(),\n    lr=0.1,  # high\n    fused=True\n)",

@@ -115,5 +115,12 @@ class Arguments:
                 [*call.args, *(each.value for each in call.keywords)], key=self.start, default=None
             )
             first = next((each for each in call.keywords if each.value is first), first)
-            edits.append(self.grow(call, [f"{key}={value}" for key, value in new.items()], first))
+            sign = self.sign(call)
+            edits.append(self.grow(call, [f"{key}{sign}{new[key]}" for key in new], first))
         return edits
+
+    def sign(self, call):
+        """Return the equals sign of a call's keywords, with spaces if they all have them."""
+        named = [each for each in call.keywords if each.arg]
+        texts = [self.text(each)[len(each.arg) :] for each in named]
+        return " = " if texts and all(text.startswith(" = ") for text in texts) else "="
