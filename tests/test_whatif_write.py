@@ -918,6 +918,13 @@ def test_a_block_stands_above_the_comment_of_a_statement(write, above):
     assert f"{above}# new #\n" in text and "\nmodel.compile()\n\n# all weights\n# new #\n" in text
 
 
+def test_an_argument_is_not_aligned_far_to_the_right(write):
+    kinds = f"dict(sgd=torch.optim.SGD, {'other' * 16}=0)['sgd']"
+    source = LOOP.replace("torch.optim.SGD(", f"{kinds}(")
+    text = text_of(write(source, ["fused"]))
+    assert f"{kinds}(model.parameters(), lr=0.1,\n        fused=True)\n" in text
+
+
 def test_a_diff_of_a_long_file_has_no_line_that_stays(write):
     source = LOOP.replace("(data, batch_size=8)", "(\n    data, batch_size=8\n)")
     made = write(source + "print(\n    1\n)\n" * 80, ["workers"])

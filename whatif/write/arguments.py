@@ -54,7 +54,8 @@ class Arguments:
         top, left = self.start(first)
         space = indent_of(self.lines[top])
         if self.lines[top][:left].strip():  # the first item stands behind the bracket
-            space += " " * (left - len(space))
+            is_far = left + len(text) + 2 > WIDTH
+            space += 2 * self.unit() if is_far else " " * (left - len(space))
         span, start = (place, (row, column + len(note))), ("" if has_comma else ",") + note
         if hangs:
             return span, start + "".join(f"{self.end}{space}{each}," for each in items)
