@@ -873,9 +873,9 @@ train.py:4  opt_G = torch.optim.Adam(itertools.chain(G.parameters()), lr=0.1)
         watch: """)
     scaler = advice.write("amp float16", on_gpu(facts))
     assert "scaler.scale(loss).backward(); scaler.step(opt_G); scaler.step(opt_D)" in scaler
-    steps = [dict(name=f"nets.{name}.step") for name in ("D", "G", "D")]
-    scaler = advice.write("amp float16", facts | dict(sites=dict(steps=steps)))
-    assert "for loss.backward(), nets.D.step(), nets.G.step()" in scaler
+    steps = [dict(at="train.py:11", name="self.opt.step", is_direct=True, optimizer=0)]
+    named = advice.write("amp float16", on_gpu(facts | dict(sites=dict(steps=steps))))
+    assert "scaler.step(self.opt); scaler.step(opt_D)" in named  # as it is called there
     # a critic that steps more often needs an update before its next step
     assert "scaler.update() after these steps, before the next backward()" in scaler
     assert reasons(facts | dict(optimizers=facts["optimizers"][2:3]))["fused"] == (
@@ -978,6 +978,34 @@ def test_transformers_trainer(watched, tmp_path):
         text = advice.write(name, facts, dict(workers=2, times=2))
         assert f"TrainingArguments({words})" in text, name
         assert "GradScaler" not in text and text.count("TrainingArguments") == 1
+    text = advice.write("amp bfloat16", facts | dict(device="cpu"))
+    assert "TrainingArguments(bf16=True, use_cpu=True)" in text  # or it wants a GPU for it
+
+
+def test_a_library_that_is_given_no_model_where_it_runs(watched, tmp_path):
+    """Its line names a loader or data: neither is what is compiled."""
+    ignite = """
+    class Trainer:
+        def __init__(self, *parts):
+            self.model, self.optimizer = parts
+        def run(self, loader, epochs):
+            for batch in loader:
+                self.model(batch).mean().backward()
+                self.optimizer.step()
+    """
+    watched.patch.syspath_prepend(package(tmp_path / "site-packages", "ignite", ignite))
+    facts = watched.run("""\
+        import ignite, torch
+        model = torch.nn.Conv2d(3, 4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        loader = torch.utils.data.DataLoader(torch.rand(8, 3, 8, 8), 4)
+        ignite.Trainer(model, optimizer).run(loader, 1)
+        """)
+    above = "above train.py:3  optimizer = torch.optim.SGD(model.parameters(), 0.1)\n            "
+    assert advice.write("compile", facts).startswith(f"{above}model.compile()\n")
+    assert advice.write("channels_last", facts).startswith(f"{above}model.to(memory_format=")
+    facts["models"][0] |= dict(driver="skorch", above=None)
+    assert "net.module_.to(memory_format=" in advice.write("channels_last", facts)
 
 
 def test_accelerate_is_told_by_its_state(watched, monkeypatch):
@@ -1010,7 +1038,7 @@ def test_what_an_unknown_library_makes_and_calls(watched, tmp_path):
     for of in facts["loaders"] + facts["optimizers"]:
         of["library"] = "transformers"
     facts["models"][0]["library"] = ""  # as in a Trainer with a compute_loss of the user's
-    assert "TrainingArguments(bf16=True)" in advice.write("amp bfloat16", facts)
+    assert "TrainingArguments(bf16=True, use_cpu" in advice.write("amp bfloat16", facts)
 
 
 @pytest.mark.parametrize("devices, copies", [([], False), ([0], False), ([0, 1], True)])

@@ -166,6 +166,9 @@ def test_words_of_the_command_stay_its_own(monkeypatch, tmp_path):
     assert (args.kind, args.name, args.script, args.copy) == ("module", "pack.age", None, True)
     args = options.parse(["--", "sh", "-c", "exit 3", "--", "--copy"])
     assert args.command == ["sh", "-c", "exit 3", "--", "--copy"] and not args.copy
+    assert args.name == "sh -c 'exit 3' -- --copy"
+    args = options.parse(["--", "sh", *"abcdefghijklmnopqrstuvwxyz" * 2])
+    assert len(args.name) == 60 and args.name.endswith("...")
 
 
 OWN = (

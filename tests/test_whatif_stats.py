@@ -393,3 +393,9 @@ def test_other_workers_are_proposed_only_if_loading_is_clearly_faster(rate, is_p
     names = confirm.Outlook(session).with_workers(("fused",))
     assert names == (("fused", "workers") if is_proposed else ("fused",))
     assert session.found["workers"] == (16 if is_proposed else 0)
+
+
+def test_losses_of_no_runs_are_not_called_short():
+    assert confirm.loss_of(("fused",), [], [])["why"] == "there are no whole runs of both"
+    short = [dict(losses=[1.0] * 10)]
+    assert confirm.loss_of(("fused",), short, short)["why"] == "runs made fewer than 50 steps"

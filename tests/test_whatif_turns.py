@@ -805,6 +805,8 @@ def test_batches_are_joined():
         batch.add_(1)
     detection = [torch.ones(3, 4, 5), torch.ones(3, 5, 4)], [dict(box=1), dict(box=2)]
     assert [len(each) for each in larger.joined([detection, detection])] == [4, 4]
+    encoded = larger.joined([collections.UserDict(ids=torch.ones(2, 3))] * 2)  # of transformers
+    assert type(encoded) is collections.UserDict and encoded["ids"].shape == (4, 3)
     for wrong in [torch.ones(2, 3), torch.ones(2, 4)], [Own(torch.ones(1), {})] * 2:
         with pytest.raises(ValueError, match="cannot be joined"):
             larger.joined(wrong)
@@ -1069,6 +1071,28 @@ def test_a_set_that_fails_is_given_up_and_the_training_is_as_before(
     assert run.names == () and not run.failed
     assert not [key for key in run.models.forwards if "amp bfloat16" in key[1]]
     # measure() ends with the state put back; one step follows in which nothing is switched
+    turns.state.put_back()
+    assert_alike(values_of(net), want, rtol=0, atol=0)
+
+
+class Viewed(Net):
+    """Its .view() fails below weights in channels_last."""
+
+    def forward(self, images):
+        output = self.layers(images)
+        return (
+            self.last(output.view(len(output), 5, -1).mean(2)) + output.view(len(output), -1).mean()
+        )
+
+
+def test_a_model_whose_view_fails_in_channels_last_trains_on(make_run):
+    run, net = make_run(), Viewed()
+    optimizer = OPTIMIZERS["momentum"](net.parameters())
+    bad = ("channels_last",)
+    turns = turns_of(run, net, optimizer, [bad])
+    want = values_of(net)
+    drive(run, net, optimizer, turns.measure)
+    assert "view size is not compatible" in turns.failed[bad] and run.names == ()
     turns.state.put_back()
     assert_alike(values_of(net), want, rtol=0, atol=0)
 
@@ -1810,3 +1834,15 @@ def test_a_process_beside_the_measured_one_says_so_at_once(make_run, tmp_path):
     run = make_run()
     next(plans.watch_only(run))
     assert [each["beside"] for each in records(tmp_path)] == [{}]
+
+
+def test_a_step_of_several_batches_needs_them_all():
+    """Gradients of four batches: the loader has to give four times as many as there are steps."""
+    one = types.SimpleNamespace(
+        windows=[dict(names=[], steps=20, seconds=2.0)],
+        search=types.SimpleNamespace(best=lambda found, failed: ()),
+        run=types.SimpleNamespace(watched=dict(batches=4.0)),
+        estimates=dict,
+        failed={},
+    )
+    assert plans.Choice.needed(one) == 40

@@ -500,6 +500,16 @@ MIXED = [
             ('output = model(x)["logits"]', "loss = criterion(output, y)"),
             ["output = output.float()"],
         ),
+        (
+            "(logits, (logits, logits), None)",
+            ("out, state, _ = model(x)", "loss = criterion(out + state[1], y)"),
+            ["out = out.float()", "state = tuple(each.float() for each in state)"],
+        ),
+        (
+            "(logits, 3)",
+            (DICT, "loss = criterion(output[0], y)"),
+            ["output = output[0].float(), output[1]"],
+        ),
         ("Data(logits)", ("loss = criterion(model(x).logits, y)",), []),
         ("(logits, None)", ("loss = criterion(model(x)[0], y)",), []),
         (
@@ -508,7 +518,7 @@ MIXED = [
             [],
         ),
     ],
-    ids=range(13),
+    ids=range(15),
 )
 def test_tensors_that_an_output_holds_are_float32_for_the_loss(
     tmp_path, monkeypatch, output, lines, cast
@@ -941,13 +951,38 @@ def test_a_model_that_some_runs_do_not_make(write, branches, wanted):
         ),
         (
             "SGD(\n    model.parameters(),\n    lr=0.1,  # high\n)",
-            "SGD(\n    model.parameters(),\n    lr=0.1,\n    fused=True,  # high\n)",
+            "SGD(\n    model.parameters(),\n    lr=0.1,  # high\n    fused=True,\n)",
+        ),
+        ("SGD(model.parameters(), lr = 0.1)", "SGD(model.parameters(), lr = 0.1, fused = True)"),
+        (
+            "SGD(\n    model.parameters(),\n    lr=0.1  # high\n)",
+            "SGD(\n    model.parameters(),\n    lr=0.1,  # high\n    fused=True\n)",
         ),
     ],
 )
 def test_fused_in_the_call_of_the_optimizer(write, old, new):
     text = only(write(LOOP.replace("SGD(model.parameters(), lr=0.1)", old), ["fused"]), "fused")
     assert f"# one kernel updates all weights\noptimizer = torch.optim.{new}\n" in text
+
+
+@pytest.mark.parametrize("above", ["", "# %%\n"])
+def test_a_block_stands_above_the_comment_of_a_statement(write, above):
+    source = LOOP.replace("optimizer = ", f"{above}# all weights\noptimizer = ")
+    text = text_of(write(source, ["fused", "compile"]))
+    assert f"{above}# new #\n" in text and "\nmodel.compile()\n\n# all weights\n# new #\n" in text
+
+
+def test_an_argument_is_not_aligned_far_to_the_right(write):
+    kinds = f"dict(sgd=torch.optim.SGD, {'other' * 16}=0)['sgd']"
+    source = LOOP.replace("torch.optim.SGD(", f"{kinds}(")
+    text = text_of(write(source, ["fused"]))
+    assert f"{kinds}(model.parameters(), lr=0.1,\n        fused=True)\n" in text
+
+
+def test_a_diff_of_a_long_file_has_no_line_that_stays(write):
+    source = LOOP.replace("(data, batch_size=8)", "(\n    data, batch_size=8\n)")
+    made = write(source + "print(\n    1\n)\n" * 80, ["workers"])
+    assert b"\n-    data, batch_size=8\n" in made.diff and b"\n-)" not in made.diff
 
 
 @pytest.mark.parametrize("name", ["optimizer", "parts[name]"])
@@ -1395,6 +1430,18 @@ def test_no_line_of_the_original_changes_its_number(tmp_path):
             "workers",
             "TrainingArguments(bf16=True)",
             "TrainingArguments(bf16=True, dataloader_num_workers=2, dataloader_persistent_workers=True)",
+        ),
+        (
+            "transformers",
+            "amp bfloat16",
+            "Seq2SeqTrainingArguments('out', bf16=False)",
+            "Seq2SeqTrainingArguments('out', bf16=True, use_cpu=True)",
+        ),
+        (
+            "trl",
+            "compile",
+            "SFTConfig(output_dir='out')",
+            "SFTConfig(output_dir='out', torch_compile=True)",
         ),
     ],
 )

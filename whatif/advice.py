@@ -11,6 +11,7 @@ from .libraries import LIBRARIES
 from .scriptoptions import options_for, takes_words
 from .search import kind
 
+FITS = "lightning", "pytorch_lightning", "catalyst"  # their call gets the model first
 INDENT = f"\n{12 * ' '}"
 
 
@@ -232,11 +233,18 @@ def other_models(models):
     ]
 
 
-def fitted(entry):
+def in_driver(model, facts):
+    """Return (where a model is changed whose loop a library runs, its name there, is it fitted)."""
+    driver, entry = driven(facts)
+    if model.get("above") and driver not in FITS:  # the script makes the optimizer
+        return *before_use(model, facts), False
+    return f"above {line(entry)}", fitted(driver, entry), driver in FITS
+
+
+def fitted(driver, entry):
     """Return the variable that a line like trainer.fit(model, ...) gives, or "model"."""
-    found = re.search(
-        r"\.\w+\(\s*(?:\w*model\s*=\s*)?([A-Za-z_][\w.]*)\s*[,)]", (entry or {}).get("text", "")
-    )
+    first = r"\.\w+\(\s*(?:\w*model\s*=\s*)?" if driver in FITS else r"\bmodel\s*=\s*"
+    found = re.search(rf"{first}([A-Za-z_][\w.]*)\s*[,)]", (entry or {}).get("text", ""))
     return found[1] if found else "model"
 
 

@@ -337,6 +337,8 @@ def loss_of(names, plain, mine):
             why="its losses cannot be seen: it calls backward() with gradients or autograd.grad()"
             if is_hidden
             else f"runs made fewer than {stats.LEAST_LOSSES} steps"
+            if plain and mine
+            else "there are no whole runs of both"
         )
     verdict = stats.changes_training(of_plain, of_mine)
     return told | dict(

@@ -1,7 +1,7 @@
 """How a technique is switched on in libraries that run the loop or make loaders and optimizers.
 
-{library: {technique or its kind: text}}. A pair is (the name of a call in the user's files, the
-arguments that it gets), which --write can write.
+{library: {technique, its kind, or "technique on device": text}}. A pair is (the name of a call in
+the user's files, the arguments that it gets), which --write can write.
 """
 
 LIGHTNING = {
@@ -15,6 +15,7 @@ TRANSFORMERS = {
         "dataloader_num_workers={workers}, dataloader_persistent_workers=True",
     ),
     "amp bfloat16": ("TrainingArguments", "bf16=True"),
+    "amp bfloat16 on cpu": ("TrainingArguments", "bf16=True, use_cpu=True"),  # or it wants a GPU
     "amp float16": ("TrainingArguments", "fp16=True"),
     "compile": ("TrainingArguments", "torch_compile=True"),
     "compile reduce-overhead": (
@@ -49,6 +50,8 @@ LIBRARIES = {
         "amp bfloat16": "learn = learn.to_bf16()",
         "amp float16": "learn = learn.to_fp16()",
         "channels_last": "learn = learn.to_channelslast()",
+        "compile": "learn.model.compile()",
+        "compile reduce-overhead": 'learn.model.compile(mode="reduce-overhead")',
         "workers": "DataLoaders: num_workers={workers}, persistent_workers=True",
         "batch": "DataLoaders: bs={size}",
     },
@@ -65,6 +68,8 @@ LIBRARIES = {
     },
     "pytorch_lightning": LIGHTNING,
     "skorch": {
+        "channels_last": "a callback's on_train_begin(self, net, **kwargs): "
+        "net.module_.to(memory_format=torch.channels_last)",
         "compile": "the net: compile=True",
         "fused": "the net: optimizer__fused=True",
         "workers": "the net: iterator_train__num_workers={workers}, "

@@ -20,6 +20,7 @@ MORE = """--compare says whether the script as it is became slower between two r
 than PERCENT (default: 0). Exit status: 0 a report, or a proved patch; 1 the script as it is fails or
 ends too early; 2 a wrong option; 3 not all that gains could be written; 4 the patch was not proved;
 5 --compare: slower. More: docs/whatif.md"""
+LONG = 60  # characters of a command that are shown
 WITH_VALUE = ("--seconds", "--minutes", "--only", "--json", "--write")
 
 
@@ -82,7 +83,8 @@ def read_command(args, words):
         wrong = "" if rest else "-m: name a module"
     elif first == "--":
         args.kind, args.command = "command", rest
-        args.name = shlex.join(rest)[:60]
+        args.name = shlex.join(rest)
+        args.name = args.name if len(args.name) <= LONG else f"{args.name[: LONG - 3]}..."
         if not rest:
             wrong = "--: name a command"
         elif not shutil.which(rest[0]):

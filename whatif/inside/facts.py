@@ -144,7 +144,8 @@ def form_of(output):
     """Return (how an output holds tensors, the keys and attributes of its floating tensors).
 
     How is "tensor"; "tuple" (or list), "namedtuple" or "dict" if all in it are floating tensors;
-    "mixed" for a dict with more, or of another class; and "" for all else.
+    "mixed" for a dict with more, or of another class; for a tuple (or list) with more, the form of
+    each part, as "tensor tuple rest", where the rest has no floating tensor; and "" for all else.
     """
     if isinstance(output, torch.Tensor):
         return "tensor", []
@@ -155,9 +156,25 @@ def form_of(output):
     floats = [key for key, value in parts.items() if is_float(value) and type(key) in (str, int)]
     if parts and len(floats) == len(parts) and (is_named or type(output) in KNOWN):
         return "namedtuple" if is_named else KNOWN[type(output)], floats[:MANY]
+    if type(output) in (tuple, list):
+        return forms_of(output), floats[:MANY]
     inner = [value for value in parts.values() if not isinstance(value, torch.Tensor)]
     is_flat = not any(isinstance(each, torch.Tensor) for each in tree_leaves(inner))
     return "mixed" if is_dict and (is_flat or has_loss(output)) else "", floats[:MANY]
+
+
+def forms_of(parts):
+    """Return the forms of a tuple's parts, as "tensor tuple rest"; "" if one is none of these."""
+    forms = [
+        "tensor"
+        if is_float(part)
+        else form_of(part)[0]
+        if any(map(is_float, tree_leaves(part)))
+        else "rest"
+        for part in parts
+    ]
+    is_known = len(forms) > 1 and {"rest"} < {*forms, "rest"} <= {"tensor", "tuple", "rest"}
+    return " ".join(forms) if is_known else ""
 
 
 class Facts:

@@ -175,8 +175,8 @@ class Models:
                 raise
             run.fail(error)
         self.free()  # what the error held is gone by now
-        if "channels_last" in names:
-            channels_last.change(run, None)  # the weights' layout may be what fails
+        if "channels_last" in names:  # .view() fails in the plain one, too, below such weights
+            channels_last.off(run, "channels_last")
         return plain(*args, **kwargs)
 
     def forget(self, names):

@@ -185,13 +185,13 @@ class Choice:
         )
 
     def needed(self):
-        """Return how many steps/s the best set computes, or None."""
+        """Return how many batches/s the best set computes, or None; a step may take several."""
         rates = [
             each["steps"] / each["seconds"]
             for each in self.windows
             if tuple(each["names"]) == self.search.best(self.estimates(), self.failed)
         ]
-        return statistics.median(rates) if rates else None
+        return statistics.median(rates) * (self.run.watched["batches"] or 1) if rates else None
 
     def wanted(self):
         """Return the sets of the next round, in a new order; none if there is no time left."""

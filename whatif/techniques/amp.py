@@ -26,8 +26,11 @@ def why_not(name, facts):
 
 def write(name, facts, extra):
     """Return what to write: an option, or the lines around the call of a model."""
-    if option := advice.by_option(name, facts, extra) or advice.by_library(
-        name, advice.drivers_of(facts), extra, advice.driven(facts)[1]
+    drivers, entry = advice.drivers_of(facts), advice.driven(facts)[1]
+    if option := (
+        advice.by_option(name, facts, extra)
+        or advice.by_library(f"{name} on {facts['device']}", drivers, extra, entry)
+        or advice.by_library(name, drivers, extra, entry)
     ):
         return advice.paragraphs(option, watch(name, True))
     models = advice.models_of(facts)
@@ -78,11 +81,17 @@ def own_autocast(name, facts):
 
 
 def scaler_of(facts):
-    """Return the lines of a GradScaler for all optimizers, as the lines of their steps name them."""
-    steps = [each["name"] for each in facts.get("sites", {}).get("steps", ())]
-    names = [name.removesuffix(".step") for name in steps if name.endswith(".step")]
-    names = names or [each.get("name") or "optimizer" for each in facts["optimizers"]]
-    names = list(dict.fromkeys(names)) or ["optimizer"]
+    """Return the lines of a GradScaler for all optimizers."""
+    stepped = {  # as the script's lines call them, which may not be where they are made
+        each.get("optimizer"): each["name"].removesuffix(".step")
+        for each in (facts.get("sites") or {}).get("steps", ())
+        if each.get("is_direct") and each["name"].endswith(".step")
+    }
+    names = [
+        stepped.get(number) or each.get("name") or "optimizer"
+        for number, each in enumerate(facts["optimizers"])
+    ]
+    names = [*dict.fromkeys(names)] or ["optimizer"]
     old = ", ".join(["loss.backward()", *(f"{name}.step()" for name in names)])
     steps = "; ".join(f"scaler.step({name})" for name in names)
     made = (

@@ -1,5 +1,6 @@
 """A larger batch. This is another training, so it is never part of a set."""
 
+import collections
 import math
 
 from .. import advice
@@ -72,7 +73,7 @@ def joined(batches):
             raise ValueError("its batches cannot be joined: their shapes differ")
         whole = torch.cat(batches)
         return whole.pin_memory() if first.is_pinned() else whole
-    if isinstance(first, dict):
+    if isinstance(first, (dict, collections.UserDict)):  # a BatchEncoding of transformers
         return type(first)({key: joined([each[key] for each in batches]) for key in first})
     if isinstance(first, (list, tuple)):
         if is_samples(first):

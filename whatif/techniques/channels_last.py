@@ -40,11 +40,9 @@ def write(name, facts, extra):
     model = models[0]
     note = "watch: it gains more with amp; .view() in a layer may have to be .reshape()"
     if entry:  # the library gives the images; a convolution takes the layout of its weights
-        own = advice.fitted(entry)
+        place, own, _ = advice.in_driver(model, facts)
         return advice.paragraphs(
-            f"above {advice.line(entry)}{advice.INDENT}"
-            + advice.INDENT.join(to_layout(model, own)),
-            note,
+            place + advice.INDENT + advice.INDENT.join(to_layout(model, own)), note
         )
     place, called = advice.before_use(model, facts)
     text = advice.paragraphs(

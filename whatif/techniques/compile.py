@@ -32,11 +32,10 @@ def write(name, facts, extra):
     models = advice.models_of(facts)
     model = models[0]
     if entry:
-        own = advice.fitted(entry)
+        place, own, is_fitted = advice.in_driver(model, facts)
         words = ", ".join(filter(None, [own, mode]))
-        return advice.paragraphs(
-            f"above {advice.line(entry)}{advice.INDENT}{own} = torch.compile({words})", note
-        )
+        new = f"{own} = torch.compile({words})" if is_fitted else f"{own}.compile({mode})"
+        return advice.paragraphs(f"{place}{advice.INDENT}{new}", note)
     place, called = advice.before_use(model, facts)
     text = advice.paragraphs(
         f"{place}{advice.INDENT}{called}.compile({mode})",

@@ -48,15 +48,18 @@ class Arguments:
         text, hangs = ", ".join(items), breaks and has_comma and first is not None
         line = self.lines[row].rstrip("\r\n")
         fits = len(line) + len(text) + 3 <= self.limit()
-        if first is None or is_first or (fits and not hangs):
+        note = line[column:] if line[column:].lstrip().startswith("#") else ""  # on the last item
+        if first is None or is_first or (fits and not hangs and not note):
             return (place, place), ("" if is_first else " " if has_comma else ", ") + text
         top, left = self.start(first)
         space = indent_of(self.lines[top])
         if self.lines[top][:left].strip():  # the first item stands behind the bracket
-            space += " " * (left - len(space))
+            is_far = left + len(text) + 2 > WIDTH
+            space += 2 * self.unit() if is_far else " " * (left - len(space))
+        span, start = (place, (row, column + len(note))), ("" if has_comma else ",") + note
         if hangs:
-            return (place, place), "".join(f"{self.end}{space}{each}," for each in items)
-        return (place, place), f"{'' if has_comma else ','}{self.end}{space}{text}"
+            return span, start + "".join(f"{self.end}{space}{each}," for each in items)
+        return span, f"{start}{self.end}{space}{text}"
 
     def quote(self):
         """Return the quote that most texts of the file have."""
@@ -113,5 +116,12 @@ class Arguments:
                 [*call.args, *(each.value for each in call.keywords)], key=self.start, default=None
             )
             first = next((each for each in call.keywords if each.value is first), first)
-            edits.append(self.grow(call, [f"{key}={value}" for key, value in new.items()], first))
+            sign = self.sign(call)
+            edits.append(self.grow(call, [f"{key}{sign}{new[key]}" for key in new], first))
         return edits
+
+    def sign(self, call):
+        """Return the equals sign of a call's keywords, with spaces if they all have them."""
+        named = [each for each in call.keywords if each.arg]
+        texts = [self.text(each)[len(each.arg) :] for each in named]
+        return " = " if texts and all(text.startswith(" = ") for text in texts) else "="

@@ -163,6 +163,12 @@ def extract(source, line, calls, context, cast):
     source.block(index, statement.end_lineno + len(lines), FLOAT32)
 
 
+def casts_of(holds, names):
+    """Return the texts that make the parts of a tuple float32 again; `holds` has their forms."""
+    casts = dict(tensor="{0}.float()", tuple="tuple(each.float() for each in {0})", rest="{0}")
+    return [casts[form].format(name) for form, name in zip(holds.split(), names)]
+
+
 class Cast:
     """The lines that make the output of a model float32 again, by how it holds its tensors."""
 
@@ -178,9 +184,13 @@ class Cast:
         """Return the lines for what a statement assigns to."""
         text = self.source.text(target)
         if isinstance(target, ast.Tuple):
+            names = [*map(self.source.text, target.elts)]
+            if " " in self.holds and len(self.holds.split()) == len(names):
+                casts = zip(names, casts_of(self.holds, names))
+                return [f"{name} = {cast}" for name, cast in casts if name not in (cast, "_")]
             if self.holds not in ("tuple", "namedtuple"):
-                raise self.refused("holds more than tensors")
-            text = ", ".join(map(self.source.text, target.elts))
+                raise self.refused("holds more than tensors and tuples of tensors")
+            text = ", ".join(names)
             return [f"{text} = (each.float() for each in ({text}))"]
         if self.spot.get("has_loss") and (
             not self.holds or self.gives_loss(text, self.source.scope_of(statement))
@@ -212,6 +222,9 @@ class Cast:
         )
         if self.holds in known:
             return [known[self.holds]]
+        if " " in self.holds:
+            parts = [f"{text}[{number}]" for number, _ in enumerate(self.holds.split())]
+            return [f"{text} = {', '.join(casts_of(self.holds, parts))}"]
         if self.holds != "mixed":
             raise self.refused("is no tensor, and no tuple or dict of tensors")
         key, each = (next(free_names(self.source, name, f"{name}s")) for name in ("key", "value"))

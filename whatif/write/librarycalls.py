@@ -9,14 +9,14 @@ from whatif.libraries import LIBRARIES
 def edit(name, facts, extra, sources):
     """Write a technique in the only call that switches it on; return whether there is one."""
     for library in advice.drivers_of(facts):
-        match LIBRARIES.get(library, {}).get(name):
+        texts = LIBRARIES.get(library, {})
+        match texts.get(f"{name} on {facts['device']}") or texts.get(name):
             case callee, arguments:
                 found = [
                     (source, node)
                     for source in sources.files.values()
                     for node in ast.walk(source.tree)
-                    if isinstance(node, ast.Call)
-                    and ast.unparse(node.func).rpartition(".")[2] == callee
+                    if isinstance(node, ast.Call) and is_of(node, callee)
                 ]
             case _:
                 continue
@@ -29,3 +29,12 @@ def edit(name, facts, extra, sources):
                 source.mark(source.statement_at(line), f"{library} has this built in")
             return True
     return False
+
+
+def is_of(call, callee):
+    """Return whether a call is of this name, or of a class on top of TrainingArguments."""
+    name = ast.unparse(call.func).rpartition(".")[2]
+    if callee != "TrainingArguments":
+        return name == callee
+    is_trl = name.endswith("Config") and "output_dir" in [each.arg for each in call.keywords]
+    return name.endswith(callee) or is_trl

@@ -164,12 +164,34 @@ class Text:
 
     def written_at(self, statement, is_below):
         """Return our new lines right above a statement, or right below it, without their indents."""
-        index = statement.end_lineno if is_below else first_line(statement) - 2
+        index = statement.end_lineno if is_below else self.top_of(statement) - 1
         found = []
         while 0 <= index < len(self.lines) and self.origins[index] is None:
             found.append(self.lines[index].strip())
             index += 1 if is_below else -1
         return found
+
+    def header(self, index):
+        """Return the index of the mark that stands right above a line, or of the line."""
+        top = index
+        while (
+            top and self.origins[top - 1] is None and self.lines[top - 1].lstrip().startswith("#")
+        ):
+            top -= 1
+            if self.lines[top].strip() == MARK:
+                return top
+        return index
+
+    def top_of(self, statement):
+        """Return the index of a statement's first line, with the mark and comment right above it."""
+        index = first_line(statement) - 1
+        indent, ends = indent_of(self.lines[index]), {0}
+        ends |= {node.end_lineno for node in ast.walk(self.tree) if isinstance(node, ast.stmt)}
+        ends = max(each for each in ends if each <= index)  # of the statement before it
+        index = self.header(index)
+        while index > ends and re.match(rf"{indent}#(?! ?(%%|In\[))", self.lines[index - 1]):
+            index -= 1  # but not above the mark of a notebook's cell
+        return index
 
     def need_alone(self, statement):
         if not self.is_alone(statement):
@@ -230,17 +252,6 @@ class Source(Text, arguments.Arguments):
         above = self.lines[index - 1] if index and self.origins[index - 1] is None else ""
         return bool(above.strip()) and len(indent_of(above)) >= len(indent)
 
-    def header(self, index):
-        """Return the index of the mark that stands right above a line, or of the line."""
-        top = index
-        while (
-            top and self.origins[top - 1] is None and self.lines[top - 1].lstrip().startswith("#")
-        ):
-            top -= 1
-            if self.lines[top].strip() == MARK:
-                return top
-        return index
-
     def mark(self, statement, *reasons):
         """Mark a statement that was changed."""
         self.block(first_line(statement) - 1, statement.end_lineno, *reasons)
@@ -272,9 +283,9 @@ class Source(Text, arguments.Arguments):
         return "    "
 
     def put_before(self, statement, lines, *reasons):
-        """Insert a block above a statement."""
+        """Insert a block above a statement and its comment."""
         self.need_alone(statement)
-        index = self.header(first_line(statement) - 1)
+        index = self.top_of(statement)
         self.put(index, indent_of(self.lines[index]), lines, *reasons)
 
     def put_after(self, statement, lines, *reasons):
@@ -375,10 +386,32 @@ class Sources:
         )
 
 
+def hunks(before, after):
+    """Return an iterator of a unified diff's lines, as difflib.unified_diff gives them.
+
+    That takes lines which are frequent in a long file, such as `)`, for changed ones.
+    """
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    for group in matcher.get_grouped_opcodes(3):
+        (_, top, _, new_top, _), (_, _, stop, _, new_stop) = group[0], group[-1]
+        yield f"@@ -{span(top, stop)} +{span(new_top, new_stop)} @@\n"
+        for kind, first, last, new_first, new_last in group:
+            if kind == "equal":
+                yield from (f" {line}" for line in before[first:last])
+                continue
+            yield from (f"-{line}" for line in before[first:last])
+            yield from (f"+{line}" for line in after[new_first:new_last])
+
+
+def span(start, stop):
+    """Return lines from index `start` to `stop` as a unified diff names them."""
+    return f"{start + (stop > start)},{stop - start}".removesuffix(",1")
+
+
 def diff(source, name):
     """Return the unified diff of a file, as bytes; `name` is its path in the patch."""
     lines = [b"--- a/%s\n+++ b/%s\n" % (os.fsencode(name), os.fsencode(name))]
-    found = [*difflib.unified_diff(source.before, source.lines, n=3)][2:]
+    found = [*hunks(source.before, source.lines)]
     for line in found:
         encoded = line.encode(source.encoding)
         lines.append(
