@@ -55,7 +55,7 @@ class Arguments:
         space = indent_of(self.lines[top])
         if self.lines[top][:left].strip():  # the first item stands behind the bracket
             is_far = left + len(text) + 2 > WIDTH
-            space += 2 * self.unit() if is_far else " " * (left - len(space))
+            space += 2 * self.unit(space) if is_far else " " * (left - len(space))
         span, start = (place, (row, column + len(note))), ("" if has_comma else ",") + note
         if hangs:
             return span, start + "".join(f"{self.end}{space}{each}," for each in items)
