@@ -240,15 +240,6 @@ def test_networks_that_do_not_train_are_named_and_changed(scripts):
 
 
 @pytest.mark.fault("unusual training under whatif")
-def test_a_layout_that_a_model_cannot_take_fails_alone(scripts):
-    """It is undone at once: the weights would fail without images in that layout, too."""
-    result = scripts.once("views.py", only=["channels_last", "fused"])
-    (failed,) = result["failed"]
-    assert failed[0] == ["channels_last"] and "view size is not compatible" in failed[1]
-    assert windows_of(result, "fused") and not result["error"]
-
-
-@pytest.mark.fault("unusual training under whatif")
 def test_networks_of_one_line_are_told_apart(scripts):
     """And a teacher that the script tried before its first step is found where steps call it."""
     facts = scripts.once("targets.py", only=["amp"])["facts"]

@@ -12,6 +12,7 @@ import torch
 
 from helpers import AMP_OPTION, ROOT, run
 from test_whatif_advice import Watched
+from whatif import scriptoptions
 from whatif.inside.facts import form_of, has_loss
 from whatif.write import extras, overlay, patch, sources
 from whatif.write.sources import MARK
@@ -1296,6 +1297,13 @@ def test_options_of_the_script_take_the_place_of_lines(write, tmp_path):
     assert made.options == {"amp bfloat16": ["--amp"]} and made.written == ("fused",)
     command = ["python", "train.py", "--epochs", "3"]
     assert patch.new_command(command, "script", made, [AMP_OPTION]) == [*command, "--amp"]
+
+
+def test_a_setting_takes_the_place_of_an_earlier_one():
+    arguments, words = ["--dtype=float32", "--lr=0.1"], ["--dtype=bfloat16"]
+    for style, kept in (("--key=value", ["--lr=0.1"]), ("flag", arguments)):  # others may add up
+        option = dict(flags=["--dtype"], style=style, front=False)
+        assert scriptoptions.add_words(arguments, words, [option]) == [*kept, *words]
 
 
 # ------------------------------------------------------------------------------ extra lines

@@ -514,10 +514,14 @@ def hydra_argument(technique, options):
 def add_words(arguments, words, options):
     """Return a script's arguments with the words of an option, where it takes them.
 
-    That is at the end, so that the last of two counts, or in front of a subcommand.
+    That is at the end, so that the last of two counts, or in front of a subcommand. A setting such
+    as key=value takes the place of an earlier one.
     """
     flag = words[0].partition("=")[0] if words else ""
     is_front = any(flag in option["flags"] and option["front"] for option in options)
+    settings = {flag for option in options if is_setting(option) for flag in option["flags"]}
+    settings &= {word.partition("=")[0] for word in words}
+    arguments = [each for each in arguments if each.partition("=")[0] not in settings]
     return [*words, *arguments] if is_front else [*arguments, *words]
 
 
@@ -529,4 +533,8 @@ def new_command(command, kind, words, options):
 
 def takes_words(options):
     """Return whether settings such as key=value are words of the command line."""
-    return any(option["style"] in ("key=value", "--key=value", "absl") for option in options)
+    return any(map(is_setting, options))
+
+
+def is_setting(option):
+    return option["style"] in ("key=value", "--key=value", "absl")

@@ -293,8 +293,8 @@ def main(args):
         folder = made.enter_context(new_folder(prefix="whatif-", ignore_cleanup_errors=True))
         say(
             f"{args.name} runs with techniques switched on and off by turns, then beside itself, "
-            f"in at most {args.minutes:g} minute{'s' * (args.minutes != 1)}.\nFrom the first repeated batch on, what it "
-            "writes is held back."
+            f"in at most {args.minutes:g} minute{'s' * (args.minutes != 1)}.\n"
+            "From the first repeated batch on, what it writes is held back."
             + ("" if args.copy else "  --copy runs all in a copy of the folder.")
         )
         session = Session(args, command, cwd, folder)
