@@ -14,11 +14,11 @@
 
 The smaller edge of each picture becomes at most --max-size pixels; pictures are never enlarged.
 Names and folders stay the same, and the name decides the format: a PNG named .JPEG becomes a JPEG.
-Grey stays grey, CMYK becomes RGB, transparency becomes white, 16 bits become 8, and EXIF rotation
-is applied. A picture that is small enough and needs none of this is copied byte for byte. Damaged
-pictures, and those of floating-point or 32-bit numbers, are named and left out. Files that are not
-pictures and hidden folders are ignored. --format jpg or png writes all pictures in that format,
-with its ending.
+Grey stays grey, CMYK becomes RGB, transparency becomes white, 1 to 16 bits become 8, and EXIF
+rotation is applied. A picture that is small enough and needs none of this is copied byte for byte.
+Damaged pictures, and those of floating-point or 32-bit numbers, are named and left out. Files that
+are not pictures and hidden folders are ignored. --format jpg or png writes all pictures in that
+format, with its ending.
 
 You can stop it at any time. Run it again to continue; pictures that changed in --src since then
 (by size or time) are made again. Pictures that were deleted from --src stay in --dst.
