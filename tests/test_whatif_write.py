@@ -914,6 +914,12 @@ def test_a_frozen_model_is_compiled_before_its_wrapper(write):
         ("else:\n    extra = Net()\n", "else:\n    extra = Net()\n# new #"),
         ("else:\n    sys.exit(1)\n", "    sys.exit(1)\n# new #"),
         ("elif other:\n    extra = Net()\n", ""),
+        # names of functions and classes are their own
+        ("def build():\n    extra = Net()\n", "    extra = Net()\n    # new #"),
+        ("match kind:\n    case 1:\n        extra = Net()\n", ""),
+        ("else:\n    assert False, hint\n", "False, hint\n# new #"),
+        ("if more:\n    extra = Net()\nprint(extra if more else 0)\n", ""),
+        ("try:\n    extra = Net()\nexcept OSError:\n    pass\n", ""),
     ],
 )
 def test_a_model_that_some_runs_do_not_make(write, branches, wanted):
