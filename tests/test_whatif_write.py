@@ -507,6 +507,11 @@ MIXED = [
             ["out = out.float()", "state = tuple(each.float() for each in state)"],
         ),
         (
+            "(logits, None)",
+            ("out, *others = model(x)", "loss = criterion(out, y)"),
+            ["out = out.float()"],
+        ),
+        (
             "(logits, 3)",
             (DICT, "loss = criterion(output[0], y)"),
             ["output = output[0].float(), output[1]"],
@@ -519,7 +524,7 @@ MIXED = [
             [],
         ),
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_tensors_that_an_output_holds_are_float32_for_the_loss(
     tmp_path, monkeypatch, output, lines, cast
@@ -548,6 +553,7 @@ def test_an_object_that_fails_does_not_fail_the_script():
     [
         ('{"logits": logits, "states": [logits]}', 'loss = criterion(output["logits"], y)'),
         ("Data(logits)", "loss = criterion(output.logits, y)"),
+        ("(logits, Data(logits))", "loss = criterion(output[0], y)"),  # it stays in half precision
     ],
 )
 def test_an_output_that_cannot_be_cast_is_not_written(tmp_path, monkeypatch, output, line):

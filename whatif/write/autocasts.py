@@ -185,7 +185,10 @@ class Cast:
         text = self.source.text(target)
         if isinstance(target, ast.Tuple):
             names = [*map(self.source.text, target.elts)]
-            if " " in self.holds and len(self.holds.split()) == len(names):
+            forms = self.holds.split()
+            if len(forms) == len(names) > 1 and not any(
+                name[0] == "*" and form != "rest" for name, form in zip(names, forms)
+            ):
                 casts = zip(names, casts_of(self.holds, names))
                 return [f"{name} = {cast}" for name, cast in casts if name not in (cast, "_")]
             if self.holds not in ("tuple", "namedtuple"):
