@@ -1312,8 +1312,8 @@ def test_options_of_the_script_take_the_place_of_lines(write, tmp_path):
 
 
 def test_a_setting_takes_the_place_of_an_earlier_one():
-    arguments, words = ["--dtype=float32", "--lr=0.1"], ["--dtype=bfloat16"]
-    for style, kept in (("--key=value", ["--lr=0.1"]), ("flag", arguments)):  # others may add up
+    arguments, words = ["--dtype=float32", "--dtype", "x", "--lr=0.1"], ["--dtype=bfloat16"]
+    for style, kept in (("--key=value", arguments[1:]), ("flag", arguments)):  # others may add up
         option = dict(flags=["--dtype"], style=style, front=False)
         assert scriptoptions.add_words(arguments, words, [option]) == [*kept, *words]
 
