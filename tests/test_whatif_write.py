@@ -651,6 +651,7 @@ for images""",
             2,
         ),
         ("kept = optimizer.state_dict()", 1),
+        ("keep(optimizer=optimizer.state_dict())", 1),  # it may take no other keyword
     ],
 )
 def test_float16_keeps_the_scaler_in_each_checkpoint(write, best, times):
@@ -660,6 +661,14 @@ def test_float16_keeps_the_scaler_in_each_checkpoint(write, best, times):
     text = float16(write(source, ["amp float16"], device="cuda"))
     assert text.count("scaler.state_dict()") == times
     assert "save(dict(optimizer=optimizer.state_dict(), scaler=scaler.state_dict()))" in text
+
+
+def test_float16_loads_the_scaler_with_each_checkpoint(write):
+    line = "optimizer.load_state_dict(saved['opt'])"
+    source = LOOP.replace("loader = ", f"if resume:\n    {line}\n    {line}\nloader = ")
+    source += f"    if is_worse:\n        if again:\n            {line}\n"
+    text = float16(write(source, ["amp float16"], device="cuda"))
+    assert text.count("scaler.load_state_dict(saved['scaler'])") == 2
 
 
 GAN = """\
@@ -998,10 +1007,21 @@ def test_a_diff_of_a_long_file_has_no_line_that_stays(write):
     assert b"\n-    data, batch_size=8\n" in made.diff and b"\n-)" not in made.diff
 
 
-@pytest.mark.parametrize("name", ["optimizer", "parts[name]"])
-def test_fused_stays_on_after_a_checkpoint(write, name):
+@pytest.mark.parametrize(
+    "line",
+    [
+        "optimizer.load_state_dict(torch.load('x'))",
+        "parts[name].load_state_dict(torch.load('x'))",
+        "optimizer.load_state_dict(torch.load('x').state_dict())",
+        "[each.load_state_dict(one) for each, one in zip(parts, torch.load('x'))]",
+        "each = parts[0]\neach.load_state_dict(torch.load('x'))",
+        "each = make_adam(optimizer)\neach.load_state_dict(torch.load('x'))",
+        "load = lambda part: part.load_state_dict(torch.load('x'))",
+    ],
+)
+def test_fused_stays_on_after_a_checkpoint(write, line):
     """In the layout of the weights: a fused step of another one is silently wrong."""
-    source = LOOP.replace("loader = ", f"{name}.load_state_dict(torch.load('x'))\nloader = ")
+    source = LOOP.replace("loader = ", f"{line}\nloader = ")
     text = only(write(source, ["fused"]), "fused")
     assert "\n\n# new #\n# a checkpoint from before" in text
     assert "\n@optimizer.register_load_state_dict_post_hook\ndef stay_fused(optimizer):\n" in text
@@ -1018,6 +1038,14 @@ def test_fused_stays_on_after_a_checkpoint(write, name):
 def test_a_checkpoint_of_a_model_alone_needs_no_more(write, line):
     source = LOOP.replace("loader = ", f"{line}\nloader = ")
     assert "stay_fused" not in only(write(source, ["fused"]), "fused")
+
+
+def test_a_checkpoint_of_an_optimizer_with_another_name_at_its_step(tmp_path):
+    source = LOOP.replace("for images", "solver.load_state_dict(torch.load('x'))\nfor images")
+    (tmp_path / "train.py").write_text(source)
+    facts = Seen(source).facts
+    facts["sites"]["steps"][0]["name"] = "solver.step"
+    assert "stay_fused" in only(patch.make(facts, ["fused"], {}, tmp_path), "fused")
 
 
 def test_fused_sgd_is_not_written_where_weights_train_later(tmp_path):
