@@ -1324,8 +1324,10 @@ def test_all_techniques_together_are_python_with_marked_blocks(write):
     assert len(kept) == len(LOOP.splitlines()) - 3  # a loader, an optimizer, a call with images
 
 
-def test_what_is_there_is_not_written_again(write):
-    new = text_of(write(LOOP, ["amp bfloat16", "compile", "channels_last"]))
+@pytest.mark.parametrize("line", ["import torch", "import torch as th"])
+def test_what_is_there_is_not_written_again(write, line):
+    source = LOOP.replace("import torch", line, 1)
+    new = text_of(write(source, ["amp bfloat16", "compile", "channels_last"]))
     made = write(new, ["amp bfloat16", "compile", "channels_last"])
     assert made.is_empty() and {*made.reasons.values()} == {"already there"}
 

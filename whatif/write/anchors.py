@@ -310,11 +310,11 @@ def change_model(model, facts, sources, lines, *reasons):
     """Write lines that change a model; `{name}` in them is its name there."""
     source, statement, name, later = place_for(model, facts, sources)
     lines = [line.replace("{name}", name) for line in lines]
-    if any(line.strip() == lines[0] for line in source.own_lines()):
-        raise Refused("already there")
     if "torch." in lines[0]:
         lines = [line.replace("torch.", f"{torch_name(source)}.") for line in lines]
         source, statement, name, later = place_for(model, facts, sources)
+    if any(line.strip() == lines[0] for line in source.own_lines()):
+        raise Refused("already there")
     if lines[0] in source.written_at(later or statement, is_below=bool(later)):
         return  # one function makes several models
     if later:

@@ -36,7 +36,7 @@ def write(name, facts, sources):
         text = "".join(line for source in sources.files.values() for line in source.lines)
         raise Refused(
             "already there"
-            if f'autocast("{device}", torch.{half})' in text
+            if re.search(rf'autocast\("{device}", \w+\.{half}\)', text)
             else "an autocast of the script's own stands around the call"
         )
     if half == "float16":
