@@ -1145,7 +1145,7 @@ def test_a_setting_in_a_file_without_the_name_of_torch(write, line):
     assert text.index("import torch\n") < text.index('torch.set_float32_matmul_precision("high")')
 
 
-@pytest.mark.parametrize("number", ["count", "args.workers", "int(count)"])
+@pytest.mark.parametrize("number", ["count", "args.workers", "int(count)", "(n // 2)"])
 def test_workers_that_another_run_may_not_have(write, number):
     """DataLoader refuses persistent_workers=True without workers."""
     call = f"DataLoader(data, batch_size=8, num_workers={number}"
