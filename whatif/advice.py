@@ -246,7 +246,7 @@ def stepped(facts):
     return [
         (each.get("optimizer"), each["name"].removesuffix(".step"))
         for each in (facts.get("sites") or {}).get("steps", ())
-        if each.get("name", "").endswith(".step") and each["name"] != "scaler.step"
+        if re.fullmatch(r"(?!(self|scaler)\.step$)[\w.\[\]'\"]+\.step", each.get("name", ""))
     ]
 
 
