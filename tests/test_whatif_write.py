@@ -512,6 +512,11 @@ MIXED = [
             ["out = out.float()"],
         ),
         (
+            "(logits, [logits], None)",
+            ("out, parts, _ = model(x)", "loss = criterion((parts + [out])[0], y)"),
+            ["out = out.float()", "parts = [each.float() for each in parts]"],
+        ),
+        (
             "(logits, 3)",
             (DICT, "loss = criterion(output[0], y)"),
             ["output = output[0].float(), output[1]"],
@@ -524,7 +529,7 @@ MIXED = [
             [],
         ),
     ],
-    ids=range(16),
+    ids=range(17),
 )
 def test_tensors_that_an_output_holds_are_float32_for_the_loss(
     tmp_path, monkeypatch, output, lines, cast

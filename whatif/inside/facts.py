@@ -176,10 +176,10 @@ def forms_of(parts):
         if is_float(part)
         else "rest"
         if all(map(is_rest, tree_leaves(part)))
-        else form_of(part)[0]
+        else form_of(part)[0].replace("tuple", "list" if type(part) is list else "tuple")
         for part in parts
     ]
-    is_known = len(forms) > 1 and {"rest"} < {*forms, "rest"} <= {"tensor", "tuple", "rest"}
+    is_known = len(forms) > 1 and {"rest"} < {*forms, "rest"} <= {"tensor", "tuple", "list", "rest"}
     return " ".join(forms) if is_known else ""
 
 

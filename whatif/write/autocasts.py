@@ -165,7 +165,12 @@ def extract(source, line, calls, context, cast):
 
 def casts_of(holds, names):
     """Return the texts that make the parts of a tuple float32 again; `holds` has their forms."""
-    casts = dict(tensor="{0}.float()", tuple="tuple(each.float() for each in {0})", rest="{0}")
+    casts = dict(
+        tensor="{0}.float()",
+        tuple="tuple(each.float() for each in {0})",
+        list="[each.float() for each in {0}]",
+        rest="{0}",
+    )
     return [casts[form].format(name) for form, name in zip(holds.split(), names)]
 
 
