@@ -873,9 +873,12 @@ train.py:4  opt_G = torch.optim.Adam(itertools.chain(G.parameters()), lr=0.1)
         watch: """)
     scaler = advice.write("amp float16", on_gpu(facts))
     assert "scaler.scale(loss).backward(); scaler.step(opt_G); scaler.step(opt_D)" in scaler
-    steps = [dict(at="train.py:11", name="self.opt.step", is_direct=True, optimizer=0)]
+    steps = [dict(at="train.py:11", name="self.opt.step", is_direct=False, optimizer=0)]
     named = advice.write("amp float16", on_gpu(facts | dict(sites=dict(steps=steps))))
     assert "scaler.step(self.opt); scaler.step(opt_D)" in named  # as it is called there
+    steps[0]["name"] = "super().step"
+    named = advice.write("amp float16", on_gpu(facts | dict(sites=dict(steps=steps))))
+    assert "scaler.step(opt_G); scaler.step(opt_D)" in named
     # a critic that steps more often needs an update before its next step
     assert "scaler.update() after these steps, before the next backward()" in scaler
     assert reasons(facts | dict(optimizers=facts["optimizers"][2:3]))["fused"] == (

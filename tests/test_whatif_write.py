@@ -507,6 +507,16 @@ MIXED = [
             ["out = out.float()", "state = tuple(each.float() for each in state)"],
         ),
         (
+            "(logits, None)",
+            ("out, *others = model(x)", "loss = criterion(out, y)"),
+            ["out = out.float()"],
+        ),
+        (
+            "(logits, [logits], None)",
+            ("out, parts, _ = model(x)", "loss = criterion((parts + [out])[0], y)"),
+            ["out = out.float()", "parts = [each.float() for each in parts]"],
+        ),
+        (
             "(logits, 3)",
             (DICT, "loss = criterion(output[0], y)"),
             ["output = output[0].float(), output[1]"],
@@ -519,7 +529,7 @@ MIXED = [
             [],
         ),
     ],
-    ids=range(15),
+    ids=range(17),
 )
 def test_tensors_that_an_output_holds_are_float32_for_the_loss(
     tmp_path, monkeypatch, output, lines, cast
@@ -548,6 +558,7 @@ def test_an_object_that_fails_does_not_fail_the_script():
     [
         ('{"logits": logits, "states": [logits]}', 'loss = criterion(output["logits"], y)'),
         ("Data(logits)", "loss = criterion(output.logits, y)"),
+        ("(logits, Data(logits))", "loss = criterion(output[0], y)"),  # it stays in half precision
     ],
 )
 def test_an_output_that_cannot_be_cast_is_not_written(tmp_path, monkeypatch, output, line):
@@ -645,6 +656,7 @@ for images""",
             2,
         ),
         ("kept = optimizer.state_dict()", 1),
+        ("keep(optimizer=optimizer.state_dict())", 1),  # it may take no other keyword
     ],
 )
 def test_float16_keeps_the_scaler_in_each_checkpoint(write, best, times):
@@ -654,6 +666,14 @@ def test_float16_keeps_the_scaler_in_each_checkpoint(write, best, times):
     text = float16(write(source, ["amp float16"], device="cuda"))
     assert text.count("scaler.state_dict()") == times
     assert "save(dict(optimizer=optimizer.state_dict(), scaler=scaler.state_dict()))" in text
+
+
+def test_float16_loads_the_scaler_with_each_checkpoint(write):
+    line = "optimizer.load_state_dict(saved['opt'])"
+    source = LOOP.replace("loader = ", f"if resume:\n    {line}\n    {line}\nloader = ")
+    source += f"    if is_worse:\n        if again:\n            {line}\n"
+    text = float16(write(source, ["amp float16"], device="cuda"))
+    assert text.count("scaler.load_state_dict(saved['scaler'])") == 2
 
 
 GAN = """\
@@ -914,6 +934,12 @@ def test_a_frozen_model_is_compiled_before_its_wrapper(write):
         ("else:\n    extra = Net()\n", "else:\n    extra = Net()\n# new #"),
         ("else:\n    sys.exit(1)\n", "    sys.exit(1)\n# new #"),
         ("elif other:\n    extra = Net()\n", ""),
+        # names of functions and classes are their own
+        ("def build():\n    extra = Net()\n", "    extra = Net()\n    # new #"),
+        ("match kind:\n    case 1:\n        extra = Net()\n", ""),
+        ("else:\n    assert False, hint\n", "False, hint\n# new #"),
+        ("if more:\n    extra = Net()\nprint(extra if more else 0)\n", ""),
+        ("try:\n    extra = Net()\nexcept OSError:\n    pass\n", ""),
     ],
 )
 def test_a_model_that_some_runs_do_not_make(write, branches, wanted):
@@ -986,10 +1012,21 @@ def test_a_diff_of_a_long_file_has_no_line_that_stays(write):
     assert b"\n-    data, batch_size=8\n" in made.diff and b"\n-)" not in made.diff
 
 
-@pytest.mark.parametrize("name", ["optimizer", "parts[name]"])
-def test_fused_stays_on_after_a_checkpoint(write, name):
+@pytest.mark.parametrize(
+    "line",
+    [
+        "optimizer.load_state_dict(torch.load('x'))",
+        "parts[name].load_state_dict(torch.load('x'))",
+        "optimizer.load_state_dict(torch.load('x').state_dict())",
+        "[each.load_state_dict(one) for each, one in zip(parts, torch.load('x'))]",
+        "each = parts[0]\neach.load_state_dict(torch.load('x'))",
+        "each = make_adam(optimizer)\neach.load_state_dict(torch.load('x'))",
+        "load = lambda part: part.load_state_dict(torch.load('x'))",
+    ],
+)
+def test_fused_stays_on_after_a_checkpoint(write, line):
     """In the layout of the weights: a fused step of another one is silently wrong."""
-    source = LOOP.replace("loader = ", f"{name}.load_state_dict(torch.load('x'))\nloader = ")
+    source = LOOP.replace("loader = ", f"{line}\nloader = ")
     text = only(write(source, ["fused"]), "fused")
     assert "\n\n# new #\n# a checkpoint from before" in text
     assert "\n@optimizer.register_load_state_dict_post_hook\ndef stay_fused(optimizer):\n" in text
@@ -1006,6 +1043,14 @@ def test_fused_stays_on_after_a_checkpoint(write, name):
 def test_a_checkpoint_of_a_model_alone_needs_no_more(write, line):
     source = LOOP.replace("loader = ", f"{line}\nloader = ")
     assert "stay_fused" not in only(write(source, ["fused"]), "fused")
+
+
+def test_a_checkpoint_of_an_optimizer_with_another_name_at_its_step(tmp_path):
+    source = LOOP.replace("for images", "solver.load_state_dict(torch.load('x'))\nfor images")
+    (tmp_path / "train.py").write_text(source)
+    facts = Seen(source).facts
+    facts["sites"]["steps"][0]["name"] = "solver.step"
+    assert "stay_fused" in only(patch.make(facts, ["fused"], {}, tmp_path), "fused")
 
 
 def test_fused_sgd_is_not_written_where_weights_train_later(tmp_path):
@@ -1105,7 +1150,7 @@ def test_a_setting_in_a_file_without_the_name_of_torch(write, line):
     assert text.index("import torch\n") < text.index('torch.set_float32_matmul_precision("high")')
 
 
-@pytest.mark.parametrize("number", ["count", "args.workers", "int(count)"])
+@pytest.mark.parametrize("number", ["count", "args.workers", "int(count)", "(n // 2)"])
 def test_workers_that_another_run_may_not_have(write, number):
     """DataLoader refuses persistent_workers=True without workers."""
     call = f"DataLoader(data, batch_size=8, num_workers={number}"
@@ -1284,8 +1329,10 @@ def test_all_techniques_together_are_python_with_marked_blocks(write):
     assert len(kept) == len(LOOP.splitlines()) - 3  # a loader, an optimizer, a call with images
 
 
-def test_what_is_there_is_not_written_again(write):
-    new = text_of(write(LOOP, ["amp bfloat16", "compile", "channels_last"]))
+@pytest.mark.parametrize("line", ["import torch", "import torch as th"])
+def test_what_is_there_is_not_written_again(write, line):
+    source = LOOP.replace("import torch", line, 1)
+    new = text_of(write(source, ["amp bfloat16", "compile", "channels_last"]))
     made = write(new, ["amp bfloat16", "compile", "channels_last"])
     assert made.is_empty() and {*made.reasons.values()} == {"already there"}
 
@@ -1300,8 +1347,8 @@ def test_options_of_the_script_take_the_place_of_lines(write, tmp_path):
 
 
 def test_a_setting_takes_the_place_of_an_earlier_one():
-    arguments, words = ["--dtype=float32", "--lr=0.1"], ["--dtype=bfloat16"]
-    for style, kept in (("--key=value", ["--lr=0.1"]), ("flag", arguments)):  # others may add up
+    arguments, words = ["--dtype=float32", "--dtype", "x", "--lr=0.1"], ["--dtype=bfloat16"]
+    for style, kept in (("--key=value", arguments[1:]), ("flag", arguments)):  # others may add up
         option = dict(flags=["--dtype"], style=style, front=False)
         assert scriptoptions.add_words(arguments, words, [option]) == [*kept, *words]
 

@@ -241,6 +241,15 @@ def in_driver(model, facts):
     return f"above {line(entry)}", fitted(driver, entry), driver in FITS
 
 
+def stepped(facts):
+    """Return [(number, name)] of optimizers, as lines of step() call them: not as they are made."""
+    return [
+        (each.get("optimizer"), each["name"].removesuffix(".step"))
+        for each in (facts.get("sites") or {}).get("steps", ())
+        if re.fullmatch(r"(?!(self|scaler)\.step$)[\w.\[\]'\"]+\.step", each.get("name", ""))
+    ]
+
+
 def fitted(driver, entry):
     """Return the variable that a line like trainer.fit(model, ...) gives, or "model"."""
     first = r"\.\w+\(\s*(?:\w*model\s*=\s*)?" if driver in FITS else r"\bmodel\s*=\s*"

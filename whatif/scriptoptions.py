@@ -521,7 +521,9 @@ def add_words(arguments, words, options):
     is_front = any(flag in option["flags"] and option["front"] for option in options)
     settings = {flag for option in options if is_setting(option) for flag in option["flags"]}
     settings &= {word.partition("=")[0] for word in words}
-    arguments = [each for each in arguments if each.partition("=")[0] not in settings]
+    arguments = [  # but `--key` of `--key value` stays with its value
+        each for each in arguments if "=" not in each or each.partition("=")[0] not in settings
+    ]
     return [*words, *arguments] if is_front else [*arguments, *words]
 
 

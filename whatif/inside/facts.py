@@ -140,6 +140,12 @@ def is_float(value):
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
+def is_rest(value):
+    """Return whether a value holds no floating tensor for certain, as an object may."""
+    is_plain = isinstance(value, (type(None), bool, int, float, complex, str, bytes))
+    return is_plain or isinstance(value, torch.Tensor) and not is_float(value)
+
+
 def form_of(output):
     """Return (how an output holds tensors, the keys and attributes of its floating tensors).
 
@@ -168,12 +174,12 @@ def forms_of(parts):
     forms = [
         "tensor"
         if is_float(part)
-        else form_of(part)[0]
-        if any(map(is_float, tree_leaves(part)))
         else "rest"
+        if all(map(is_rest, tree_leaves(part)))
+        else form_of(part)[0].replace("tuple", "list" if type(part) is list else "tuple")
         for part in parts
     ]
-    is_known = len(forms) > 1 and {"rest"} < {*forms, "rest"} <= {"tensor", "tuple", "rest"}
+    is_known = len(forms) > 1 and {"rest"} < {*forms, "rest"} <= {"tensor", "tuple", "list", "rest"}
     return " ".join(forms) if is_known else ""
 
 

@@ -82,11 +82,7 @@ def own_autocast(name, facts):
 
 def scaler_of(facts):
     """Return the lines of a GradScaler for all optimizers."""
-    stepped = {  # as the script's lines call them, which may not be where they are made
-        each.get("optimizer"): each["name"].removesuffix(".step")
-        for each in (facts.get("sites") or {}).get("steps", ())
-        if each.get("is_direct") and each["name"].endswith(".step")
-    }
+    stepped = dict(advice.stepped(facts))
     names = [
         stepped.get(number) or each.get("name") or "optimizer"
         for number, each in enumerate(facts["optimizers"])

@@ -62,9 +62,10 @@ def if_any(source, call, positional):
     """Return "True", or a test where the call's number of workers may be 0 in another run."""
     given = {each.arg: each.value for each in call.keywords} | dict(zip(positional, call.args))
     number = given.get("num_workers")
-    if isinstance(number, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)):
-        return f"{source.text(number)} > 0"
-    return "True"
+    if number is None or isinstance(number, ast.Constant):
+        return "True"
+    is_one = isinstance(number, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
+    return f"{source.text(number)} > 0" if is_one else f"({source.text(number)}) > 0"
 
 
 def write(name, facts, extra):

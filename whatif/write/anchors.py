@@ -8,6 +8,8 @@ from whatif import advice
 from .sources import FUNCTIONS, LOOPS, Refused
 
 WRAPPERS = "DistributedDataParallel", "DataParallel", "DDP"
+SCOPES = *FUNCTIONS, ast.ClassDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp
+SCOPES = *SCOPES, ast.GeneratorExp  # names that these set are their own
 
 
 def names_torch(node):
@@ -189,7 +191,7 @@ def is_bound(source, statement, name):
     scope, root = source.scope_of(statement), re.match(r"\w*", name)[0]
     given = ast.walk(scope.args) if isinstance(scope, FUNCTIONS) else ()
     if any(getattr(each, "arg", "") == root for each in given) or not any(
-        is_of(each, root, ast.Store) for each in ast.walk(scope)
+        is_of(each, root, ast.Store) for each in own_nodes(scope)
     ):
         return True  # an argument, or a name from outside
     while statement is not scope:
@@ -206,15 +208,44 @@ def is_of(node, root, context):
     return isinstance(node, ast.Name) and node.id == root and isinstance(node.ctx, context)
 
 
+def own_nodes(scope):
+    """Yield the nodes of a function or a module, without those in functions and classes of its."""
+    for each in ast.iter_child_nodes(scope):
+        yield each
+        if not isinstance(each, SCOPES):
+            yield from own_nodes(each)
+
+
+def branches_of(node):
+    """Return the blocks of a statement of which each run takes one; none if it has no branches."""
+    match node:
+        case ast.If():
+            return [node.body, node.orelse]
+        case ast.Match():
+            last = node.cases[-1]
+            is_all = isinstance(last.pattern, ast.MatchAs) and not last.pattern.pattern
+            return [
+                *(each.body for each in node.cases),
+                *([] if is_all and not last.guard else [[]]),
+            ]
+        case ast.Try():
+            blocks = [[*node.body, *node.orelse], *(each.body for each in node.handlers)]
+            return [[*node.finalbody, *block] for block in blocks]
+    return []
+
+
 def is_set(node, root):
     """Return whether a statement sets a name in each of its branches that goes on."""
-    if isinstance(node, ast.If):
-        return all(
+    if blocks := branches_of(node):
+        head = getattr(node, "test", getattr(node, "subject", None))
+        return (head is not None and is_set(head, root)) or all(
             any(is_set(each, root) for each in block) or block and ends(block[-1])
-            for block in (node.body, node.orelse)
+            for block in blocks
         )
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return any(root == (each.asname or each.name) for each in node.names)
+    if isinstance(node, SCOPES):
+        return getattr(node, "name", "") == root
     return is_of(node, root, ast.Store) or any(
         is_set(each, root) for each in ast.iter_child_nodes(node)
     )
@@ -222,6 +253,8 @@ def is_set(node, root):
 
 def ends(node):
     """Return whether a statement ends its function or the script."""
+    if isinstance(node, ast.Assert):
+        return isinstance(node.test, ast.Constant) and not node.test.value
     called = node.value.func if isinstance(node, ast.Expr) and hasattr(node.value, "func") else None
     return isinstance(node, (ast.Raise, ast.Return, ast.Continue, ast.Break)) or (
         called is not None and re.search(r"(^|\.)(exit|quit|error|abort)$", ast.unparse(called))
@@ -230,10 +263,16 @@ def ends(node):
 
 def is_used(node, root):
     """Return whether a statement uses a name outside of its branches."""
-    if isinstance(node, (ast.If, *FUNCTIONS, ast.ClassDef, ast.ExceptHandler)):
-        return isinstance(node, ast.If) and is_used(node.test, root)
-    return is_of(node, root, ast.Load) or any(
-        is_used(each, root) for each in ast.iter_child_nodes(node)
+    match node:
+        case ast.If(test=first) | ast.IfExp(test=first) | ast.Match(subject=first):
+            return is_used(first, root)
+        case ast.BoolOp(values=[first, *_]):
+            return is_used(first, root)
+        case ast.ExceptHandler() | ast.Lambda() | ast.ClassDef():
+            return False
+    return not isinstance(node, FUNCTIONS) and (
+        is_of(node, root, ast.Load)
+        or any(is_used(each, root) for each in ast.iter_child_nodes(node))
     )
 
 
@@ -245,7 +284,7 @@ def below_making(model, name, sources):
 
 def below_only(source, statement, name):
     """Return the place below the only statement of a function that makes a model, or None."""
-    made = [node for node in ast.walk(source.scope_of(statement)) if rebinds(node, name)]
+    made = [node for node in own_nodes(source.scope_of(statement)) if rebinds(node, name)]
     if len(made) != 1 or any(isinstance(each, LOOPS) for each in source.ancestors(made[0])):
         return None
     return source, made[0], name, made[0]
@@ -271,11 +310,11 @@ def change_model(model, facts, sources, lines, *reasons):
     """Write lines that change a model; `{name}` in them is its name there."""
     source, statement, name, later = place_for(model, facts, sources)
     lines = [line.replace("{name}", name) for line in lines]
-    if any(line.strip() == lines[0] for line in source.own_lines()):
-        raise Refused("already there")
     if "torch." in lines[0]:
         lines = [line.replace("torch.", f"{torch_name(source)}.") for line in lines]
         source, statement, name, later = place_for(model, facts, sources)
+    if any(line.strip() == lines[0] for line in source.own_lines()):
+        raise Refused("already there")
     if lines[0] in source.written_at(later or statement, is_below=bool(later)):
         return  # one function makes several models
     if later:

@@ -36,7 +36,7 @@ def write(name, facts, sources):
         text = "".join(line for source in sources.files.values() for line in source.lines)
         raise Refused(
             "already there"
-            if f'autocast("{device}", torch.{half})' in text
+            if re.search(rf'autocast\("{device}", \w+\.{half}\)', text)
             else "an autocast of the script's own stands around the call"
         )
     if half == "float16":
@@ -165,7 +165,12 @@ def extract(source, line, calls, context, cast):
 
 def casts_of(holds, names):
     """Return the texts that make the parts of a tuple float32 again; `holds` has their forms."""
-    casts = dict(tensor="{0}.float()", tuple="tuple(each.float() for each in {0})", rest="{0}")
+    casts = dict(
+        tensor="{0}.float()",
+        tuple="tuple(each.float() for each in {0})",
+        list="[each.float() for each in {0}]",
+        rest="{0}",
+    )
     return [casts[form].format(name) for form, name in zip(holds.split(), names)]
 
 
@@ -185,7 +190,10 @@ class Cast:
         text = self.source.text(target)
         if isinstance(target, ast.Tuple):
             names = [*map(self.source.text, target.elts)]
-            if " " in self.holds and len(self.holds.split()) == len(names):
+            forms = self.holds.split()
+            if len(forms) == len(names) > 1 and not any(
+                name[0] == "*" and form != "rest" for name, form in zip(names, forms)
+            ):
                 casts = zip(names, casts_of(self.holds, names))
                 return [f"{name} = {cast}" for name, cast in casts if name not in (cast, "_")]
             if self.holds not in ("tuple", "namedtuple"):

@@ -3,7 +3,10 @@
 import ast
 import re
 
-from .sources import Refused
+from whatif import advice
+
+from . import anchors
+from .sources import FUNCTIONS, Refused
 
 KEPT = "the scale is a part of the training's state"
 
@@ -19,8 +22,12 @@ def calls_of(source, names, method):
 
 
 def names_of(facts):
-    """Return the names that optimizers may have in the script: also with another owner."""
+    """Return the names that optimizers may have in the script: also with another owner.
+
+    A function may make one without a name, which the line of its step has.
+    """
     names = {each.get("name") or "optimizer" for each in facts["optimizers"]}
+    names |= {name for _, name in advice.stepped(facts)}
     names |= {name.rpartition(".")[2] for name in names} | {"optimizer"}
     return names | {f"self.{name}" for name in names if "." not in name}
 
@@ -47,19 +54,34 @@ def may_be_optimizer(source, call, optimizers):
     A state that is taken from a live object, as by target networks, is from no checkpoint.
     """
     owner, words = call.func.value, ast.unparse(call)
+    if is_named(ast.unparse(owner), optimizers):
+        return True
     if any(ast.unparse(each).endswith(".state_dict()") for each in call.args):
         return False
-    if re.search("opt", words, re.I) or optimizers & set(re.findall(r"\w+", words)):
+    if is_named(words, optimizers):
         return True
     if not isinstance(owner, ast.Name):
         return not isinstance(owner, ast.Attribute)
-    passed = [getattr(source.scope_of(call), "args", None)]
-    passed += [each.target for each in source.ancestors(call) if isinstance(each, ast.For)]
+    around = [call, *source.ancestors(call)]
+    passed = [source.scope_of(call), *(each for each in around if isinstance(each, ast.Lambda))]
+    passed = [each.args for each in passed if hasattr(each, "args")]
+    passed += [each.target for each in around if isinstance(each, (ast.For, ast.AsyncFor))]
+    passed += [part.target for each in around for part in getattr(each, "generators", ())]
     return any(
         owner.id in (getattr(part, "arg", ""), getattr(part, "id", ""))
-        for each in filter(None, passed)
+        for each in passed
         for part in ast.walk(each)
+    ) or any(
+        isinstance(each, ast.Assign)
+        and owner.id in map(ast.unparse, each.targets)
+        and (isinstance(each.value, ast.Subscript) or is_named(ast.unparse(each.value), optimizers))
+        for each in ast.walk(source.scope_of(call))
     )
+
+
+def is_named(text, optimizers):
+    """Return whether words name an optimizer."""
+    return bool(re.search("opt", text, re.I) or optimizers & set(re.findall(r"\w+", text)))
 
 
 def is_kept_in(facts, source, scope):
@@ -84,16 +106,33 @@ def keep_scaler(facts, source, sources):
                 raise Refused(
                     f"{other.where(found[0])} keeps the optimizer where the scaler is not known"
                 )
-    last = len(calls_of(source, names, "state_dict")) - 1
-    for number in range(last + 1):
+    each_of(source, names, "state_dict", save)
+    each_of(source, names, "load_state_dict", load)
+
+
+def each_of(source, names, method, edit):
+    """Edit each call of a method in a file. Raise Refused if none can be edited.
+
+    One of several may be a copy in memory, which needs no scaler.
+    """
+    done, refused = False, None
+    for number in range(len(calls_of(source, names, method))):
         try:
-            save(source, calls_of(source, names, "state_dict")[number])
-        except Refused:  # one of several may be a copy in memory
-            if number == last:
-                raise
-    loaded = calls_of(source, names, "load_state_dict")
-    if loaded:
-        load(source, loaded[-1])
+            edit(source, calls_of(source, names, method)[number])
+            done = True
+        except Refused as why:
+            refused = why
+    if refused and not done:
+        raise refused
+
+
+def takes_more(source, call):
+    """Return whether a call takes any keyword: dict(), or a function with **options."""
+    name = ast.unparse(call.func).rpartition(".")[2]
+    return name in ("dict", "OrderedDict", "update") or any(
+        isinstance(each, FUNCTIONS) and each.name == name and each.args.kwarg
+        for each in ast.walk(source.tree)
+    )
 
 
 def save(source, call):
@@ -103,7 +142,7 @@ def save(source, call):
         key = around.keys[around.values.index(call)]
         text = source.text(key) if isinstance(key, ast.Constant) else '"'
         items, first = [f"{text[0]}scaler{text[0]}: scaler.state_dict()"], around.keys[0]
-    elif isinstance(around, ast.keyword) and isinstance(source.parents[around], ast.Call):
+    elif isinstance(around, ast.keyword) and takes_more(source, source.parents[around]):
         around = source.parents[around]
         items, first = ["scaler=scaler.state_dict()"], (around.args or around.keywords)[0]
     else:
@@ -129,6 +168,9 @@ def load(source, call):
         raise Refused(f"{source.where(call)} loads the optimizer in a way of its own")
     name, quote = given.value.id, source.text(given.slice)[0]
     key = f"{quote}scaler{quote}"
+    block = anchors.block_of(source, statement)
+    if any(f"scaler.load_state_dict({name}[" in ast.unparse(each) for each in block):
+        return  # below the state of another optimizer
     source.put_after(
         statement, [f"if {key} in {name}:", f"    scaler.load_state_dict({name}[{key}])"], KEPT
     )

@@ -22,6 +22,7 @@ MARK = "# new #"
 PACKAGES = f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
 LOOPS = ast.For, ast.AsyncFor, ast.While
+LONG = 10_000  # lines
 
 
 class Text:
@@ -389,9 +390,10 @@ class Sources:
 def hunks(before, after):
     """Return an iterator of a unified diff's lines, as difflib.unified_diff gives them.
 
-    That takes lines which are frequent in a long file, such as `)`, for changed ones.
+    That takes lines which are frequent in a long file, such as `)`, for changed ones. So does this
+    in a file that is so long that it would take a minute.
     """
-    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=len(before) > LONG)
     for group in matcher.get_grouped_opcodes(3):
         (_, top, _, new_top, _), (_, _, stop, _, new_stop) = group[0], group[-1]
         yield f"@@ -{span(top, stop)} +{span(new_top, new_stop)} @@\n"
