@@ -314,6 +314,19 @@ def test_autocast_around_calls_in_other_statements(write, line, new, about):
     ]
 
 
+def test_calls_at_several_lines_of_a_statement_are_changed_once(write):
+    """One line is too long with both: the model's spots have two lines."""
+    calls = "loss = loss_function(draw(), model(images),\n                         model(labels))"
+    source = LOOP.replace("output = model(images)", calls).replace(
+        "    loss = loss_function(output, labels)\n", ""
+    )
+    made = write(source, ["amp bfloat16", "channels_last"])
+    assert made.written == ("amp bfloat16", "channels_last") and not made.reasons
+    layout, half = "memory_format=torch.channels_last", 'autocast("cpu", torch.bfloat16)(model)'
+    for name in "images", "labels":
+        assert f"torch.{half}({name}.to({layout})).float()" in text_of(made)
+
+
 @pytest.mark.parametrize(
     "line, new",
     [

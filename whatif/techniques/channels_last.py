@@ -73,7 +73,7 @@ def edit(name, facts, extra, sources):
         each for each in anchors.models_once(facts) if "image" in each.get("traits", ["image"])
     ]
     for model in models:
-        spots = anchors.spots_of(model)
+        spots = anchors.spots_of(model, sources)
         lines = [line.partition("  #")[0] for line in to_layout(model, "{name}")]
         has_images = any(spot["images"] for spot in spots)  # uint8 images get it in the model
         anchors.change_model(

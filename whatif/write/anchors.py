@@ -285,8 +285,11 @@ def change_model(model, facts, sources, lines, *reasons):
 
 
 # ---------------------------------------------------------------------------- calls of a model
-def spots_of(model):
-    """Return {at, name, images} of each line that calls a model; Refused if a library does."""
+def spots_of(model, sources=None):
+    """Return {at, name, images} of each line that calls a model; Refused if a library does.
+
+    With sources, lines of one statement are one spot: its calls are changed together.
+    """
     if model.get("library"):
         raise Refused(f"{model['library']} calls the model")
     if model.get("driver") and model["driver"] != "accelerate":
@@ -295,12 +298,19 @@ def spots_of(model):
     for spot in model.get("spots") or [dict(at=model["at"], name=model["local"])]:
         if not spot:
             raise Refused(f"a line that calls {model['name']} is not known")
-        one = merged.setdefault((spot["at"], spot["name"]), spot | dict(images=[]))
+        at = statement_calling(sources, spot) if sources else spot["at"]
+        one = merged.setdefault((at, spot["name"]), spot | dict(images=[]))
         one["images"] += [each for each in spot.get("images", ()) if each not in one["images"]]
         one["floats"] = [each for each in one.get("floats", ()) if each in spot.get("floats", ())]
         if one.get("holds") != spot.get("holds"):  # a dict may have a part only at times
             one["holds"] = "mixed" if {one["holds"], spot["holds"]} == {"dict", "mixed"} else ""
     return [*merged.values()]
+
+
+def statement_calling(sources, spot):
+    """Return the statement that calls a model at a spot."""
+    source, line = sources.find(spot["at"])
+    return source.statement_of(source.calls(line, spot["name"])[0])
 
 
 def models_once(facts):

@@ -30,7 +30,7 @@ def write(name, facts, sources):
     device = facts["device"]
     done = 0
     for model in models:
-        for spot in anchors.spots_of(model):
+        for spot in anchors.spots_of(model, sources):
             done += around_calls(spot, device, half, sources)
     if not done:
         text = "".join(line for source in sources.files.values() for line in source.lines)
