@@ -760,6 +760,7 @@ def test_float16_of_a_step_below_the_loop_is_not_written(write):
         ("clip", "model.weight.grad.clamp_(-1, 1)", "reads gradients"),
         ("clip", "nn.utils.clip_grad_norm_(model.parameters(), 1)", "did not run yet"),
         ("clip", "penalty(model).backward()", "did not run yet"),
+        ("clip", "return torch.autograd.grad(model(x).sum(), x)", "calls autograd.grad"),
         ("other", "model.weight.grad.clamp_(-1, 1)", ""),
     ],
 )

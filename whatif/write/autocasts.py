@@ -311,9 +311,7 @@ class Sites:
                             source, node
                         ):
                             why = "reads gradients, which are scaled there"
-                        case ast.Call(func) if scope is self.scope and re.search(
-                            r"(^|\.)grad$", ast.unparse(func)
-                        ):
+                        case ast.Call(func) if re.search(r"(^|\.)grad$", ast.unparse(func)):
                             why = "calls autograd.grad"
                         case ast.Call(func) if scope is not self.scope and ast.unparse(
                             func
