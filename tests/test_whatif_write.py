@@ -12,7 +12,7 @@ import torch
 
 from helpers import AMP_OPTION, ROOT, run
 from test_whatif_advice import Watched
-from whatif import scriptoptions
+from whatif import advice, scriptoptions
 from whatif.inside.facts import form_of, has_loss
 from whatif.write import extras, overlay, patch, sources
 from whatif.write.sources import MARK
@@ -809,6 +809,39 @@ def test_float16_that_is_not_safe_is_not_written(write, old, new, why):
 
 
 # ------------------------------------------------------------------------- layout and compile
+def test_two_models_that_one_line_calls_and_one_of_them_is_optional(tmp_path, monkeypatch):
+    """Such are the coarse and the fine model of a NeRF; without the fine one it is None."""
+    source = """\
+import torch
+def train(with_fine):
+    coarse = torch.nn.Conv2d(3, 4, 1)
+    weights = [*coarse.parameters()]
+    fine = None
+    if with_fine:
+        fine = torch.nn.Conv2d(3, 4, 1)
+        weights += fine.parameters()
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+    for _ in range(2):
+        loss = 0
+        for net in (coarse, fine) if fine else (coarse,):
+            loss = loss + sum(net(part).mean() for part in torch.rand(2, 1, 3, 4, 4))
+        loss.backward()
+        optimizer.step()
+train(True)
+"""
+    monkeypatch.chdir(tmp_path)
+    watched = Watched(tmp_path, monkeypatch)
+    facts = watched.run(source)
+    watched.hook.remove()
+    made = patch.make(facts, ["amp bfloat16", "channels_last", "compile"], {}, tmp_path)
+    assert not made.reasons
+    text = text_of(made)
+    assert text.count(".float()") == text.count("net)(part.to(memory_format=") == 1
+    assert "    weights += fine" in text.split("fine.compile()")[1]
+    exec(text.replace("train(True)", "train(False)"), {"__name__": "train"})
+    assert "likewise" not in advice.write("amp bfloat16", facts)
+
+
 def test_channels_last_of_model_and_images(write):
     text = only(write(LOOP, ["channels_last"]), "channels_last")
     assert blocks_of(text) == [

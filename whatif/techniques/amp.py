@@ -35,17 +35,16 @@ def write(name, facts, extra):
         return advice.paragraphs(option, watch(name, True))
     models = advice.models_of(facts)
     model = models[0]
+    calls = [
+        (advice.shown_model(each) if each["local"] == each["name"] else each["local"], at)
+        for each in models
+        for at in each["calls"]
+    ]
     text = advice.paragraphs(
         advice.at_line(model, autocast_of(model, facts["device"], f"torch.{name.split()[-1]}")),
         own_autocast(name, facts),
         *(scaler_of(facts) if name == "amp float16" else ()),
-        advice.likewise(
-            [
-                (advice.shown_model(each) if each["local"] == each["name"] else each["local"], at)
-                for each in models
-                for at in each["calls"]
-            ][1:]
-        ),
+        advice.likewise(each for each in calls if each != calls[0]),
         watch(name),
         advice.example(name),
     )

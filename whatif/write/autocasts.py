@@ -29,9 +29,8 @@ def write(name, facts, sources):
     models = anchors.models_once(facts)
     device = facts["device"]
     done = 0
-    for model in models:
-        for spot in anchors.spots_of(model, sources):
-            done += around_calls(spot, device, half, sources)
+    for spot in anchors.statements_of(models, sources):
+        done += around_calls(spot, device, half, sources)
     if not done:
         text = "".join(line for source in sources.files.values() for line in source.lines)
         raise Refused(
