@@ -282,6 +282,11 @@ def test_autocast_around_a_call(write):
             dict(holds="tuple"),
         ),
         (
+            "output, _, _ = model(images)",
+            ["    output, _, _ = model(images)", "output = output.float()"],
+            dict(holds="tuple"),
+        ),
+        (
             "output = model(images)",
             ["    output = model(images)", "output = [each.float() for each in output]"],
             dict(holds="tuple"),

@@ -117,7 +117,9 @@ def autocast_of(model, device, dtype):
         if is_tensor and ", " not in model["target"]:
             lines.append(f"{model['target']} = {model['target']}.float()")
     are_tensors = model["statement"] and model.get("are_tensors") and ", " in model["target"]
-    if are_tensors:
+    if are_tensors and "_" in (names := model["target"].split(", ")):
+        lines += [f"{each} = {each}.float()" for each in names if each != "_"]
+    elif are_tensors:
         lines.append(f"{model['target']} = (each.float() for each in ({model['target']}))")
     elif not is_tensor:
         lines.append("and a loss outside of the model takes the output's tensors as .float()")

@@ -189,6 +189,8 @@ class Cast:
                 return [f"{name} = {cast}" for name, cast in casts if name not in (cast, "_")]
             if self.holds not in ("tuple", "namedtuple"):
                 raise self.refused("holds more than tensors and tuples of tensors")
+            if "_" in names:
+                return [f"{name} = {name}.float()" for name in names if name != "_"]
             text = ", ".join(names)
             return [f"{text} = (each.float() for each in ({text}))"]
         if self.spot.get("has_loss") and (
