@@ -1382,6 +1382,16 @@ for images, labels in loader:
     assert "\n# one copy to the host for all steps\ntotal = float(total)\n\nprint" in text_of(made)
 
 
+def test_several_copies_in_a_long_line_are_not_broken(write):
+    line = "    images, labels, more = images.to(the_device), labels.to(the_device), more.to(the_device)\n"
+    source = LOOP.replace("for images, labels in", "for images, labels, more in").replace(
+        "    output = ", f"{line}    output = "
+    )
+    made = write(source, ["workers"], ["non_blocking"], device="cuda")
+    found = [each for each in text_of(made).splitlines() if "non_blocking" in each]
+    assert len(found) == 1 and found[0].count("(the_device, non_blocking=True)") == 3
+
+
 def test_what_is_computed_from_a_batch_is_not_pinned(write):
     source = LOOP.replace(
         "    output = ",
