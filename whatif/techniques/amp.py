@@ -91,7 +91,8 @@ def scaler_of(facts):
         for number, each in enumerate(facts["optimizers"])
     ]
     names = [*dict.fromkeys(names)] or ["optimizer"]
-    old = ", ".join(["loss.backward()", *(f"{name}.step()" for name in names)])
+    loss = loss_of(facts)
+    old = ", ".join([f"{loss}.backward()", *(f"{name}.step()" for name in names)])
     steps = "; ".join(f"scaler.step({name})" for name in names)
     made = (
         f'before the training loop{advice.INDENT}scaler = torch.amp.GradScaler("{facts["device"]}")'
@@ -99,12 +100,22 @@ def scaler_of(facts):
     if len(names) == 1:
         return made, (
             f"for {old.replace(', ', ' and ')}{advice.INDENT}"
-            f"scaler.scale(loss).backward(); {steps}; scaler.update()"
+            f"scaler.scale({loss}).backward(); {steps}; scaler.update()"
         )
     return made, (
-        f"for {old}{advice.INDENT}scaler.scale(loss).backward(); {steps}"
+        f"for {old}{advice.INDENT}scaler.scale({loss}).backward(); {steps}"
         f"{advice.INDENT}scaler.update() after these steps, before the next backward()"
     )
+
+
+def loss_of(facts):
+    """Return the script's own name of its loss, if it has one only."""
+    names = {
+        each["name"].removesuffix(".backward") if each.get("is_direct") else ""
+        for each in (facts.get("sites") or {}).get("backwards", ())
+    }
+    name = names.pop() if len(names) == 1 else ""
+    return name if re.fullmatch(r"(?!torch\b)[\w.]+", name) else "loss"
 
 
 def autocast_of(model, device, dtype):
