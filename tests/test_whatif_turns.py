@@ -1725,6 +1725,30 @@ def test_weights_that_train_later_are_noted_at_the_first_step():
     watch.Run.note_idle(one, torch.optim.SGD([early], 0.1))  # one that is not known
 
 
+def test_a_model_that_an_attack_calls_in_eval_mode_first_has_all_its_lines():
+    net = nn.Linear(2, 2)
+    run = types.SimpleNamespace(steps=0, see=lambda *_: None)
+
+    def describe_model(module):
+        place = "train" if module.training else "attack"
+        return dict(role=models.facts.role_of(module), at=place, calls=[], spots=[])
+
+    def note_call(about, *_):
+        about["calls"] = [*dict.fromkeys([*about["calls"], describe_model(net)["at"]])]
+
+    run.about = types.SimpleNamespace(describe_model=describe_model, note_call=note_call)
+    watching = models.Models(run)
+    watching.watch()
+    try:
+        for run.steps in range(2):
+            for is_training in False, True:
+                net.train(is_training)(torch.ones(1, 2))
+            about = watching.known[net]
+            assert about["role"] == "trains" and about["calls"] == ["train", "attack"]
+    finally:
+        watching.stop()
+
+
 def test_a_stall_beside_an_evaluation_is_no_period():
     """Else each window would take as many steps as lie between both."""
     steps = [0.03] * 400

@@ -12,7 +12,7 @@ import torch
 
 from helpers import AMP_OPTION, ROOT, run
 from test_whatif_advice import Watched
-from whatif import scriptoptions
+from whatif import advice, scriptoptions
 from whatif.inside.facts import form_of, has_loss
 from whatif.write import extras, overlay, patch, sources
 from whatif.write.sources import MARK
@@ -282,6 +282,11 @@ def test_autocast_around_a_call(write):
             dict(holds="tuple"),
         ),
         (
+            "output, _, _ = model(images)",
+            ["    output, _, _ = model(images)", "output = output.float()"],
+            dict(holds="tuple"),
+        ),
+        (
             "output = model(images)",
             ["    output = model(images)", "output = [each.float() for each in output]"],
             dict(holds="tuple"),
@@ -312,6 +317,19 @@ def test_autocast_around_calls_in_other_statements(write, line, new, about):
             ]
         )
     ]
+
+
+def test_calls_at_several_lines_of_a_statement_are_changed_once(write):
+    """One line is too long with both: the model's spots have two lines."""
+    calls = "loss = loss_function(draw(), model(images),\n                         model(labels))"
+    source = LOOP.replace("output = model(images)", calls).replace(
+        "    loss = loss_function(output, labels)\n", ""
+    )
+    made = write(source, ["amp bfloat16", "channels_last"])
+    assert made.written == ("amp bfloat16", "channels_last") and not made.reasons
+    layout, half = "memory_format=torch.channels_last", 'autocast("cpu", torch.bfloat16)(model)'
+    for name in "images", "labels":
+        assert f"torch.{half}({name}.to({layout})).float()" in text_of(made)
 
 
 @pytest.mark.parametrize(
@@ -767,6 +785,7 @@ def test_float16_of_a_step_below_the_loop_is_not_written(write):
         ("clip", "model.weight.grad.clamp_(-1, 1)", "reads gradients"),
         ("clip", "nn.utils.clip_grad_norm_(model.parameters(), 1)", "did not run yet"),
         ("clip", "penalty(model).backward()", "did not run yet"),
+        ("clip", "return torch.autograd.grad(model(x).sum(), x)", "calls autograd.grad"),
         ("other", "model.weight.grad.clamp_(-1, 1)", ""),
     ],
 )
@@ -815,6 +834,39 @@ def test_float16_that_is_not_safe_is_not_written(write, old, new, why):
 
 
 # ------------------------------------------------------------------------- layout and compile
+def test_two_models_that_one_line_calls_and_one_of_them_is_optional(tmp_path, monkeypatch):
+    """Such are the coarse and the fine model of a NeRF; without the fine one it is None."""
+    source = """\
+import torch
+def train(with_fine):
+    coarse = torch.nn.Conv2d(3, 4, 1)
+    weights = [*coarse.parameters()]
+    fine = None
+    if with_fine:
+        fine = torch.nn.Conv2d(3, 4, 1)
+        weights += fine.parameters()
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+    for _ in range(2):
+        loss = 0
+        for net in (coarse, fine) if fine else (coarse,):
+            loss = loss + sum(net(part).mean() for part in torch.rand(2, 1, 3, 4, 4))
+        loss.backward()
+        optimizer.step()
+train(True)
+"""
+    monkeypatch.chdir(tmp_path)
+    watched = Watched(tmp_path, monkeypatch)
+    facts = watched.run(source)
+    watched.hook.remove()
+    made = patch.make(facts, ["amp bfloat16", "channels_last", "compile"], {}, tmp_path)
+    assert not made.reasons
+    text = text_of(made)
+    assert text.count(".float()") == text.count("net)(part.to(memory_format=") == 1
+    assert "    weights += fine" in text.split("fine.compile()")[1]
+    exec(text.replace("train(True)", "train(False)"), {"__name__": "train"})
+    assert "likewise" not in advice.write("amp bfloat16", facts)
+
+
 def test_channels_last_of_model_and_images(write):
     text = only(write(LOOP, ["channels_last"]), "channels_last")
     assert blocks_of(text) == [
@@ -1375,6 +1427,16 @@ for images, labels in loader:
     ) in text_of(made)
     assert "    total += loss.detach().double() * len(images)\n" in text_of(made)
     assert "\n# one copy to the host for all steps\ntotal = float(total)\n\nprint" in text_of(made)
+
+
+def test_several_copies_in_a_long_line_are_not_broken(write):
+    line = "    images, labels, more = images.to(the_device), labels.to(the_device), more.to(the_device)\n"
+    source = LOOP.replace("for images, labels in", "for images, labels, more in").replace(
+        "    output = ", f"{line}    output = "
+    )
+    made = write(source, ["workers"], ["non_blocking"], device="cuda")
+    found = [each for each in text_of(made).splitlines() if "non_blocking" in each]
+    assert len(found) == 1 and found[0].count("(the_device, non_blocking=True)") == 3
 
 
 def test_what_is_computed_from_a_batch_is_not_pinned(write):

@@ -92,6 +92,10 @@ class Models:
                 about |= self.run.about.describe_model(module)  # it was called before training
             elif role == "frozen" and was == {0} and self.run.steps:
                 about |= dict(role=role, calls=[], spots=[])  # of the steps only, from now on
+            if (about["role"], role) == ("eval", "trains"):  # the step began with an attack, say
+                calls, spots = about["calls"], about["spots"]
+                about |= self.run.about.describe_model(module) | dict(spots=spots)
+                about["calls"] = [about["at"], *calls]
             output = original(module, *args, **kwargs)
             if about["role"] == role:
                 self.run.about.note_call(about, output, args, kwargs)

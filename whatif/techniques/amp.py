@@ -35,17 +35,16 @@ def write(name, facts, extra):
         return advice.paragraphs(option, watch(name, True))
     models = advice.models_of(facts)
     model = models[0]
+    calls = [
+        (advice.shown_model(each) if each["local"] == each["name"] else each["local"], at)
+        for each in models
+        for at in each["calls"]
+    ]
     text = advice.paragraphs(
         advice.at_line(model, autocast_of(model, facts["device"], f"torch.{name.split()[-1]}")),
         own_autocast(name, facts),
         *(scaler_of(facts) if name == "amp float16" else ()),
-        advice.likewise(
-            [
-                (advice.shown_model(each) if each["local"] == each["name"] else each["local"], at)
-                for each in models
-                for at in each["calls"]
-            ][1:]
-        ),
+        advice.likewise(each for each in calls if each != calls[0]),
         watch(name),
         advice.example(name),
     )
@@ -88,7 +87,8 @@ def scaler_of(facts):
         for number, each in enumerate(facts["optimizers"])
     ]
     names = [*dict.fromkeys(names)] or ["optimizer"]
-    old = ", ".join(["loss.backward()", *(f"{name}.step()" for name in names)])
+    loss = loss_of(facts)
+    old = ", ".join([f"{loss}.backward()", *(f"{name}.step()" for name in names)])
     steps = "; ".join(f"scaler.step({name})" for name in names)
     made = (
         f'before the training loop{advice.INDENT}scaler = torch.amp.GradScaler("{facts["device"]}")'
@@ -96,12 +96,22 @@ def scaler_of(facts):
     if len(names) == 1:
         return made, (
             f"for {old.replace(', ', ' and ')}{advice.INDENT}"
-            f"scaler.scale(loss).backward(); {steps}; scaler.update()"
+            f"scaler.scale({loss}).backward(); {steps}; scaler.update()"
         )
     return made, (
-        f"for {old}{advice.INDENT}scaler.scale(loss).backward(); {steps}"
+        f"for {old}{advice.INDENT}scaler.scale({loss}).backward(); {steps}"
         f"{advice.INDENT}scaler.update() after these steps, before the next backward()"
     )
+
+
+def loss_of(facts):
+    """Return the script's own name of its loss, if it has one only."""
+    names = {
+        each["name"].removesuffix(".backward") if each.get("is_direct") else ""
+        for each in (facts.get("sites") or {}).get("backwards", ())
+    }
+    name = names.pop() if len(names) == 1 else ""
+    return name if re.fullmatch(r"(?!torch\b)[\w.]+", name) else "loss"
 
 
 def autocast_of(model, device, dtype):
@@ -114,7 +124,9 @@ def autocast_of(model, device, dtype):
         if is_tensor and ", " not in model["target"]:
             lines.append(f"{model['target']} = {model['target']}.float()")
     are_tensors = model["statement"] and model.get("are_tensors") and ", " in model["target"]
-    if are_tensors:
+    if are_tensors and "_" in (names := model["target"].split(", ")):
+        lines += [f"{each} = {each}.float()" for each in names if each != "_"]
+    elif are_tensors:
         lines.append(f"{model['target']} = (each.float() for each in ({model['target']}))")
     elif not is_tensor:
         lines.append("and a loss outside of the model takes the output's tensors as .float()")

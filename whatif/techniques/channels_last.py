@@ -72,19 +72,19 @@ def edit(name, facts, extra, sources):
     models = [
         each for each in anchors.models_once(facts) if "image" in each.get("traits", ["image"])
     ]
+    spots = anchors.statements_of(models, sources)
     for model in models:
-        spots = anchors.spots_of(model)
         lines = [line.partition("  #")[0] for line in to_layout(model, "{name}")]
-        has_images = any(spot["images"] for spot in spots)  # uint8 images get it in the model
+        images = any(spot["images"] for spot in anchors.spots_of(model))  # uint8: in the model
         anchors.change_model(
             model,
             facts,
             sources,
             lines,
-            "convolutions are faster in this layout" + ", which images get as well" * has_images,
+            "convolutions are faster in this layout" + ", which images get as well" * images,
         )
-        for spot in spots:
-            images_of(spot, sources)
+    for spot in spots:
+        images_of(spot, sources)
 
 
 def images_of(spot, sources):

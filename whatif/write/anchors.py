@@ -176,7 +176,9 @@ def place_for(model, facts, sources):
     statement = hoisted(source, statement, name)
     block = block_of(source, statement)
     later = [each for each in block[block.index(statement) :] if rebinds(each, name)]
-    if not later and not is_bound(source, statement, name):
+    if not later and (
+        may_be_none(source, statement, name) or not is_bound(source, statement, name)
+    ):
         if found := below_only(source, statement, name):
             return found
         raise Refused(f"{name} is not made in each run of {source.shown}")
@@ -197,11 +199,44 @@ def is_bound(source, statement, name):
     while statement is not scope:
         block, parent = block_of(source, statement), source.parents[statement]
         if any(is_set(each, root) for each in block[: block.index(statement)]) or any(
-            is_used(each, root) for each in block
+            in_each_run(each, lambda node: is_of(node, root, ast.Load)) for each in block
         ):
             return True
         statement = parent
     return False
+
+
+def may_be_none(source, statement, name):
+    """Return whether a name is None above a statement in some runs, as a model that is optional.
+
+    It is not if a statement outside of branches makes it, or takes an attribute of it.
+    """
+    scope, root = source.scope_of(statement), re.match(r"\w*", name)[0]
+    if not any(is_none(each, name) for each in ast.walk(scope)):
+        return False
+    while statement is not scope:
+        block, parent = block_of(source, statement), source.parents[statement]
+        if any(in_each_run(each, lambda node: has_attribute(node, name)) for each in block) or any(
+            is_set(each, root) and not any(is_none(part, name) for part in ast.walk(each))
+            for each in block[: block.index(statement)]
+        ):
+            return False
+        statement = parent
+    return True
+
+
+def is_none(node, name):
+    """Return whether a statement sets a name to None."""
+    return (
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Constant)
+        and node.value.value is None
+        and name in map(ast.unparse, node.targets)
+    )
+
+
+def has_attribute(node, name):
+    return isinstance(node, ast.Attribute) and ast.unparse(node.value) == name
 
 
 def is_of(node, root, context):
@@ -261,18 +296,17 @@ def ends(node):
     )
 
 
-def is_used(node, root):
-    """Return whether a statement uses a name outside of its branches."""
+def in_each_run(node, is_it):
+    """Return whether is_it(a node) holds in a statement, outside of its branches."""
     match node:
         case ast.If(test=first) | ast.IfExp(test=first) | ast.Match(subject=first):
-            return is_used(first, root)
+            return in_each_run(first, is_it)
         case ast.BoolOp(values=[first, *_]):
-            return is_used(first, root)
+            return in_each_run(first, is_it)
         case ast.ExceptHandler() | ast.Lambda() | ast.ClassDef():
             return False
     return not isinstance(node, FUNCTIONS) and (
-        is_of(node, root, ast.Load)
-        or any(is_used(each, root) for each in ast.iter_child_nodes(node))
+        is_it(node) or any(in_each_run(each, is_it) for each in ast.iter_child_nodes(node))
     )
 
 
@@ -284,7 +318,8 @@ def below_making(model, name, sources):
 
 def below_only(source, statement, name):
     """Return the place below the only statement of a function that makes a model, or None."""
-    made = [node for node in own_nodes(source.scope_of(statement)) if rebinds(node, name)]
+    nodes = own_nodes(source.scope_of(statement))
+    made = [node for node in nodes if rebinds(node, name) and not is_none(node, name)]
     if len(made) != 1 or any(isinstance(each, LOOPS) for each in source.ancestors(made[0])):
         return None
     return source, made[0], name, made[0]
@@ -334,12 +369,34 @@ def spots_of(model):
     for spot in model.get("spots") or [dict(at=model["at"], name=model["local"])]:
         if not spot:
             raise Refused(f"a line that calls {model['name']} is not known")
-        one = merged.setdefault((spot["at"], spot["name"]), spot | dict(images=[]))
-        one["images"] += [each for each in spot.get("images", ()) if each not in one["images"]]
-        one["floats"] = [each for each in one.get("floats", ()) if each in spot.get("floats", ())]
-        if one.get("holds") != spot.get("holds"):  # a dict may have a part only at times
-            one["holds"] = "mixed" if {one["holds"], spot["holds"]} == {"dict", "mixed"} else ""
+        merge(merged, (spot["at"], spot["name"]), spot)
     return [*merged.values()]
+
+
+def merge(merged, key, spot):
+    """Add what is known of a call to that of others under the same key."""
+    one = merged.setdefault(key, spot | dict(images=[]))
+    one["images"] += [each for each in spot.get("images", ()) if each not in one["images"]]
+    one["floats"] = [each for each in one.get("floats", ()) if each in spot.get("floats", ())]
+    if one.get("holds") != spot.get("holds"):  # a dict may have a part only at times
+        one["holds"] = "mixed" if {one["holds"], spot["holds"]} == {"dict", "mixed"} else ""
+
+
+def statements_of(models, sources):
+    """Return the spots of models, one for each statement and name: its calls are changed together.
+
+    A statement may have two lines with calls, and a function may call several models by one name.
+    """
+    merged = {}
+    for spot in (spot for model in models for spot in spots_of(model)):
+        merge(merged, (statement_calling(sources, spot), spot["name"]), spot)
+    return [*merged.values()]
+
+
+def statement_calling(sources, spot):
+    """Return the statement that calls a model at a spot."""
+    source, line = sources.find(spot["at"])
+    return source.statement_of(source.calls(line, spot["name"])[0])
 
 
 def models_once(facts):

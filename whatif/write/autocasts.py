@@ -29,9 +29,8 @@ def write(name, facts, sources):
     models = anchors.models_once(facts)
     device = facts["device"]
     done = 0
-    for model in models:
-        for spot in anchors.spots_of(model):
-            done += around_calls(spot, device, half, sources)
+    for spot in anchors.statements_of(models, sources):
+        done += around_calls(spot, device, half, sources)
     if not done:
         text = "".join(line for source in sources.files.values() for line in source.lines)
         raise Refused(
@@ -198,6 +197,8 @@ class Cast:
                 return [f"{name} = {cast}" for name, cast in casts if name not in (cast, "_")]
             if self.holds not in ("tuple", "namedtuple"):
                 raise self.refused("holds more than tensors and tuples of tensors")
+            if "_" in names:
+                return [f"{name} = {name}.float()" for name in names if name != "_"]
             text = ", ".join(names)
             return [f"{text} = (each.float() for each in ({text}))"]
         if self.spot.get("has_loss") and (
@@ -319,9 +320,7 @@ class Sites:
                             source, node
                         ):
                             why = "reads gradients, which are scaled there"
-                        case ast.Call(func) if scope is self.scope and re.search(
-                            r"(^|\.)grad$", ast.unparse(func)
-                        ):
+                        case ast.Call(func) if re.search(r"(^|\.)grad$", ast.unparse(func)):
                             why = "calls autograd.grad"
                         case ast.Call(func) if scope is not self.scope and ast.unparse(
                             func

@@ -74,15 +74,25 @@ def copies(source, line):
             }
     for number, names in lines:
         calls = {id(each): each for name in names for each in source.calls(number, name)}
-        source.apply(
-            [
-                edit
-                for call in calls.values()
-                for edit in source.give(call, {"non_blocking": "True"})
-            ]
-        )
+        if len(calls) > 1:  # a break within each of them is hard to read
+            source.apply([not_waiting(source, call) for call in calls.values()])
+        else:
+            source.apply(
+                [
+                    edit
+                    for call in calls.values()
+                    for edit in source.give(call, {"non_blocking": "True"})
+                ]
+            )
         source.mark(source.statement_at(number), COPY)
     return len(lines)
+
+
+def not_waiting(source, call):
+    """Return the edit that gives a copy non_blocking=True on its own line."""
+    place, is_first, has_comma, _ = source.tail(call)
+    comma = "" if is_first else " " if has_comma else ", "
+    return (place, place), f"{comma}non_blocking{source.sign(call)}True"
 
 
 def sums(source, line):
