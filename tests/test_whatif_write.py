@@ -863,7 +863,8 @@ train(True)
     text = text_of(made)
     assert text.count(".float()") == text.count("net)(part.to(memory_format=") == 1
     assert "    weights += fine" in text.split("fine.compile()")[1]
-    exec(text.replace("train(True)", "train(False)"), {"__name__": "train"})
+    changed = text.replace("train(True)", "train(False)").replace("coarse.compile()", "pass")
+    exec(changed, {"__name__": "train"})  # without the fine model
     assert "likewise" not in advice.write("amp bfloat16", facts)
 
 
