@@ -24,8 +24,9 @@ from pathlib import Path
 from time import perf_counter
 
 # new #
-# names what is kept for later runs
+# what is kept for later runs has a name
 import hashlib
+import itertools
 
 import torch
 from PIL import Image, ImageOps
@@ -162,21 +163,24 @@ def random_resized_crop(images, size):
 
 
 # new #
-# all images are in one tensor, so a batch needs no loading processes
+# all images are in one tensor, so a batch needs no loading processes after the first epoch
 class CachedLoader(DataLoader):
     """Yield uint8 images (N, 3, size, size) and labels (N,), all of which stay in `place`'s memory.
-    `augment` changes each batch on `device`. The folder `keep`, if any, has them for later runs.
+    The first epoch decodes all. `augment` changes each batch on `device`. The folder `keep`, if not
+    None, has the decoded images for later runs.
     """
 
     # new #
-    # fill the memory; decoding takes no random numbers of the training
-    def __init__(self, dataset, side, augment, place, device, keep, **loading):
+    # take the memory, and read what an earlier run has kept
+    def __init__(self, dataset, side, augment, steps, place, device, keep, **loading):
         super().__init__(dataset, **loading)
-        self.augment, self.device, labels = augment, device, []
+        self.steps, self.augment, self.device = min(len(self), steps or 1e9), augment, device
+        self.place, self.keep, self.decoding = place, keep, None
         try:
             self.images = torch.zeros(len(dataset), 3, side, side, dtype=torch.uint8, device=place)
         except RuntimeError as error:
             fail(f"the images do not fit in memory: {str(error).splitlines()[0]}")
+        self.labels = torch.zeros(len(dataset), dtype=torch.int64, device=place)
         if keep:  # other files, transforms or code have another name
             seen = f"{Path(__file__).read_text()}{dataset.transform}{Image.__version__}"
             seen = hashlib.sha256(seen.encode())
@@ -184,42 +188,51 @@ class CachedLoader(DataLoader):
                 stat = os.stat(name)
                 file = f"{os.path.abspath(name)} {stat.st_size} {stat.st_mtime_ns}"
                 seen.update(os.fsencode(file))
-            keep /= f"{seen.hexdigest()}.pt"
+            self.keep = keep = keep / f"{seen.hexdigest()}.pt"
         if keep and keep.exists():
             try:
                 assert not zipfile.ZipFile(keep).testzip()  # torch.load checks no checksums
                 images, labels = torch.load(keep, "cpu", mmap=True)
                 self.images.copy_(images)
-                self.labels = labels.to(place)
-                return
+                self.labels.copy_(labels)
+                self.decoding = iter(())
             except Exception:
                 fail(f"--cache_dir: {keep} is damaged, remove it")
-        if keep:  # what cannot be written is an error before all is decoded
+        elif keep:  # what cannot be written is an error before all is decoded
             os.makedirs(keep.parent, exist_ok=True)
-            new = Path(f"{keep}.{os.urandom(8).hex()}")  # other processes may write the same
-            new.touch()
-            new.unlink()
-        workers = {"num_workers": self.num_workers, "generator": torch.Generator()}
-        decoded = DataLoader(dataset, self.batch_size, **workers)
-        parts = self.images.split(self.batch_size)
-        for part, batch in zip(parts, tqdm(decoded, "decoding", leave=False, disable=None)):
-            part.copy_(batch[0])
-            labels.append(batch[1])
-        self.labels = torch.cat(labels).to(place)
-        if keep:
-            try:
-                torch.save((self.images, self.labels), new)
-                new.replace(keep)
-            except RuntimeError as error:
-                fail(f"--cache_dir: {new} cannot be written: {error!r:.150}")
-            finally:
-                new.unlink(missing_ok=True)
+            self.new = Path(f"{keep}.{os.urandom(8).hex()}")  # other processes may write the same
+            self.new.touch()
+            self.new.unlink()
 
     # new #
-    # an epoch is look-ups in the order of the sampler
+    # as in the baseline, processes decode while the training goes on
+    def decode(self, order):
+        """Decode the images `order`, then all others. Yields None after each batch of them."""
+        order = [*dict.fromkeys([*order, *range(len(self.images))])]
+        # this takes no random numbers of the training
+        loading = {"num_workers": self.num_workers, "generator": torch.Generator()}
+        batches = DataLoader(self.dataset, self.batch_size, sampler=order, **loading)
+        for i, (images, labels) in zip(torch.tensor(order).split(self.batch_size), batches):
+            self.images[i], self.labels[i] = images.to(self.place), labels.to(self.place)
+            yield
+        if self.keep:
+            try:
+                torch.save((self.images, self.labels), self.new)
+                self.new.replace(self.keep)
+            except RuntimeError as error:
+                fail(f"--cache_dir: {self.new} cannot be written: {error!r:.150}")
+            finally:
+                self.new.unlink(missing_ok=True)
+
+    # new #
+    # an epoch is look-ups in the order of the sampler; the first one's last batch waits for all
     def __iter__(self):
-        order = torch.tensor([*self.sampler]).to(self.images.device)
-        for i in order.split(self.batch_size)[: len(self)]:
+        order = [*self.sampler]
+        self.decoding = self.decoding or self.decode(order)
+        parts = torch.tensor(order, device=self.place).split(self.batch_size)
+        for step, i in enumerate(parts[: self.steps], 1):
+            for _ in itertools.islice(self.decoding, None if step == self.steps else 1):
+                pass
             images = self.images[i]
             if self.pin_memory and not images.is_cuda:
                 images = images.pin_memory()
@@ -358,16 +371,18 @@ def main():
     )
 
     # new #
-    # this decodes all images; later a batch is a look-up in memory
+    # the first epoch decodes all images; later a batch is a look-up in memory
     loading |= dict(place=place, device=device, keep=args.cache_dir)
     train_loader = CachedLoader(
-        train_set, side, augment, sampler=sampler, drop_last=True, **loading
+        train_set, side, augment, args.steps, sampler=sampler, drop_last=True, **loading
     )
 
     # every validation image, in order
     # new #
     # validation images are in memory, too
-    val_loader = CachedLoader(val_set, val_size, nn.Identity(), sampler=val_sampler, **loading)
+    val_loader = CachedLoader(
+        val_set, val_size, nn.Identity(), None, sampler=val_sampler, **loading
+    )
 
     # ----------------------------------------------------------------------------------- model
     if args.model == "conv11":

@@ -238,6 +238,25 @@ def test_cache_equals_the_baseline_bit_for_bit(digits, tmp_path):
     assert records[0] == records[1] and same_bits(*models)
 
 
+def test_the_cache_decodes_while_the_first_epoch_trains(digits, tmp_path):
+    """First what its batches need, and all before the second epoch, however few steps it takes."""
+    script = edited(
+        "train_cache",
+        tmp_path,
+        (
+            "    try:\n        image = Image",
+            '    print("I", end="")\n    try:\n        image = Image',
+        ),
+        (
+            "            output = net(images)",
+            '            print("S", end="")\n            output = net(images)',
+        ),
+    )
+    done = run_forked(script, *tiny(digits, tmp_path, batch_size=40, workers=0, epochs=2, steps=3))
+    first, second = re.findall("[IS]{3,}", done.stdout)
+    assert first.rstrip("I") == "S".join(["I" * 40, "I" * 40, "I" * 160, ""]) and second == "SSS"
+
+
 def test_cached_crops_of_an_epoch_are_the_same_after_a_resume(digits, tmp_path):
     script, options = SRC / "train_cache.py", ["--dataset", digits, *TINY, "--augment", "resized"]
     whole = batches_of(script, tmp_path / "whole", *options)
@@ -253,7 +272,9 @@ def test_cached_crops_of_an_epoch_are_the_same_after_a_resume(digits, tmp_path):
 def test_the_cache_keeps_a_transform_of_your_own_before_the_crop(augment, digits, tmp_path):
     copy, text = tmp_path / "copy.py", (SRC / "train_cache.py").read_text()
     copy.write_text(
-        text.replace("Compose([*crop, ", "Compose([transforms.RandomInvert(1), *crop, ")
+        text.replace(
+            "Compose([*crop, ", "Compose([transforms.Lambda(transforms.functional.invert), *crop, "
+        )
     )
     inverted, images = (
         torch.cat(

@@ -43,8 +43,10 @@ class Parts:
         if first is None or len(lines) != len(epochs) or "val_seconds" not in epochs[-1]:
             return None  # of an older script, of another one, or of a run that was resumed
         one, later = epochs[0], epochs[1:]
-        # how much of the first step's wait is in its data_wait is not known
-        in_first = (one["seconds"] - first) * (later[0]["data_wait"] if later else 0)
+        # how much of its data_wait the first step has is not known, so its other steps are taken
+        # to need as long as those of the second epoch
+        busy = later[0]["seconds"] * (1 - later[0]["data_wait"]) if later else one["seconds"]
+        in_first = min(one["seconds"] * one["data_wait"], max(0, one["seconds"] - first - busy))
         waiting = in_first + sum(each["seconds"] * each["data_wait"] for each in later)
         saved, validated = (
             [each[key] for each in epochs] for key in ("save_seconds", "val_seconds")
