@@ -943,6 +943,33 @@ def test_compile_stands_below_the_last_change_of_a_model(write):
     assert "nn.Flatten())\n# new #\n# layers are fused" in text
 
 
+@pytest.mark.parametrize(
+    "line, is_written",
+    [
+        ("writer.add_graph(model, images)", False),
+        ("traced = torch.jit.trace(model, images)", False),
+        ("torch.onnx.export(model, (images,), 'model.onnx')", False),
+        ("torch.onnx.export(model, (images,), 'model.onnx', dynamo=True)", True),
+        ("scripted = torch.jit.script(model)", True),
+        ("found.trace(model)", True),
+    ],
+)
+def test_a_model_that_is_traced_is_not_compiled(write, line, is_written):
+    """torch.jit.trace refuses a compiled model, also in TensorBoard's graph."""
+    made = write(LOOP + line + "\n", ["compile"])
+    assert (made.written == ("compile",)) == is_written
+    assert is_written or made.reasons["compile"].startswith("train.py:15 traces a model, which")
+
+
+def test_a_compiled_model_is_scripted_and_not_traced():
+    """As in the test above; if this changes, so may `traces` in whatif/techniques/compile.py."""
+    model, images = torch.nn.Linear(2, 2), torch.ones(1, 2)
+    model.compile(backend="eager")
+    assert torch.jit.script(model)(images).shape == (1, 2)
+    with pytest.raises(RuntimeError, match="torch.jit.trace"):
+        torch.jit.trace(model, images)
+
+
 def test_a_model_that_is_made_in_a_loop_is_not_compiled(write):
     source = LOOP.replace("optimizer = ", "for fold in folds:\n    optimizer = ")
     assert "is in a loop" in write(source, ["compile"]).reasons["compile"]

@@ -1,13 +1,18 @@
 """torch.compile, with the default mode or with CUDA graphs (reduce-overhead)."""
 
+import ast
 import functools
 import inspect
+import re
 import types
 
 from .. import advice
 from ..write import anchors
+from ..write.sources import Refused
 
 NAMES = "compile", "compile reduce-overhead"
+# TensorBoard's graph and older ONNX files are made by torch.jit.trace, too
+TRACES = re.compile(r"(.*\.)?(add_graph|jit\.trace(_module)?|onnx\.export)")
 
 
 def why_not(name, facts):
@@ -48,6 +53,8 @@ def write(name, facts, extra):
 
 def edit(name, facts, extra, sources):
     """Write compile() for each model; the names in its state_dict stay."""
+    if traced := traces(facts, sources):
+        raise Refused(f"{traced} traces a model, which fails for one that is compiled")
     mode = f'mode="{name.split()[1]}"' if name != "compile" else ""
     for model in anchors.models_once(facts):
         anchors.spots_of(model)
@@ -58,6 +65,20 @@ def edit(name, facts, extra, sources):
             [f"{{name}}.compile({mode})"],
             "layers are fused into fewer kernels; the first step compiles",
         )
+
+
+def traces(facts, sources):
+    """Return "file:line" of the user's first call that traces a model with torch.jit, or ""."""
+    for file in facts.get("files", ()):
+        try:
+            source, _ = sources.find(f"{file}:1")
+        except Refused:
+            continue  # what cannot be read is not changed
+        for call in ast.walk(source.tree):
+            if isinstance(call, ast.Call) and TRACES.fullmatch(ast.unparse(call.func)):
+                if "dynamo=True" not in map(ast.unparse, call.keywords):
+                    return source.where(call)
+    return ""
 
 
 def forward(plain, name, run):
