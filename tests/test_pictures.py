@@ -236,6 +236,11 @@ def cut(pixels):
     return torch.from_numpy(pixels[top : top + 32, left : left + 32].copy()).permute(2, 0, 1).int()
 
 
+def has_few_bits(variant):
+    """Return whether an image is a PNG of less than 8 bits, which DALI reads wrong on a GPU."""
+    return variant.content[:1] == b"\x89" and variant.content[24] < 8
+
+
 def is_refused(name, dali, on_gpu=False):
     """Return whether scripts have to refuse a variant, DALI's or the others."""
     variant = VARIANTS[name]
@@ -243,8 +248,13 @@ def is_refused(name, dali, on_gpu=False):
         image = Image.open(io.BytesIO(variant.content)) if variant.pixels is not None else None
         return image is None or image.mode[0] == "I"  # 16 bits of grey
     first = variant.content[:1]
-    is_few = on_gpu and first == b"\x89" and variant.content[24] < 8  # bits of a PNG
-    return is_few or first in b"PIMG" or "AVIF" in name or name == "16 bits a pixel.bmp"
+    return (
+        on_gpu
+        and has_few_bits(variant)
+        or first in b"PIMG"
+        or "AVIF" in name
+        or name == "16 bits a pixel.bmp"
+    )
 
 
 def check(name, dali, read):
@@ -303,7 +313,7 @@ def test_dali_reads_it_or_names_it_on_a_gpu(folder):
     read, refused = [], {}
     for name, variant in VARIANTS.items():
         if is_refused(name, True, on_gpu=True):
-            refused[variant.kind] = name
+            refused["few bits" if has_few_bits(variant) else variant.kind] = name
         elif variant.kind != "lossless WebP with EXIF":  # DALI may refuse these
             read.append(name)
     dataset.samples = [(str(folder / "src" / name), 0) for name in read]
@@ -315,7 +325,7 @@ def test_dali_reads_it_or_names_it_on_a_gpu(folder):
     }
     # a GPU's decoder spreads the colours of a JPEG otherwise
     assert not {name: most for name, most in off.items() if most > VARIANTS[name].tolerance + 4}
-    assert len(refused) > 3 and refused["plain"].endswith("bits.png")
+    assert len(refused) > 3 and "few bits" in refused
     dataset.targets = [0]
     for name in refused.values():
         dataset.samples = [(str(folder / "src" / name), 0)]
