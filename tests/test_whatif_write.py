@@ -948,6 +948,7 @@ def test_compile_stands_below_the_last_change_of_a_model(write):
     [
         ("writer.add_graph(model, images)", False),
         ("traced = torch.jit.trace(model, images)", False),
+        ("print(FlopCountAnalysis(model, images).total())", False),
         ("torch.onnx.export(model, (images,), 'model.onnx')", False),
         ("torch.onnx.export(model, (images,), 'model.onnx', dynamo=True)", True),
         ("scripted = torch.jit.script(model)", True),

@@ -11,8 +11,8 @@ from ..write import anchors
 from ..write.sources import Refused
 
 NAMES = "compile", "compile reduce-overhead"
-# TensorBoard's graph and older ONNX files are made by torch.jit.trace, too
-TRACES = re.compile(r"(.*\.)?(add_graph|jit\.trace(_module)?|onnx\.export)")
+# torch.jit.trace also makes TensorBoard's graph, older ONNX files and what fvcore counts
+TRACES = re.compile(r"(.*\.)?(add_graph|FlopCountAnalysis|jit\.trace(_module)?|onnx\.export)")
 
 
 def why_not(name, facts):
