@@ -816,6 +816,35 @@ def test_a_scripted_model_of_float64(watched):
     assert "channels_last" not in reasons(facts)
 
 
+def test_a_layer_of_its_own_may_be_a_convolution(watched):
+    """Weights of the shape of kernels go to F.conv2d; positions have the shape of an image."""
+    facts = watched.run(
+        """
+        import torch
+        from torch import nn
+        from torch.nn import functional as F
+        class Conv(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weights = nn.ParameterList([nn.Parameter(torch.ones(4, 3, 3, 3))])
+            def forward(self, images):
+                return F.conv2d(images, self.weights[0])
+        class Positions(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.ones(1, 3, 16, 16))
+            def forward(self, images):
+                return images + self.weight
+        conv, add = Conv(), Positions()
+        optimizer = torch.optim.SGD([*conv.parameters(), *add.parameters()], 0.1)
+        conv(add(torch.ones(1, 3, 16, 16)))
+        """
+    )
+    assert not {"channels_last", "cudnn"} & {*reasons(on_gpu(facts))}
+    traits = {each["name"]: each["traits"] for each in facts["models"]}
+    assert traits == {"conv": ["convolution", "image"], "add": []}
+
+
 def test_a_model_may_give_its_parameters_as_a_list(watched):
     facts = watched.run(
         """

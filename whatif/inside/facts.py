@@ -17,6 +17,7 @@ from .places import package_of
 KNOWN = {tuple: "tuple", list: "tuple", dict: "dict", collections.OrderedDict: "dict"}
 MANY = 20  # parts of an output that are told
 HALVES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+KERNELS = range(2, 12)  # sizes of a kernel of the user's own, for F.conv2d
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 DRIVERS = frozenset(  # libraries that run the loop
     "transformers trl lightning pytorch_lightning ultralytics fastai ignite "
@@ -88,6 +89,13 @@ def unwrapped(module):
     return module
 
 
+def is_kernel(weight):
+    """Return whether a weight has the shape of a 2-D convolution's kernels."""
+    if nn.parameter.is_lazy(weight) or weight.dim() != 4:
+        return False
+    return weight.shape[2] == weight.shape[3] and weight.shape[2] in KERNELS
+
+
 def traits(module):
     """Return what is known of a model's layers, as words of facts["seen"]."""
     last, seen = torch.channels_last, set()
@@ -96,6 +104,8 @@ def traits(module):
         seen.add("amp")
     if weight is not None and weight.dtype == torch.float64:
         seen.add("float64")
+    if any(map(is_kernel, module.parameters())):  # a layer of the user's may call F.conv2d
+        seen |= {"convolution", "image"}
     for part in module.modules():
         kind = getattr(nn, getattr(part, "original_name", ""), type(part))  # in TorchScript
         if issubclass(kind, nn.modules.conv._ConvNd):
