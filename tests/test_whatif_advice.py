@@ -908,9 +908,11 @@ train.py:4  opt_G = torch.optim.Adam(itertools.chain(G.parameters()), lr=0.1)
     steps[0]["name"] = "super().step"
     named = advice.write("amp float16", on_gpu(facts | dict(sites=dict(steps=steps))))
     assert "scaler.step(opt_G); scaler.step(opt_D)" in named
-    back = dict(at="train.py:10", name="cost.backward", is_direct=True)
-    named = advice.write("amp float16", on_gpu(facts | dict(sites=dict(backwards=[back]))))
-    assert "for cost.backward(), " in named and "scaler.scale(cost).backward(); " in named
+    for called, loss in ("cost", "cost"), ("cost.mean()", "cost.mean()"), ("(a / 2)", "a / 2"):
+        back = dict(at="train.py:10", name=f"{called}.backward", is_direct=True)
+        named = advice.write("amp float16", on_gpu(facts | dict(sites=dict(backwards=[back]))))
+        assert f"for {called}.backward(), " in named
+        assert f"scaler.scale({loss}).backward(); " in named
     # a critic that steps more often needs an update before its next step
     assert "scaler.update() after these steps, before the next backward()" in scaler
     assert reasons(facts | dict(optimizers=facts["optimizers"][2:3]))["fused"] == (
