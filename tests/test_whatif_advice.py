@@ -113,6 +113,8 @@ class Watched:
             processes=1,
             capability=0,
             autocasts=self.autocasts,
+            files=self.places.files(),
+            settings=inside_facts.settings_in(self.places),
         )
 
 
@@ -843,6 +845,39 @@ def test_a_layer_of_its_own_may_be_a_convolution(watched):
     assert not {"channels_last", "cudnn"} & {*reasons(on_gpu(facts))}
     traits = {each["name"]: each["traits"] for each in facts["models"]}
     assert traits == {"conv": ["convolution", "image"], "add": []}
+
+
+def test_a_setting_stands_below_the_line_that_undoes_it(watched):
+    script = """\
+        import torch
+        from torch.backends import cudnn
+
+        def seed(config):
+            config.cudnn.benchmark = True
+            cudnn.benchmark, cudnn.deterministic = False, True
+
+        def main(config):
+            seed(config)
+            net = torch.nn.Conv2d(3, 4, 3)
+            optimizer = torch.optim.SGD(net.parameters(), 0.1)
+            net(torch.ones(1, 3, 8, 8))
+
+        import types
+        main(types.SimpleNamespace(cudnn=types.SimpleNamespace()))
+        """
+    facts = on_gpu(watched.run(script))
+    assert facts["settings"] == dict(cudnn="train.py:6")
+    assert advice.write("cudnn", facts).startswith("""\
+above train.py:11  optimizer = torch.optim.SGD(net.parameters(), 0.1), as train.py:6 sets it too
+            torch.backends.cudnn.benchmark = True
+""")
+    assert advice.write("tf32", facts).startswith("at the top")
+    made = patch.make(facts, ("cudnn", "tf32"), {}, watched.folder)
+    lines = next(iter(made.files.values())).decode().splitlines()
+    at = lines.index("    torch.backends.cudnn.benchmark = True")
+    assert lines[at + 2] == "    optimizer = torch.optim.SGD(net.parameters(), 0.1)"
+    at = lines.index('torch.set_float32_matmul_precision("high")')
+    assert at < lines.index("def seed(config):")
 
 
 def test_a_model_may_give_its_parameters_as_a_list(watched):

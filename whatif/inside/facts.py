@@ -1,9 +1,12 @@
 """What the advice has to know of the models, optimizers and loaders of a script."""
 
+import ast
 import collections
 import contextlib
 import inspect
+import linecache
 import multiprocessing
+import re
 import sys
 import traceback
 
@@ -12,13 +15,17 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from .calls import arguments_of, called_at, is_called
-from .places import package_of
+from .places import package_of, statements
 
 KNOWN = {tuple: "tuple", list: "tuple", dict: "dict", collections.OrderedDict: "dict"}
 MANY = 20  # parts of an output that are told
 HALVES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 KERNELS = range(2, 12)  # sizes of a kernel of the user's own, for F.conv2d
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+SETTINGS = dict(  # what a line sets that does a technique's work, or undoes it
+    cudnn=r"(^|\bbackends\.)cudnn\.benchmark$",
+    tf32=r"\bmatmul\.(allow_tf32|fp32_precision)$|\bset_float32_matmul_precision$",
+)
 DRIVERS = frozenset(  # libraries that run the loop
     "transformers trl lightning pytorch_lightning ultralytics fastai ignite "
     "mmengine skorch composer catalyst".split()
@@ -80,6 +87,31 @@ def has_own_to(module):
         or any(is_own(part, "_apply") for part in module.modules())
         or any(each.dim() == 5 for each in (*module.parameters(), *module.buffers()))
     )
+
+
+def settings_in(places):
+    """Return {technique: "file:line"} of the user's first lines that make its setting."""
+    found = {}
+    for name in places.files():
+        file = places.whole(name)
+        if not re.search(r"cudnn\.benchmark|matmul", "".join(linecache.getlines(file))):
+            continue
+        for node in statements(file):
+            for text in map(ast.unparse, set_by(node)):
+                for technique, pattern in SETTINGS.items():
+                    if re.search(pattern, text):
+                        found.setdefault(technique, f"{name}:{node.lineno}")
+    return found
+
+
+def set_by(node):
+    """Return what a statement assigns to, or the function that it calls."""
+    match node:
+        case ast.Assign(targets):
+            return [part for each in targets for part in getattr(each, "elts", [each])]
+        case ast.Expr(ast.Call(function)):
+            return [function]
+    return []
 
 
 def unwrapped(module):
