@@ -911,6 +911,36 @@ def test_a_function_that_calls_the_model_gets_no_images(watched):
     assert [each.get("images", []) for each in facts["models"][0]["spots"]] == [[0], []]
 
 
+def test_a_function_that_passes_arguments_on_is_no_place(watched):
+    """A factory makes all kinds of objects, so the line that calls it gets the arguments."""
+    facts = watched.run("""\
+        import torch
+
+        def call(function, *args, **kwargs):
+            return function(*args, **kwargs)
+
+        def make(*args, class_name, **kwargs):
+            return call(*args, function=getattr(torch.optim, class_name), **kwargs)
+
+        class Loader(torch.utils.data.DataLoader):
+            def __init__(self, *args, **kwargs):
+                super().__init__(*args, **kwargs)
+
+        net, options = torch.nn.Linear(8, 8), dict(class_name="Adam", lr=0.1)
+        optimizer = make(params=net.parameters(), **options)
+        loader = Loader(range(8), batch_size=2)
+        net(torch.ones(1, 8))
+        """)
+    assert advice.write("fused", facts).startswith("""\
+train.py:14  optimizer = make(params=net.parameters(), **options)
+            fused=True
+""")
+    made = patch.make(facts, ("fused", "workers"), dict(workers=2), watched.folder)
+    text = next(iter(made.files.values())).decode()
+    assert 'optimizer = make(params=net.parameters(), **{**options, "fused": True})' in text
+    assert "loader = Loader(range(8), batch_size=2, num_workers=2, persistent_workers=True)" in text
+
+
 def test_each_optimizer_has_its_own_line(watched):
     facts = watched.run("""\
         import itertools, torch

@@ -335,17 +335,21 @@ class Facts:
         given, before a technique has changed them.
         """
         places, cls = self.places, type(optimizer)
+        with places.beyond_factories():
+            made = dict(
+                **places.place(),
+                name=places.target(),
+                arguments=arguments_of(places, cls, kwargs=defaults),
+            )
         about = dict(
+            **made,
             kind=cls.__name__,
-            **places.place(),
             library=places.library(optimizer),
             fused=defaults.get("fused"),
             foreach=defaults.get("foreach"),
             can_fuse="fused" in defaults,
-            name=places.target(),
             momentum=bool(defaults.get("momentum")),
             dampening=bool(defaults.get("dampening")),
-            arguments=arguments_of(places, cls, kwargs=defaults),
         )
         about["driver"], about["entry"] = self.driver()
         self.name_models({id(each) for group in optimizer.param_groups for each in group["params"]})
@@ -380,8 +384,14 @@ class Facts:
         cls = type(loader)  # a library may stand round its __init__
         library = "" if is_called(places, cls) else places.library(loader)
         sampler = loader.sampler
+        with places.beyond_factories():
+            made = dict(
+                **places.place(),
+                name=places.target(),
+                arguments=arguments_of(places, cls, args, kwargs),
+            )
         about = dict(
-            **places.place(),
+            **made,
             library=library,
             workers=loader.num_workers,
             pin=loader.pin_memory,
@@ -390,10 +400,8 @@ class Facts:
             repeats=repeats_in_workers(loader.dataset),
             batch=loader.batch_size,
             can_grow=hasattr(loader.batch_sampler, "batch_size"),
-            name=places.target(),
             method=start_method(loader),
             shuffles=isinstance(sampler, data.distributed.DistributedSampler) and sampler.shuffle,
-            arguments=arguments_of(places, cls, args, kwargs),
         )
         about["driver"], about["entry"] = self.driver()
         own = self.loaders.get(id(loader.dataset))

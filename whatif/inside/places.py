@@ -253,12 +253,31 @@ def package_of(frame):
     return top if top in FRAMEWORKS else ""
 
 
+def passes_on(frame, line):
+    """Return whether a line gives all arguments of its function to another: f(*args, **kwargs)."""
+    code = frame.f_code
+    if not code.co_flags & inspect.CO_VARARGS or not code.co_flags & inspect.CO_VARKEYWORDS:
+        return False
+    count = code.co_argcount + code.co_kwonlyargcount
+    wanted = {f"*{code.co_varnames[count]}", f"**{code.co_varnames[count + 1]}"}
+    return any(
+        wanted
+        <= {
+            *map(ast.unparse, node.args),
+            *(f"**{ast.unparse(each.value)}" for each in node.keywords if each.arg is None),
+        }
+        for node in expressions_at(code.co_filename, line)
+        if isinstance(node, ast.Call)
+    )
+
+
 class Places:
     """The user's lines, as they are shown from `cwd`; files below `roots` are the user's."""
 
     def __init__(self, cwd, roots=()):
         self.cwd, self.known = os.path.abspath(cwd), {}
         self.roots = tuple(os.path.join(os.path.abspath(root), "") for root in roots)
+        self.is_beyond = False
 
     def is_users_file(self, file, module=""):
         """Return whether a file, of a module of that name, is the user's."""
@@ -303,7 +322,19 @@ class Places:
             for each in stack
             if not each[0].f_code.co_filename.startswith(("<", OURS + os.sep))
         ]
-        return [each for each in stack if self.is_users(each[0])] or files[-1:] or stack[-1:]
+        found = [each for each in stack if self.is_users(each[0])] or files[-1:] or stack[-1:]
+        while self.is_beyond and len(found) > 1 and passes_on(*found[0]):
+            del found[0]
+        return found
+
+    @contextlib.contextmanager
+    def beyond_factories(self):
+        """Let places be where functions are called that only pass their arguments on."""
+        self.is_beyond = True
+        try:
+            yield
+        finally:
+            self.is_beyond = False
 
     def whole(self, file):
         """Return a file's whole path; `python train.py` gives code that name, also after chdir."""
