@@ -595,10 +595,15 @@ def test_a_to_of_its_own_takes_no_layout(watched):
 
 
 @pytest.mark.parametrize(
-    "words, has_images", [("torch.rand(8, 4, 9)", False), ("[torch.rand(8, 1, 4, 9)]", True)]
+    "words, has_images",
+    [
+        ("torch.rand(8, 4, 9)", False),
+        ("[torch.rand(8, 1, 4, 9)]", True),
+        ("torch.rand(8, 4, 9), torch.rand(8, 1, 1, 1)", False),
+    ],
 )
 def test_only_images_get_the_layout(watched, words, has_images):
-    """channels_last of a tensor of three dimensions is an error."""
+    """channels_last of three dimensions is an error, and of one value for each sample useless."""
     facts = watched.run(f"""\
         import torch
         from torch import nn
@@ -606,8 +611,8 @@ def test_only_images_get_the_layout(watched, words, has_images):
             def __init__(self):
                 super().__init__()
                 self.layer = nn.Conv2d(1, 2, (3, 9))
-            def forward(self, x):
-                return self.layer(x[0] if isinstance(x, list) else x[:, None])
+            def forward(self, x, scale=1):
+                return scale * self.layer(x[0] if isinstance(x, list) else x[:, None])
         net = Net()
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         net({words}).sum().backward()

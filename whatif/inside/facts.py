@@ -175,7 +175,8 @@ def has_loss(output):
 
 
 def is_image(value):
-    return isinstance(value, torch.Tensor) and value.dim() == 4
+    """Return whether a value has a layout: of one value for each channel, all are the same."""
+    return isinstance(value, torch.Tensor) and value.dim() == 4 and value.shape[2:].numel() > 1
 
 
 def is_float(value):
