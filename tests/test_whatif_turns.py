@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import random
+import re
 import sys
 import time
 import types
@@ -464,6 +465,29 @@ def test_windows_of_float16_wait_for_20_steps_without_a_skip(make_run):
         net(infinite(run.scaler) if step == 9 else torch.ones(4)).backward()
         optimizer.step()
     assert done[0] - begin - 10 in (amp.CALM, amp.CALM + 1)
+
+
+@pytest.mark.parametrize("plain, taken", [(0.001, 2), (1.0, 6), (None, 6)])
+def test_a_set_with_much_longer_steps_is_given_up(make_run, monkeypatch, plain, taken):
+    """bfloat16 without instructions for it would take all of the time."""
+    monkeypatch.setattr(plans, "SLOW", (5.0, 0.01))
+    run, net, optimizer = sharp_run(make_run)
+    done = []
+
+    def plan():
+        yield from plans.calm_down(run, plain=plain)
+        done.append(run.steps - begin)
+        while True:
+            yield
+
+    run.plan, begin = plan(), run.steps
+    for _ in range(9):
+        time.sleep(0.02)
+        net(torch.ones(4)).backward()
+        optimizer.step()
+    assert done == [taken + 1]  # the plan begins at the end of a step
+    assert bool(run.failed) == (taken == 2)
+    assert not run.failed or re.match(r"a step takes 0.\d s, \d+ times as long", run.failed)
 
 
 def test_clipping_sees_unscaled_gradients(make_run):
