@@ -668,9 +668,9 @@ def test_autocast_of_float32_is_not_amp(watched):
         """)
     assert [each["half"] for each in facts["autocasts"]] == ["", ""]
     assert not reasons(facts, ["amp bfloat16"])
-    assert "or at train.py:7  with context: enabled=True, dtype=torch.bfloat16" in advice.write(
-        "amp bfloat16", facts
-    )
+    own = "or at train.py:7  with context: enabled=True, dtype=torch.bfloat16"
+    assert own in advice.write("amp bfloat16", facts)
+    assert own not in advice.write("amp bfloat16", on_gpu(facts))  # it is one for a CPU
 
 
 def test_autocast_in_a_half_type_is_amp(watched):

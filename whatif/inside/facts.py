@@ -301,8 +301,8 @@ class Facts:
         return None, None
 
     def describe_autocast(self, context):
-        """Return what is known of an autocast that the script enters: {at, text, half}."""
-        return dict(**self.places.place(), half=half_of(context))
+        """Return what is known of an autocast that the script enters."""
+        return dict(**self.places.place(), half=half_of(context), device=context.device)
 
     def note_call(self, about, output, args=(), kwargs=()):
         """Add a call of a model, after it: its line, what it got, and what it gave."""

@@ -66,11 +66,12 @@ def watch(name, is_library=False):
 
 
 def own_autocast(name, facts):
-    """Return the line of an autocast of the script's own that computes in float32, or ""."""
+    """Return the line of an autocast of the script's own, for this device, in float32, or ""."""
     found = [
         each
         for each in facts.get("autocasts", ())
         if not each["half"]
+        and each["device"] == facts["device"]
         and ("(" not in each["text"] or re.search(r"(?<!\w)autocast\(", each["text"]))
     ]
     return (
