@@ -359,6 +359,15 @@ def test_data_parallel_is_changed_from_outside():
     assert models.inside(parallel) is parallel
 
 
+def test_series_of_several_lengths_are_no_pictures():
+    series = [torch.ones(16, 96, 7), torch.ones(16, 144, 4)]
+    assert batches.samples_in(series) == 16
+    assert [len(each) for each in larger.joined([series, series])] == [32, 32]
+    pictures = [torch.ones(3, 8, 9), torch.ones(3, 7, 9)]
+    assert batches.samples_in(pictures) == 2
+    assert len(larger.joined([pictures, pictures])) == 4
+
+
 # ----------------------------------------------------------------------- float16 and its scaler
 class Sharp(nn.Module):
     """Its gradients grow too large for float16 if the loss is scaled a lot."""
