@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from .calls import arguments_of, called_at, is_called
-from .places import package_of, statements
+from .places import Beyond, package_of, statements
 
 KNOWN = {tuple: "tuple", list: "tuple", dict: "dict", collections.OrderedDict: "dict"}
 MANY = 20  # parts of an output that are told
@@ -336,14 +336,11 @@ class Facts:
         given, before a technique has changed them.
         """
         places, cls = self.places, type(optimizer)
-        with places.beyond_factories():
-            made = dict(
-                **places.place(),
-                name=places.target(),
-                arguments=arguments_of(places, cls, kwargs=defaults),
-            )
+        beyond = Beyond(places)
         about = dict(
-            **made,
+            **beyond.place(),
+            name=beyond.target(),
+            arguments=arguments_of(beyond, cls, kwargs=defaults),
             kind=cls.__name__,
             library=places.library(optimizer),
             fused=defaults.get("fused"),
@@ -385,14 +382,11 @@ class Facts:
         cls = type(loader)  # a library may stand round its __init__
         library = "" if is_called(places, cls) else places.library(loader)
         sampler = loader.sampler
-        with places.beyond_factories():
-            made = dict(
-                **places.place(),
-                name=places.target(),
-                arguments=arguments_of(places, cls, args, kwargs),
-            )
+        beyond = Beyond(places)
         about = dict(
-            **made,
+            **beyond.place(),
+            name=beyond.target(),
+            arguments=arguments_of(beyond, cls, args, kwargs),
             library=library,
             workers=loader.num_workers,
             pin=loader.pin_memory,

@@ -277,7 +277,6 @@ class Places:
     def __init__(self, cwd, roots=()):
         self.cwd, self.known = os.path.abspath(cwd), {}
         self.roots = tuple(os.path.join(os.path.abspath(root), "") for root in roots)
-        self.is_beyond = False
 
     def is_users_file(self, file, module=""):
         """Return whether a file, of a module of that name, is the user's."""
@@ -322,19 +321,7 @@ class Places:
             for each in stack
             if not each[0].f_code.co_filename.startswith(("<", OURS + os.sep))
         ]
-        found = [each for each in stack if self.is_users(each[0])] or files[-1:] or stack[-1:]
-        while self.is_beyond and len(found) > 1 and passes_on(*found[0]):
-            del found[0]
-        return found
-
-    @contextlib.contextmanager
-    def beyond_factories(self):
-        """Let places be where functions are called that only pass their arguments on."""
-        self.is_beyond = True
-        try:
-            yield
-        finally:
-            self.is_beyond = False
+        return [each for each in stack if self.is_users(each[0])] or files[-1:] or stack[-1:]
 
     def whole(self, file):
         """Return a file's whole path; `python train.py` gives code that name, also after chdir."""
@@ -484,3 +471,16 @@ class Places:
         return next((name for name, model in models.items() if model is module), "") or next(
             filter(None, (path_to(module, name, model) for name, model in models.items())), ""
         )
+
+
+class Beyond(Places):
+    """The user's lines without those of functions that only pass their arguments on."""
+
+    def __init__(self, places):
+        vars(self).update(vars(places))
+
+    def frames(self):
+        found = super().frames()
+        while len(found) > 1 and passes_on(*found[0]):
+            del found[0]
+        return found
