@@ -873,8 +873,8 @@ def test_a_setting_stands_below_the_line_that_undoes_it(watched):
     facts = on_gpu(watched.run(script))
     assert facts["settings"] == dict(cudnn="train.py:6")
     assert advice.write("cudnn", facts).startswith("""\
-above train.py:11  optimizer = torch.optim.SGD(net.parameters(), 0.1), as train.py:6 sets it too
-            torch.backends.cudnn.benchmark = True
+above train.py:11  optimizer = torch.optim.SGD(net.parameters(), 0.1)
+            torch.backends.cudnn.benchmark = True  # train.py:6 sets it too
 """)
     assert advice.write("tf32", facts).startswith("at the top")
     made = patch.make(facts, ("cudnn", "tf32"), {}, watched.folder)

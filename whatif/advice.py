@@ -117,7 +117,7 @@ def setting(name, facts, extra, code, *notes):
         return paragraphs(option, notes[0])
     place, own = "at the top", facts.get("settings", {}).get(kind(name))
     if own and facts["optimizers"]:
-        place = f"above {line(facts['optimizers'][0])}, as {own} sets it too"
+        place, code = f"above {line(facts['optimizers'][0])}", f"{code}  # {own} sets it too"
     return paragraphs(f"{place}{INDENT}{code}", *notes)
 
 
