@@ -29,7 +29,7 @@ from forked_runs import fork
 from helpers import AMP_OPTION, HANG
 from whatif import confirm, parts, report, trials
 from whatif import session as session_module
-from whatif.inside import batches, clock, hooks, models, plans, proving, state, watch
+from whatif.inside import batches, clock, hooks, models, places, plans, proving, state, watch
 from whatif.techniques import amp
 from whatif.techniques import batch as larger
 from whatif.techniques import compile as compiling
@@ -357,6 +357,31 @@ def test_data_parallel_is_changed_from_outside():
     assert models.inside(parallel) is net
     parallel.device_ids = [0, 1]
     assert models.inside(parallel) is parallel
+
+
+@pytest.mark.parametrize(
+    "lines, counts",
+    [
+        (["if number == last:"], True),
+        (["if number % 100 == last:"], False),
+        (["step = number // 2", "if step >= last:"], True),
+        (["step = number % 2", "if step >= last:"], False),
+    ],
+)
+def test_a_loop_may_rely_on_the_number_of_a_batch(tmp_path, lines, counts):
+    file = tmp_path / "train.py"
+    lines = ["for number, batch in enumerate(loader):", *lines, "    continue"]
+    file.write_text("\n    ".join(lines))
+    frame = types.SimpleNamespace(f_code=types.SimpleNamespace(co_filename=str(file)))
+    assert places.counts_batches(frame, 2) == counts
+
+
+def test_repeated_epochs_end_once_many_batches_made_no_step():
+    loaders = batches.Loaders(types.SimpleNamespace(cycle=1))
+    loaders.flood = batches.FLOOD
+    with pytest.raises(StopIteration):
+        loaders.repeat(0)
+    assert loaders.ends and not loaders.flood
 
 
 def test_series_of_several_lengths_are_no_pictures():

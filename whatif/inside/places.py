@@ -199,11 +199,20 @@ def outermost(models):
     ]
 
 
+def names_in(node):
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def has_remainder(node):
+    return any(isinstance(each, ast.Mod) for each in ast.walk(node))
+
+
 def counts_batches(frame, line):
     """Return whether a loop around a line compares the number of a batch with something not fixed.
 
-    Such a loop (`if number == len(loader) - 1`) may rely on the length of an epoch. A remainder
-    (`number % 100 == 0`) does not count.
+    Such a loop (`if number == len(loader) - 1`) may rely on the length of an epoch, also where it
+    computes another number first (`step = number // 2`). A remainder (`number % 100 == 0`) does
+    not count.
     """
     for node in statements(frame.f_code.co_filename):
         if (
@@ -216,19 +225,17 @@ def counts_batches(frame, line):
             )
         ):
             continue
-        number = node.target.elts[0].id
+        numbers = {node.target.elts[0].id}
+        for each in ast.walk(node):
+            match each:
+                case ast.Assign([ast.Name(name)], value) if numbers & names_in(value):
+                    numbers |= {name} if not has_remainder(value) else set()
         for test in (each for each in ast.walk(node) if isinstance(each, ast.Compare)):
             sides = [test.left, *test.comparators]
-            counted = [
-                side
-                for side in sides
-                if number in {each.id for each in ast.walk(side) if isinstance(each, ast.Name)}
-            ]
+            counted = [side for side in sides if numbers & names_in(side)]
             if (
                 counted
-                and not any(
-                    isinstance(each, ast.Mod) for side in counted for each in ast.walk(side)
-                )
+                and not any(map(has_remainder, counted))
                 and any(
                     isinstance(each, (ast.Name, ast.Attribute, ast.Call))
                     for side in sides
