@@ -113,6 +113,8 @@ class Watched:
             processes=1,
             capability=0,
             autocasts=self.autocasts,
+            files=self.places.files(),
+            settings=inside_facts.settings_in(self.places),
         )
 
 
@@ -593,10 +595,15 @@ def test_a_to_of_its_own_takes_no_layout(watched):
 
 
 @pytest.mark.parametrize(
-    "words, has_images", [("torch.rand(8, 4, 9)", False), ("[torch.rand(8, 1, 4, 9)]", True)]
+    "words, has_images",
+    [
+        ("torch.rand(8, 4, 9)", False),
+        ("[torch.rand(8, 1, 4, 9)]", True),
+        ("torch.rand(8, 4, 9), torch.rand(8, 1, 1, 1)", False),
+    ],
 )
 def test_only_images_get_the_layout(watched, words, has_images):
-    """channels_last of a tensor of three dimensions is an error."""
+    """channels_last of three dimensions is an error, and of one value for each sample useless."""
     facts = watched.run(f"""\
         import torch
         from torch import nn
@@ -604,8 +611,8 @@ def test_only_images_get_the_layout(watched, words, has_images):
             def __init__(self):
                 super().__init__()
                 self.layer = nn.Conv2d(1, 2, (3, 9))
-            def forward(self, x):
-                return self.layer(x[0] if isinstance(x, list) else x[:, None])
+            def forward(self, x, scale=1):
+                return scale * self.layer(x[0] if isinstance(x, list) else x[:, None])
         net = Net()
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         net({words}).sum().backward()
@@ -661,9 +668,9 @@ def test_autocast_of_float32_is_not_amp(watched):
         """)
     assert [each["half"] for each in facts["autocasts"]] == ["", ""]
     assert not reasons(facts, ["amp bfloat16"])
-    assert "or at train.py:7  with context: enabled=True, dtype=torch.bfloat16" in advice.write(
-        "amp bfloat16", facts
-    )
+    own = "or at train.py:7  with context: enabled=True, dtype=torch.bfloat16"
+    assert own in advice.write("amp bfloat16", facts)
+    assert own not in advice.write("amp bfloat16", on_gpu(facts))  # it is one for a CPU
 
 
 def test_autocast_in_a_half_type_is_amp(watched):
@@ -816,6 +823,68 @@ def test_a_scripted_model_of_float64(watched):
     assert "channels_last" not in reasons(facts)
 
 
+def test_a_layer_of_its_own_may_be_a_convolution(watched):
+    """Weights of the shape of kernels go to F.conv2d; positions have the shape of an image."""
+    facts = watched.run(
+        """
+        import torch
+        from torch import nn
+        from torch.nn import functional as F
+        class Conv(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weights = nn.ParameterList([nn.Parameter(torch.ones(4, 3, 3, 3))])
+            def forward(self, images):
+                return F.conv2d(images, self.weights[0])
+        class Positions(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.ones(1, 3, 16, 16))
+            def forward(self, images):
+                return images + self.weight
+        conv, add = Conv(), Positions()
+        optimizer = torch.optim.SGD([*conv.parameters(), *add.parameters()], 0.1)
+        conv(add(torch.ones(1, 3, 16, 16)))
+        """
+    )
+    assert not {"channels_last", "cudnn"} & {*reasons(on_gpu(facts))}
+    traits = {each["name"]: each["traits"] for each in facts["models"]}
+    assert traits == {"conv": ["convolution", "image"], "add": []}
+
+
+def test_a_setting_stands_below_the_line_that_undoes_it(watched):
+    script = """\
+        import torch
+        from torch.backends import cudnn
+
+        def seed(config):
+            config.cudnn.benchmark = True
+            cudnn.benchmark, cudnn.deterministic = False, True
+
+        def main(config):
+            seed(config)
+            net = torch.nn.Conv2d(3, 4, 3)
+            optimizer = torch.optim.SGD(net.parameters(), 0.1)
+            net(torch.ones(1, 3, 8, 8))
+
+        import types
+        main(types.SimpleNamespace(cudnn=types.SimpleNamespace()))
+        """
+    facts = on_gpu(watched.run(script))
+    assert facts["settings"] == dict(cudnn="train.py:6")
+    assert advice.write("cudnn", facts).startswith("""\
+above train.py:11  optimizer = torch.optim.SGD(net.parameters(), 0.1)
+            torch.backends.cudnn.benchmark = True  # train.py:6 sets it too
+""")
+    assert advice.write("tf32", facts).startswith("at the top")
+    made = patch.make(facts, ("cudnn", "tf32"), {}, watched.folder)
+    lines = next(iter(made.files.values())).decode().splitlines()
+    at = lines.index("    torch.backends.cudnn.benchmark = True")
+    assert lines[at + 2] == "    optimizer = torch.optim.SGD(net.parameters(), 0.1)"
+    at = lines.index('torch.set_float32_matmul_precision("high")')
+    assert at < lines.index("def seed(config):")
+
+
 def test_a_model_may_give_its_parameters_as_a_list(watched):
     facts = watched.run(
         """
@@ -845,6 +914,36 @@ def test_a_function_that_calls_the_model_gets_no_images(watched):
         """
     )
     assert [each.get("images", []) for each in facts["models"][0]["spots"]] == [[0], []]
+
+
+def test_a_function_that_passes_arguments_on_is_no_place(watched):
+    """A factory makes all kinds of objects, so the line that calls it gets the arguments."""
+    facts = watched.run("""\
+        import torch
+
+        def call(function, *args, **kwargs):
+            return function(*args, **kwargs)
+
+        def make(*args, class_name, **kwargs):
+            return call(*args, function=getattr(torch.optim, class_name), **kwargs)
+
+        class Loader(torch.utils.data.DataLoader):
+            def __init__(self, *args, **kwargs):
+                super().__init__(*args, **kwargs)
+
+        net, options = torch.nn.Linear(8, 8), dict(class_name="Adam", lr=0.1)
+        optimizer = make(params=net.parameters(), **options)
+        loader = Loader(range(8), batch_size=2)
+        net(torch.ones(1, 8))
+        """)
+    assert advice.write("fused", facts).startswith("""\
+train.py:14  optimizer = make(params=net.parameters(), **options)
+            fused=True
+""")
+    made = patch.make(facts, ("fused", "workers"), dict(workers=2), watched.folder)
+    text = next(iter(made.files.values())).decode()
+    assert 'optimizer = make(params=net.parameters(), **{**options, "fused": True})' in text
+    assert "loader = Loader(range(8), batch_size=2, num_workers=2, persistent_workers=True)" in text
 
 
 def test_each_optimizer_has_its_own_line(watched):
@@ -879,9 +978,11 @@ train.py:4  opt_G = torch.optim.Adam(itertools.chain(G.parameters()), lr=0.1)
     steps[0]["name"] = "super().step"
     named = advice.write("amp float16", on_gpu(facts | dict(sites=dict(steps=steps))))
     assert "scaler.step(opt_G); scaler.step(opt_D)" in named
-    back = dict(at="train.py:10", name="cost.backward", is_direct=True)
-    named = advice.write("amp float16", on_gpu(facts | dict(sites=dict(backwards=[back]))))
-    assert "for cost.backward(), " in named and "scaler.scale(cost).backward(); " in named
+    for called, loss in ("cost", "cost"), ("cost.mean()", "cost.mean()"), ("(a / 2)", "a / 2"):
+        back = dict(at="train.py:10", name=f"{called}.backward", is_direct=True)
+        named = advice.write("amp float16", on_gpu(facts | dict(sites=dict(backwards=[back]))))
+        assert f"for {called}.backward(), " in named
+        assert f"scaler.scale({loss}).backward(); " in named
     # a critic that steps more often needs an update before its next step
     assert "scaler.update() after these steps, before the next backward()" in scaler
     assert reasons(facts | dict(optimizers=facts["optimizers"][2:3]))["fused"] == (

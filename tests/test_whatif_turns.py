@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import random
+import re
 import sys
 import time
 import types
@@ -28,7 +29,7 @@ from forked_runs import fork
 from helpers import AMP_OPTION, HANG
 from whatif import confirm, parts, report, trials
 from whatif import session as session_module
-from whatif.inside import batches, clock, hooks, models, plans, proving, state, watch
+from whatif.inside import batches, clock, hooks, models, places, plans, proving, state, watch
 from whatif.techniques import amp
 from whatif.techniques import batch as larger
 from whatif.techniques import compile as compiling
@@ -358,6 +359,40 @@ def test_data_parallel_is_changed_from_outside():
     assert models.inside(parallel) is parallel
 
 
+@pytest.mark.parametrize(
+    "lines, counts",
+    [
+        (["if number == last:"], True),
+        (["if number % 100 == last:"], False),
+        (["step = number // 2", "if step >= last:"], True),
+        (["step = number % 2", "if step >= last:"], False),
+    ],
+)
+def test_a_loop_may_rely_on_the_number_of_a_batch(tmp_path, lines, counts):
+    file = tmp_path / "train.py"
+    lines = ["for number, batch in enumerate(loader):", *lines, "    continue"]
+    file.write_text("\n    ".join(lines))
+    frame = types.SimpleNamespace(f_code=types.SimpleNamespace(co_filename=str(file)))
+    assert places.counts_batches(frame, 2) == counts
+
+
+def test_repeated_epochs_end_once_many_batches_made_no_step():
+    loaders = batches.Loaders(types.SimpleNamespace(cycle=1))
+    loaders.flood = batches.FLOOD
+    with pytest.raises(StopIteration):
+        loaders.repeat(0)
+    assert loaders.ends and not loaders.flood
+
+
+def test_series_of_several_lengths_are_no_pictures():
+    series = [torch.ones(16, 96, 7), torch.ones(16, 144, 4)]
+    assert batches.samples_in(series) == 16
+    assert [len(each) for each in larger.joined([series, series])] == [32, 32]
+    pictures = [torch.ones(3, 8, 9), torch.ones(3, 7, 9)]
+    assert batches.samples_in(pictures) == 2
+    assert len(larger.joined([pictures, pictures])) == 4
+
+
 # ----------------------------------------------------------------------- float16 and its scaler
 class Sharp(nn.Module):
     """Its gradients grow too large for float16 if the loss is scaled a lot."""
@@ -464,6 +499,29 @@ def test_windows_of_float16_wait_for_20_steps_without_a_skip(make_run):
         net(infinite(run.scaler) if step == 9 else torch.ones(4)).backward()
         optimizer.step()
     assert done[0] - begin - 10 in (amp.CALM, amp.CALM + 1)
+
+
+@pytest.mark.parametrize("plain, taken", [(0.001, 2), (1.0, 6), (None, 6)])
+def test_a_set_with_much_longer_steps_is_given_up(make_run, monkeypatch, plain, taken):
+    """bfloat16 without instructions for it would take all of the time."""
+    monkeypatch.setattr(plans, "SLOW", (5.0, 0.01))
+    run, net, optimizer = sharp_run(make_run)
+    done = []
+
+    def plan():
+        yield from plans.calm_down(run, plain=plain)
+        done.append(run.steps - begin)
+        while True:
+            yield
+
+    run.plan, begin = plan(), run.steps
+    for _ in range(9):
+        time.sleep(0.02)
+        net(torch.ones(4)).backward()
+        optimizer.step()
+    assert done == [taken + 1]  # the plan begins at the end of a step
+    assert bool(run.failed) == (taken == 2)
+    assert not run.failed or re.match(r"a step takes 0.\d s, \d+ times as long", run.failed)
 
 
 def test_clipping_sees_unscaled_gradients(make_run):

@@ -112,10 +112,13 @@ def built_in(name, facts, extra):
 
 
 def setting(name, facts, extra, code, *notes):
-    """Return the advice for a line at the top of a script."""
+    """Return the advice for a line at the top of a script, or below one that would undo it."""
     if option := built_in(name, facts, extra):
         return paragraphs(option, notes[0])
-    return paragraphs(f"at the top{INDENT}{code}", *notes)
+    place, own = "at the top", facts.get("settings", {}).get(kind(name))
+    if own and facts["optimizers"]:
+        place, code = f"above {line(facts['optimizers'][0])}", f"{code}  # {own} sets it too"
+    return paragraphs(f"{place}{INDENT}{code}", *notes)
 
 
 def inside(library, text):

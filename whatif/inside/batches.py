@@ -350,7 +350,7 @@ class Loaders:
         """Return the next kept batch."""
         self.flood += 1
         if self.flood > FLOOD * max(1, self.run.cycle):
-            self.flood = 0
+            self.flood, self.ends = 0, True  # it may skip what comes after so many batches
             raise StopIteration
         run, kept = self.run, self.kept[number]
         self.fetched_from[number] = True

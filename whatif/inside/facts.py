@@ -1,9 +1,12 @@
 """What the advice has to know of the models, optimizers and loaders of a script."""
 
+import ast
 import collections
 import contextlib
 import inspect
+import linecache
 import multiprocessing
+import re
 import sys
 import traceback
 
@@ -12,12 +15,17 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from .calls import arguments_of, called_at, is_called
-from .places import package_of
+from .places import Beyond, package_of, statements
 
 KNOWN = {tuple: "tuple", list: "tuple", dict: "dict", collections.OrderedDict: "dict"}
 MANY = 20  # parts of an output that are told
 HALVES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+KERNELS = range(2, 12)  # sizes of a kernel of the user's own, for F.conv2d
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+SETTINGS = dict(  # what a line sets that does a technique's work, or undoes it
+    cudnn=r"(^|\bbackends\.)cudnn\.benchmark$",
+    tf32=r"\bmatmul\.(allow_tf32|fp32_precision)$|\bset_float32_matmul_precision$",
+)
 DRIVERS = frozenset(  # libraries that run the loop
     "transformers trl lightning pytorch_lightning ultralytics fastai ignite "
     "mmengine skorch composer catalyst".split()
@@ -81,11 +89,43 @@ def has_own_to(module):
     )
 
 
+def settings_in(places):
+    """Return {technique: "file:line"} of the user's first lines that make its setting."""
+    found = {}
+    for name in places.files():
+        file = places.whole(name)
+        if not re.search(r"cudnn\.benchmark|matmul", "".join(linecache.getlines(file))):
+            continue
+        for node in statements(file):
+            for text in map(ast.unparse, set_by(node)):
+                for technique, pattern in SETTINGS.items():
+                    if re.search(pattern, text):
+                        found.setdefault(technique, f"{name}:{node.lineno}")
+    return found
+
+
+def set_by(node):
+    """Return what a statement assigns to, or the function that it calls."""
+    match node:
+        case ast.Assign(targets):
+            return [part for each in targets for part in getattr(each, "elts", [each])]
+        case ast.Expr(ast.Call(function)):
+            return [function]
+    return []
+
+
 def unwrapped(module):
     """Return the module within DataParallel and DistributedDataParallel."""
     while isinstance(module, WRAPPERS):
         module = module.module
     return module
+
+
+def is_kernel(weight):
+    """Return whether a weight has the shape of a 2-D convolution's kernels."""
+    if nn.parameter.is_lazy(weight) or weight.dim() != 4:
+        return False
+    return weight.shape[2] == weight.shape[3] and weight.shape[2] in KERNELS
 
 
 def traits(module):
@@ -96,6 +136,8 @@ def traits(module):
         seen.add("amp")
     if weight is not None and weight.dtype == torch.float64:
         seen.add("float64")
+    if any(map(is_kernel, module.parameters())):  # a layer of the user's may call F.conv2d
+        seen |= {"convolution", "image"}
     for part in module.modules():
         kind = getattr(nn, getattr(part, "original_name", ""), type(part))  # in TorchScript
         if issubclass(kind, nn.modules.conv._ConvNd):
@@ -133,7 +175,8 @@ def has_loss(output):
 
 
 def is_image(value):
-    return isinstance(value, torch.Tensor) and value.dim() == 4
+    """Return whether a value has a layout: of one value for each channel, all are the same."""
+    return isinstance(value, torch.Tensor) and value.dim() == 4 and value.shape[2:].numel() > 1
 
 
 def is_float(value):
@@ -258,8 +301,8 @@ class Facts:
         return None, None
 
     def describe_autocast(self, context):
-        """Return what is known of an autocast that the script enters: {at, text, half}."""
-        return dict(**self.places.place(), half=half_of(context))
+        """Return what is known of an autocast that the script enters."""
+        return dict(**self.places.place(), half=half_of(context), device=context.device)
 
     def note_call(self, about, output, args=(), kwargs=()):
         """Add a call of a model, after it: its line, what it got, and what it gave."""
@@ -293,17 +336,18 @@ class Facts:
         given, before a technique has changed them.
         """
         places, cls = self.places, type(optimizer)
+        beyond = Beyond(places)
         about = dict(
+            **beyond.place(),
+            name=beyond.target(),
+            arguments=arguments_of(beyond, cls, kwargs=defaults),
             kind=cls.__name__,
-            **places.place(),
             library=places.library(optimizer),
             fused=defaults.get("fused"),
             foreach=defaults.get("foreach"),
             can_fuse="fused" in defaults,
-            name=places.target(),
             momentum=bool(defaults.get("momentum")),
             dampening=bool(defaults.get("dampening")),
-            arguments=arguments_of(places, cls, kwargs=defaults),
         )
         about["driver"], about["entry"] = self.driver()
         self.name_models({id(each) for group in optimizer.param_groups for each in group["params"]})
@@ -338,8 +382,11 @@ class Facts:
         cls = type(loader)  # a library may stand round its __init__
         library = "" if is_called(places, cls) else places.library(loader)
         sampler = loader.sampler
+        beyond = Beyond(places)
         about = dict(
-            **places.place(),
+            **beyond.place(),
+            name=beyond.target(),
+            arguments=arguments_of(beyond, cls, args, kwargs),
             library=library,
             workers=loader.num_workers,
             pin=loader.pin_memory,
@@ -348,10 +395,8 @@ class Facts:
             repeats=repeats_in_workers(loader.dataset),
             batch=loader.batch_size,
             can_grow=hasattr(loader.batch_sampler, "batch_size"),
-            name=places.target(),
             method=start_method(loader),
             shuffles=isinstance(sampler, data.distributed.DistributedSampler) and sampler.shuffle,
-            arguments=arguments_of(places, cls, args, kwargs),
         )
         about["driver"], about["entry"] = self.driver()
         own = self.loaders.get(id(loader.dataset))

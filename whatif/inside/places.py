@@ -199,11 +199,20 @@ def outermost(models):
     ]
 
 
+def names_in(node):
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def has_remainder(node):
+    return any(isinstance(each, ast.Mod) for each in ast.walk(node))
+
+
 def counts_batches(frame, line):
     """Return whether a loop around a line compares the number of a batch with something not fixed.
 
-    Such a loop (`if number == len(loader) - 1`) may rely on the length of an epoch. A remainder
-    (`number % 100 == 0`) does not count.
+    Such a loop (`if number == len(loader) - 1`) may rely on the length of an epoch, also where it
+    computes another number first (`step = number // 2`). A remainder (`number % 100 == 0`) does
+    not count.
     """
     for node in statements(frame.f_code.co_filename):
         if (
@@ -216,19 +225,17 @@ def counts_batches(frame, line):
             )
         ):
             continue
-        number = node.target.elts[0].id
+        numbers = {node.target.elts[0].id}
+        for each in ast.walk(node):
+            match each:
+                case ast.Assign([ast.Name(name)], value) if numbers & names_in(value):
+                    numbers |= {name} if not has_remainder(value) else set()
         for test in (each for each in ast.walk(node) if isinstance(each, ast.Compare)):
             sides = [test.left, *test.comparators]
-            counted = [
-                side
-                for side in sides
-                if number in {each.id for each in ast.walk(side) if isinstance(each, ast.Name)}
-            ]
+            counted = [side for side in sides if numbers & names_in(side)]
             if (
                 counted
-                and not any(
-                    isinstance(each, ast.Mod) for side in counted for each in ast.walk(side)
-                )
+                and not any(map(has_remainder, counted))
                 and any(
                     isinstance(each, (ast.Name, ast.Attribute, ast.Call))
                     for side in sides
@@ -251,6 +258,24 @@ def package_of(frame):
             return inner.split(os.sep)[0].removesuffix(".py")
     top = (frame.f_globals.get("__name__") or "").split(".")[0]
     return top if top in FRAMEWORKS else ""
+
+
+def passes_on(frame, line):
+    """Return whether a line gives all arguments of its function to another: f(*args, **kwargs)."""
+    code = frame.f_code
+    if not code.co_flags & inspect.CO_VARARGS or not code.co_flags & inspect.CO_VARKEYWORDS:
+        return False
+    count = code.co_argcount + code.co_kwonlyargcount
+    wanted = {f"*{code.co_varnames[count]}", f"**{code.co_varnames[count + 1]}"}
+    return any(
+        wanted
+        <= {
+            *map(ast.unparse, node.args),
+            *(f"**{ast.unparse(each.value)}" for each in node.keywords if each.arg is None),
+        }
+        for node in expressions_at(code.co_filename, line)
+        if isinstance(node, ast.Call)
+    )
 
 
 class Places:
@@ -453,3 +478,16 @@ class Places:
         return next((name for name, model in models.items() if model is module), "") or next(
             filter(None, (path_to(module, name, model) for name, model in models.items())), ""
         )
+
+
+class Beyond(Places):
+    """The user's lines without those of functions that only pass their arguments on."""
+
+    def __init__(self, places):
+        vars(self).update(vars(places))
+
+    def frames(self):
+        found = super().frames()
+        while len(found) > 1 and passes_on(*found[0]):
+            del found[0]
+        return found

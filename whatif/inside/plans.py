@@ -26,6 +26,7 @@ ALONE = 8  # windows of the script as it is, if nothing is tried
 ROUND = 3  # windows of sets in a round, at least
 WARM = {"cuda": 1, "cpu": 2}  # steps before a window, after a switch
 FIRST_WARM = 6, 80, 240.0  # the first time: at least and at most so many steps, or seconds
+SLOW = 5.0, 2.0  # times a plain step, and seconds, from which two steps in a row are given up
 SHARE = 0.1  # of the watched time, from which long gaps between steps count, as rollouts
 WARMUP = 3.0  # seconds of a whole process before its clock begins
 GRACE = 20.0  # seconds after the deadline, for sets that have begun
@@ -137,9 +138,12 @@ def watch_only(run):
         run.send(beside=run.clock.end())
 
 
-def calm_down(run, least=FIRST_WARM[0]):
-    """Take steps until nothing compiles any more, and the scaler leaves out no step."""
-    begin, calm, steps = time.perf_counter(), 0, 0
+def calm_down(run, least=FIRST_WARM[0], plain=None):
+    """Take steps until nothing compiles any more, and the scaler leaves out no step.
+
+    What is on fails if its steps take many times `plain`, the seconds of one without it.
+    """
+    begin, calm, steps, slow = time.perf_counter(), 0, 0, 0
     wanted = amp.CALM if run.scaler else 2
     if run.ranks()[1] > 1:  # each rank has to take as many
         for _ in range(max(12, wanted)):
@@ -152,11 +156,14 @@ def calm_down(run, least=FIRST_WARM[0]):
         and (steps < least or calm < wanted)
     ):
         before, scale = compiled(), amp.scale_of(run)
-        run.skipped = False
+        run.skipped, begun = False, time.perf_counter()
         yield
-        steps += 1
+        steps, took = steps + 1, time.perf_counter() - begun
         is_skipped = run.skipped or amp.scale_of(run) < scale
         calm = calm + 1 if compiled() == before and not is_skipped else 0
+        slow = slow + 1 if calm and plain and took > max(SLOW[0] * plain, SLOW[1]) else 0
+        if slow > 1:
+            run.failed = f"a step takes {took:.1f} s, {took / plain:.0f} times as long as without"
 
 
 class Choice:
@@ -383,7 +390,8 @@ class Turns(Choice):
         except Exception as error:  # an optimizer or a model may refuse it
             run.fail(error)
         if is_new and not run.failed:
-            yield from calm_down(run, FIRST_WARM[0] if names else LEAST)
+            least = FIRST_WARM[0] if names else LEAST
+            yield from calm_down(run, least, self.known.get(()))
         for attempt in range(3 + is_new):
             if self.gives_up(names):
                 return

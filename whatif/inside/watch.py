@@ -179,6 +179,7 @@ class Run(Hooks):
             cycle=self.cycle,
             sites=self.sites,
             files=self.places.files(),
+            settings=facts.settings_in(self.places),
             has_scaler=self.has_scaler(),
             options=parsers.options_of(self.parsers, sys._getframe(1)),
         )

@@ -1,5 +1,6 @@
 """Automatic mixed precision: torch.autocast, with a GradScaler for float16."""
 
+import ast
 import contextlib
 import re
 from types import MethodType
@@ -65,11 +66,12 @@ def watch(name, is_library=False):
 
 
 def own_autocast(name, facts):
-    """Return the line of an autocast of the script's own that computes in float32, or ""."""
+    """Return the line of an autocast of the script's own, for this device, in float32, or ""."""
     found = [
         each
         for each in facts.get("autocasts", ())
         if not each["half"]
+        and each["device"] == facts["device"]
         and ("(" not in each["text"] or re.search(r"(?<!\w)autocast\(", each["text"]))
     ]
     return (
@@ -88,6 +90,7 @@ def scaler_of(facts):
     ]
     names = [*dict.fromkeys(names)] or ["optimizer"]
     loss = loss_of(facts)
+    scaled = f"scaler.scale({ast.unparse(ast.parse(loss))}).backward()"
     old = ", ".join([f"{loss}.backward()", *(f"{name}.step()" for name in names)])
     steps = "; ".join(f"scaler.step({name})" for name in names)
     made = (
@@ -95,23 +98,23 @@ def scaler_of(facts):
     )
     if len(names) == 1:
         return made, (
-            f"for {old.replace(', ', ' and ')}{advice.INDENT}"
-            f"scaler.scale({loss}).backward(); {steps}; scaler.update()"
+            f"for {old.replace(', ', ' and ')}{advice.INDENT}{scaled}; {steps}; scaler.update()"
         )
     return made, (
-        f"for {old}{advice.INDENT}scaler.scale({loss}).backward(); {steps}"
+        f"for {old}{advice.INDENT}{scaled}; {steps}"
         f"{advice.INDENT}scaler.update() after these steps, before the next backward()"
     )
 
 
 def loss_of(facts):
-    """Return the script's own name of its loss, if it has one only."""
+    """Return what the script calls backward() of, if that is the same in all its lines."""
     names = {
         each["name"].removesuffix(".backward") if each.get("is_direct") else ""
         for each in (facts.get("sites") or {}).get("backwards", ())
     }
     name = names.pop() if len(names) == 1 else ""
-    return name if re.fullmatch(r"(?!torch\b)[\w.]+", name) else "loss"
+    is_short = re.fullmatch(r"(?!torch\b)[^,\n]{1,50}", name)  # loss.mean() or (loss / 2), say
+    return name if is_short else "loss"
 
 
 def autocast_of(model, device, dtype):

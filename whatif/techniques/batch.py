@@ -6,6 +6,7 @@ import math
 from .. import advice
 
 NAMES = ("batch x2", "batch x4")
+CHANNELS = 4  # of an image, at most; a larger first dimension is that of a batch
 
 
 def why_not(name, facts):
@@ -56,7 +57,8 @@ def is_samples(batch):
     if not batch or len({type(each) for each in batch}) > 1:
         return False
     if isinstance(batch[0], torch.Tensor):
-        return all(each.dim() == 3 for each in batch) and len({each.shape for each in batch}) > 1
+        are_images = all(each.dim() == 3 and each.shape[0] <= CHANNELS for each in batch)
+        return are_images and len({each.shape for each in batch}) > 1
     return len(batch) > 1 and not isinstance(batch[0], (list, tuple))
 
 

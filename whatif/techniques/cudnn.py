@@ -26,7 +26,11 @@ def write(name, facts, extra):
 
 def edit(name, facts, extra, sources):
     anchors.put_setting(
-        facts, sources, LINE, "cuDNN tries its algorithms on each new shape and keeps the fastest"
+        name,
+        facts,
+        sources,
+        LINE,
+        "cuDNN tries its algorithms on each new shape and keeps the fastest",
     )
 
 

@@ -26,7 +26,8 @@ def write(name, facts, extra):
 
 
 def edit(name, facts, extra, sources):
-    anchors.put_setting(facts, sources, LINE, "products of float32 matrices use TensorFloat-32")
+    reason = "products of float32 matrices use TensorFloat-32"
+    anchors.put_setting(name, facts, sources, LINE, reason)
 
 
 def on(run, name):

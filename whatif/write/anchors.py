@@ -74,16 +74,21 @@ def put_at_top(source, line, *reasons):
     source.block(index, index + 1, *reasons)
 
 
-def put_setting(facts, sources, line, reason):
+def put_setting(name, facts, sources, line, reason):
     """Write a line of torch below the imports of the file that makes the optimizer.
 
-    Without an optimizer it is the file that calls the model.
+    Without an optimizer it is the file that calls the model. If the script makes this setting in
+    a line of its own, which may run later, it is written above the optimizer.
     """
     things = [*facts["optimizers"], *facts["models"]]
     if not things:
         raise Refused("no line of the script is known")
-    source = sources.find(things[0]["at"])[0]
-    put_at_top(source, f"{torch_name(source)}{line.removeprefix('torch')}", reason)
+    source, number = sources.find(things[0]["at"])
+    line = f"{torch_name(source)}{line.removeprefix('torch')}"
+    if facts["optimizers"] and name in facts.get("settings", {}):
+        source.put_before(source.statement_at(number), [line], reason)
+    else:
+        put_at_top(source, line, reason)
 
 
 # -------------------------------------------------------------------------------- for a model
