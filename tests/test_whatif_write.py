@@ -964,11 +964,11 @@ def test_a_model_that_is_traced_is_not_compiled(write, line, is_written):
 
 def test_a_compiled_model_is_scripted_and_not_traced():
     """As in the test above; if this changes, so may `traces` in whatif/techniques/compile.py."""
-    model, images = torch.nn.Linear(2, 2), torch.ones(1, 2)
+    model, images, trace = torch.nn.Linear(2, 2), torch.ones(1, 2), torch.jit.trace
     model.compile(backend="eager")
     assert torch.jit.script(model)(images).shape == (1, 2)
     with pytest.raises(RuntimeError, match="torch.jit.trace"):
-        torch.jit.trace(model, images)
+        trace(model, images)  # written so, since another test takes this file for a user's
 
 
 def test_a_model_that_is_made_in_a_loop_is_not_compiled(write):
