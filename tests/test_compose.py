@@ -425,6 +425,17 @@ def test_each_technique_joins_a_formatted_copy(
             assert name.startswith("black") or joined == layout.formatted(command, joined)
 
 
+@pytest.mark.fault("formatted copy")
+def test_lines_of_a_technique_are_no_hazard_in_a_formatted_copy(one_origin, tmp_path):
+    """LMDB writes a file as DDP's rule wants it, though in other quotes than src/train_LMDB.py."""
+    path, said = tmp_path / "my_train.py", []
+    path.write_text(
+        layout.formatted(formatters()["ruff, single quotes, 88"], (SRC / "train.py").read_text())
+    )
+    assert compose.add_to(str(path), ["DDP", "LMDB"], told=said.append)
+    assert "part', 'ab')" in path.read_text() and "warning" not in " ".join(said), said
+
+
 def test_imports_are_sorted_as_ruff_and_isort_sort_them():
     """So sorting them does not change a copy."""
     done = run(
