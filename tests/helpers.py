@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 import weakref
 from pathlib import Path
 
@@ -178,7 +179,7 @@ def as_main(words, out, err, cwd, variables):
     multiprocessing.set_start_method(None, force=True)  # workers start as `python` starts them
     sys.argv = words
     sys.path[0] = os.path.dirname(words[0])
-    if not variables.get("RANK"):
+    if variables["NEEDS_GPU"] == "False" and "RANK" not in variables:
         fork_scripts()
     runpy.run_path(words[0], run_name="__main__")
 
@@ -199,12 +200,14 @@ def fork_scripts():
         variables = dict(os.environ if env is None else env)
         script = words[1:2] if words[:1] == [sys.executable] else []
         has_own = variables.get("PYTHONPATH") != os.environ.get("PYTHONPATH")
-        if not script or not script[0].endswith(".py") or preexec_fn or has_own:
+        if not script or not script[0].endswith(".py") or preexec_fn or pass_fds or has_own:
             return plain(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more)
         files, session = more[3:9], more[14]
         # what a handler raises in a hook of os.fork would be lost
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        self.pid = os.fork()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python 3.12 warns of NumPy's idle threads
+            self.pid = os.fork()
         if not self.pid:
             begin_fork(words, path, cwd, variables, (files[0], files[3], files[5]), session)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
