@@ -1,5 +1,7 @@
 """What tests share: processes started as a user starts them, small disks, a training run."""
 
+import atexit
+import ctypes
 import json
 import multiprocessing
 import os
@@ -11,7 +13,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import warnings
+import weakref
 from pathlib import Path
 
 import psutil
@@ -174,11 +179,105 @@ def as_main(words, out, err, cwd, variables):
     multiprocessing.set_start_method(None, force=True)  # workers start as `python` starts them
     sys.argv = words
     sys.path[0] = os.path.dirname(words[0])
+    if variables["NEEDS_GPU"] == "False" and "RANK" not in variables:
+        fork_scripts()
     runpy.run_path(words[0], run_name="__main__")
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def fork_scripts():
+    """Have a driver start `python SCRIPT WORD ...` in forks of itself, without the imports.
+
+    They are processes of their own as ever, with the command line that they would have; torchrun
+    and what needs variables of Python's own are started as usual.
+    """
+    plain, path = subprocess.Popen._execute_child, [*sys.path]
+
+    def execute(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more):
+        words = [] if isinstance(args, (str, bytes)) else [*map(os.fsdecode, args)]
+        variables = dict(os.environ if env is None else env)
+        script = words[1:2] if words[:1] == [sys.executable] else []
+        has_own = variables.get("PYTHONPATH") != os.environ.get("PYTHONPATH")
+        if not script or not script[0].endswith(".py") or preexec_fn or pass_fds or has_own:
+            return plain(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more)
+        files, session = more[3:9], more[14]
+        # what a handler raises in a hook of os.fork would be lost
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python 3.12 warns of NumPy's idle threads
+            self.pid = os.fork()
+        if not self.pid:
+            begin_fork(words, path, cwd, variables, (files[0], files[3], files[5]), session)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        self._child_created = True
+        self._close_pipe_fds(*files)
+
+    subprocess.Popen._execute_child = execute
+
+
+def begin_fork(words, path, cwd, variables, files, session):
+    """Become `python SCRIPT WORD ...` and end as it does."""
+    import torch
+
+    if session:
+        os.setsid()
+    for number, file in enumerate(files):
+        if file != -1:
+            os.dup2(file, number)
+    os.closerange(3, 1024)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    # what the driver does at its end is not this process's
+    atexit._clear()
+    weakref.finalize._registry.clear()
+    weakref.finalize._registered_with_atexit = False
+    multiprocessing.set_start_method(None, force=True)
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(cwd or ".")
+    torch.set_num_threads(int(variables.get("OMP_NUM_THREADS", os.cpu_count())))
+    sys.stdin = open(0, closefd=False)
+    sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))
+    for name, module in [*sys.modules.items()]:  # the driver's, which a script has no part in
+        if str(getattr(module, "__file__", None)).startswith((str(ROOT), path[0])):
+            del sys.modules[name]
+    show_command(words)
+    sys.argv, sys.path[:] = words[1:], path
+    sys.path[0] = os.path.dirname(os.path.abspath(words[1]))
+    code = 0
+    try:
+        runpy.run_path(words[1], run_name="__main__")
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else bool(end.code)
+        if code is True:
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def show_command(words):
+    """Have /proc show `words` as this process's command line, as far as there is space."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = (int(field) for field in fields[45:47])  # where the kernel finds it
+    line = "\0".join(words).encode()[: end - begin - 1]
+    ctypes.memmove(begin, line.ljust(end - begin, b"\0"), end - begin)
+
+
 class Forked:
-    """`python words...` in a fork, or in `ranks` forks as torchrun would start them."""
+    """`python words...` in a fork, or in `ranks` forks as torchrun would start them.
+
+    The scripts that it starts are forks, too: see fork_scripts.
+    """
 
     def __init__(self, *words, cwd="/", ranks=0):
         self.words, self.made = words, tempfile.TemporaryDirectory()

@@ -58,16 +58,16 @@ def rows_of(folder):
     return json.loads((folder / "loading.json").read_text())
 
 
-@pytest.mark.fault("brackets in the path", "another folder or a link", "old results")
+@pytest.mark.fault("brackets in the path", "old results")
 def test_table_records_and_bottleneck(project, data, tmp_path):
-    """Called from another folder, through a link, with old results there."""
-    link = tmp_path / "a link.sh"
-    link.symlink_to(project / "loading.sh")
+    """With old results there; test_ctrl_c calls it from another folder, through a link."""
     results = tmp_path / "the results"
     (results / "loading").mkdir(parents=True)
     (results / "loading" / "old_cold.json").write_text("{}")
     (results / "loading.json").write_text('[{"loader": "old"}]')
-    done = run(link, "loader_LMDB.py", data, "--result_dir", results, *SMALL, cwd=tmp_path)
+    driver = project / "tools" / "loading.py"
+    words = ["loader_LMDB.py", data, "--result_dir", results, *SMALL]
+    done = run_forked(driver, *words, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(results)
     assert [(row["loader"], row["cache"]) for row in rows] == [
@@ -146,12 +146,14 @@ def test_wrong_use(data, tmp_path, words, said):
     assert "Traceback" not in done.stderr and not (tmp_path / "hit").exists()
 
 
-@pytest.mark.fault("Ctrl-C", "Ctrl-C in running.sh")
+@pytest.mark.fault("Ctrl-C", "Ctrl-C in running.sh", "another folder or a link")
 def test_ctrl_c(in_memory, tmp_path):
     """The table of the runs before, nothing left; test_running.py has the driver killed alone."""
     slow = loader_with(tmp_path / "slow.py", "time.sleep(999)")
-    command = [ROOT / "loading.sh", slow, in_memory, "--result_dir", tmp_path / "r", *SMALL]
-    process = start(command, start_new_session=True)
+    link = tmp_path / "a link.sh"
+    link.symlink_to(ROOT / "loading.sh")
+    command = [link, slow, in_memory, "--result_dir", "r", *SMALL]
+    process = start(command, start_new_session=True, cwd=tmp_path)
 
     def has_begun():
         return any("40 samples" in log.read_text() for log in tmp_path.glob("r/loading/slow_*.log"))

@@ -20,6 +20,7 @@ from helpers import (
     SmallDisk,
     assert_one_line,
     draw_digits,
+    edited,
     flags,
     params,
     run,
@@ -82,13 +83,16 @@ def test_as_many_workers_as_usable_cores():
 @pytest.mark.parametrize("script", params(SCRIPTS))
 def test_each_variant_writes_its_record(script, digits, tmp_path):
     workers = DDP_WORKERS if script.stem == "train_DDP" else 1
-    record, output = train(script, *tiny(digits, tmp_path, workers=workers))
+    if script.stem == "train_compile":  # three convolutions compile sooner than eleven
+        script = edited(script.stem, tmp_path, ("range(1, 12)", "range(1, 4)"))
+    folder = tmp_path / "r"
+    record, output = train(script, *tiny(digits, folder, workers=workers))
     assert record["script"] == script.stem
     assert record["options"]["batch_size"] == 40 and record["options"]["lr"] == 0.1
     assert record["classes"] == list("0123456789")
     parameters = sum(
         part.numel()
-        for name, part in weights(tmp_path, script.stem).items()
+        for name, part in weights(folder, script.stem).items()
         if "running" not in name and "num_b" not in name
     )
     assert output.count(f"{parameters:,} parameters") == 1
@@ -119,7 +123,7 @@ def test_each_variant_writes_its_record(script, digits, tmp_path):
         "epoch 1/2  loss 2",
         "epoch 2/2  loss 2",
     ]
-    assert {path.name for path in tmp_path.iterdir() if "trace" not in path.name} == {
+    assert {path.name for path in folder.iterdir() if "trace" not in path.name} == {
         f"{script.stem}.json",
         f"{script.stem}.pt",
     }
@@ -138,9 +142,8 @@ def test_progress_bar_on_a_terminal_and_plain_lines_in_a_log(digits, tmp_path):
 
 
 def test_models_of_torchvision_and_larger_validation(digits, tmp_path):
-    record, output = train(
-        SRC / "train.py", *tiny(digits, tmp_path, model="resnet18", val_size=48, augment="resized")
-    )
+    options = dict(epochs=1, steps=1, model="resnet18", val_size=48, augment="resized")
+    record, output = train(SRC / "train.py", *tiny(digits, tmp_path, **options))
     assert "11,181,642 parameters" in output
     assert record["options"]["val_size"] == 48
 
@@ -152,17 +155,16 @@ def accuracy_of(tmp_path_factory):
     folder = tmp_path_factory.mktemp("accuracy")
     draw_digits(folder / "digits", train=120, val=60)
 
-    def accuracy_of(name):
+    def accuracy_of(name, **options):
         record, _ = train(
             SRC / f"{name}.py",
             *flags(
                 dataset=folder / "digits",
                 image_size=16,
-                width=8,
-                batch_size=40,
-                epochs=8,
+                width=4,
                 workers=DDP_WORKERS,
                 result_dir=folder / name,
+                **options,
             ),
         )
         return record["val_top1"]
@@ -170,11 +172,17 @@ def accuracy_of(tmp_path_factory):
     return accuracy_of
 
 
-def test_accuracy_is_at_most_a_point_below_the_baselines(accuracy_of):
-    baseline = accuracy_of("train")
-    assert baseline > 0.97
-    for name in ("train_amp", "train_DDP"):
-        assert accuracy_of(name) >= baseline - 0.01, name
+@pytest.mark.parametrize(
+    "name, below, options",
+    [
+        ("DDP", 0.01, dict(epochs=8, batch_size=40)),
+        ("amp", 0.02, dict(epochs=5, batch_size=20, lr=0.05)),  # for longer in test_gpu.py
+    ],
+    ids=["DDP", "amp"],
+)
+def test_accuracy_is_hardly_below_the_baselines(name, below, options, accuracy_of):
+    baseline = accuracy_of("train", **options)
+    assert baseline > 0.97 and accuracy_of(f"train_{name}", **options) >= baseline - below
 
 
 @pytest.mark.skipif(not MNIST.exists(), reason="needs the real MNIST in ../shared/data")
@@ -397,7 +405,7 @@ def test_workers_started_as_on_other_systems(digits, tmp_path):
     done = run(
         sys.executable,
         SRC / "train.py",
-        *tiny(digits, tmp_path, workers=1),
+        *tiny(digits, tmp_path, epochs=1, workers=1),
         env={"PYTHONPATH": str(tmp_path)},
     )
-    assert done.returncode == 0 and "epoch 2/2" in done.stdout, done.stderr
+    assert done.returncode == 0 and "epoch 1/1" in done.stdout, done.stderr

@@ -216,7 +216,7 @@ def test_fused_under_amp_with_a_scaler(optimizer, digits, tmp_path):
     On a CPU a user's scaler stands for float16's. Its first step overflows and is left out. A group
     of weights comes later, as in a training that unfreezes layers.
     """
-    options = tiny(digits, tmp_path)
+    options = tiny(digits, tmp_path, image_size=8, batch_size=20)
     records = []
     for techniques in (["amp"], ["amp", "fused"]):
         script = edited(

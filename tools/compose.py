@@ -307,7 +307,8 @@ def add_to(path, techniques, approve=None, told=print):
     texts = versions_of(path, yours, origin, base, variants, techniques, there, told)
     final = texts[-1]
     joined = {*there, *techniques}
-    for each in hazards(final, [base, *map(variants.get, joined)], joined):
+    added = [layout.relaid(variants[name], final) for name in joined]  # in the layout of the copy
+    for each in hazards(final, [base, *added], joined):
         told(f"warning: {path}, {each}")
     if approve and not approve(without_later(path, texts, base, variants, techniques, there)):
         return False
