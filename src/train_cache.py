@@ -175,7 +175,7 @@ class CachedLoader(DataLoader):
     def __init__(self, dataset, side, augment, steps, place, device, keep, **loading):
         super().__init__(dataset, **loading)
         self.steps, self.augment, self.device = min(len(self), steps or 1e9), augment, device
-        self.place, self.keep, self.decoding = place, keep, None
+        self.place, self.keep, self.decoding = place, keep, ()
         try:
             self.images = torch.zeros(len(dataset), 3, side, side, dtype=torch.uint8, device=place)
         except RuntimeError as error:
@@ -228,6 +228,8 @@ class CachedLoader(DataLoader):
     # an epoch is look-ups in the order of the sampler; the first one's last batch waits for all
     def __iter__(self):
         order = [*self.sampler]
+        for _ in self.decoding:  # an epoch that was left early had another order
+            pass
         self.decoding = self.decoding or self.decode(order)
         parts = torch.tensor(order, device=self.place).split(self.batch_size)
         for step, i in enumerate(parts[: self.steps], 1):

@@ -257,6 +257,16 @@ def test_the_cache_decodes_while_the_first_epoch_trains(digits, tmp_path):
     assert first.rstrip("I") == "S".join(["I" * 40, "I" * 40, "I" * 160, ""]) and second == "SSS"
 
 
+def test_the_cache_decodes_what_an_epoch_that_ends_early_has_left(digits, tmp_path):
+    """A copy that looks at a batch before it trains gets no images that are not yet decoded."""
+    records = []
+    for look in ("", "    next(iter(train_loader))\n"):
+        line = "    # every validation image, in order\n"
+        script = edited("train_cache", tmp_path, (line, look + line))
+        records.append(learned(train(script, *tiny(digits, tmp_path))[0]["epochs"]))
+    assert records[0] == records[1]
+
+
 def test_cached_crops_of_an_epoch_are_the_same_after_a_resume(digits, tmp_path):
     script, options = SRC / "train_cache.py", ["--dataset", digits, *TINY, "--augment", "resized"]
     whole = batches_of(script, tmp_path / "whole", *options)
