@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from helpers import ROOT
 from whatif import advice, report, techniques
 from whatif.inside import facts as inside_facts
 from whatif.inside import places
@@ -32,7 +33,10 @@ class Watched:
     def __init__(self, folder, monkeypatch, roots=()):
         self.folder, self.patch = folder, monkeypatch
         self.places = places.Places(folder, [folder, *roots])
-        self.places.known[__file__] = False  # as if it were a part of whatif
+        for module in [*sys.modules.values()]:  # the project's own are no user's
+            file = getattr(module, "__file__", None) or ""
+            if file.startswith(str(ROOT)):
+                self.places.known[file] = False
         self.describe = inside_facts.Facts(self.places)
         self.models, self.steps, self.step = {}, {}, 0
         self.optimizers, self.loaders, self.autocasts = [], [], []
