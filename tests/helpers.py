@@ -243,7 +243,8 @@ def begin_fork(words, path, cwd, variables, files, session):
     sys.stdin = open(0, closefd=False)
     sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))
     for name, module in [*sys.modules.items()]:  # the driver's, which a script has no part in
-        if str(getattr(module, "__file__", None)).startswith((str(ROOT), path[0])):
+        file = str(getattr(module, "__file__", None))  # packages may be installed below ROOT
+        if file.startswith((str(ROOT), path[0])) and not file.startswith(sys.prefix):
             del sys.modules[name]
     show_command(words)
     sys.argv, sys.path[:] = words[1:], path
