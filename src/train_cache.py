@@ -24,9 +24,8 @@ from pathlib import Path
 from time import perf_counter
 
 # new #
-# what is kept for later runs has a name
+# names what is kept for later runs
 import hashlib
-import itertools
 
 import torch
 from PIL import Image, ImageOps
@@ -228,13 +227,13 @@ class CachedLoader(DataLoader):
     # an epoch is look-ups in the order of the sampler; the first one's last batch waits for all
     def __iter__(self):
         order = [*self.sampler]
-        for _ in self.decoding:  # an epoch that was left early had another order
-            pass
+        list(self.decoding)  # an epoch that was left early had another order
         self.decoding = self.decoding or self.decode(order)
         parts = torch.tensor(order, device=self.place).split(self.batch_size)
         for step, i in enumerate(parts[: self.steps], 1):
-            for _ in itertools.islice(self.decoding, None if step == self.steps else 1):
-                pass
+            next(self.decoding, None)
+            if step == self.steps:
+                list(self.decoding)
             images = self.images[i]
             if self.pin_memory and not images.is_cuda:
                 images = images.pin_memory()

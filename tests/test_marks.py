@@ -25,7 +25,7 @@ BUDGETS = {
     # a terabyte would be refused under `ulimit -v`
     "train_DALI": 918,  # images are the baseline's to 2/255, in its order; what DALI shows wrong
     # or cannot read is refused, and the file named by one more pipeline: each takes long on a GPU
-    "train_cache": 1452,  # augmentation has torchvision's distribution; what does not fit, also in a
+    "train_cache": 1446,  # augmentation has torchvision's distribution; what does not fit, also in a
     # container or job, is refused; decoded images are kept for later runs, if the user says so; the
     # first epoch and compiling need not wait until all are decoded, and one may be left early
     "loader_LMDB": 801,
