@@ -8,8 +8,8 @@ from whatif import advice
 from .sources import FUNCTIONS, LOOPS, Refused
 
 WRAPPERS = "DistributedDataParallel", "DataParallel", "DDP"
-SCOPES = *FUNCTIONS, ast.ClassDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp
-SCOPES = *SCOPES, ast.GeneratorExp  # names that these set are their own
+COMPREHENSIONS = ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp
+SCOPES = *FUNCTIONS, *COMPREHENSIONS, ast.ClassDef, ast.Lambda  # names that they set are their own
 
 
 def names_torch(node):
