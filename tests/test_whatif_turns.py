@@ -1814,6 +1814,8 @@ def test_a_stall_beside_an_evaluation_is_no_period():
     rollouts = times_of([*steps[:9], 0.5, *steps[:9], 0.3, *steps[:9], 0.5])
     assert plans.cycle_of(rollouts) == 10 and plans.is_regular(rollouts)
     assert not plans.is_regular(times_of([*steps[:9], 0.5, *steps[:9], 0.3, *steps[:7], 0.5]))
+    stalls = [*steps[:9], 0.5, *steps[:6], 0.2, *steps[:2], 0.5, *steps[:3], 0.2, *steps[:5], 0.5]
+    assert plans.cycle_of(times_of([*stalls, *steps[:9], 0.5])) == 10
 
 
 def test_a_process_that_ends_without_a_word_is_noted_and_started_again():

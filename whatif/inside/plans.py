@@ -117,7 +117,8 @@ def cycle_of(times):
     once = max(gaps, default=0)  # done once, such as an evaluation, it hides a stall of the machine
     if len(long) < 2 or sum(gaps[number] for number in long) - once < SHARE * (sum(gaps) - once):
         return 1
-    return max(1, round(statistics.median(after - before for before, after in zip(long, long[1:]))))
+    # the most frequent distance: stalls of the machine between two rollouts make shorter ones
+    return max(statistics.multimode(after - before for before, after in zip(long, long[1:])))
 
 
 def is_regular(times):
