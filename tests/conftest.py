@@ -12,7 +12,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from helpers import ROOT, STARTED, VARIABLES, draw_digits
+from helpers import ROOT, STARTED, VARIABLES, Forked, draw_digits
 
 # tests that run side by side share the cores: with more threads than cores all take far longer,
 # and threads that wait for each other must not keep a core busy
@@ -66,7 +66,7 @@ def nothing_goes_on():
     STARTED.clear()
     yield
     for process in STARTED:
-        if isinstance(process, subprocess.Popen) and process.poll() is None:
+        if isinstance(process, (subprocess.Popen, Forked)) and process.poll() is None:
             with contextlib.suppress(psutil.Error):
                 for child in psutil.Process(process.pid).children(recursive=True):
                     child.kill()

@@ -130,8 +130,7 @@ def torchrun(script, *options, processes=2):
     """Return the command that starts `script` as that many processes on this machine."""
     return [
         sys.executable,
-        "-m",
-        "torch.distributed.run",
+        *TORCHRUN,
         "--standalone",
         f"--nproc_per_node={processes}",
         script,
@@ -164,7 +163,7 @@ SERVER.set_forkserver_preload(
 def as_main(words, out, err, cwd, variables):
     """Do in the fork what `python words...` does."""
     for number, path in ((1, out), (2, err)):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.chdir(cwd)
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # an earlier test's
     os.environ.update(variables)
@@ -177,30 +176,40 @@ def as_main(words, out, err, cwd, variables):
 
         torch.set_num_threads(1)  # as torchrun does
     multiprocessing.set_start_method(None, force=True)  # workers start as `python` starts them
-    sys.argv = words
-    sys.path[0] = os.path.dirname(words[0])
     if variables["NEEDS_GPU"] == "False" and "RANK" not in variables:
         fork_scripts()
-    runpy.run_path(words[0], run_name="__main__")
+    run_as_main(words)
+
+
+def run_as_main(words):
+    """Do what `python WORD ...` does with a script, or with torchrun's module."""
+    sys.argv = words
+    if words[:2] == TORCHRUN:
+        sys.argv, sys.path[0] = words[1:], os.getcwd()
+        return runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
+    return runpy.run_path(words[0], run_name="__main__")
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+TORCHRUN = ["-m", "torch.distributed.run"]
 
 
 def fork_scripts():
     """Have a driver start `python SCRIPT WORD ...` in forks of itself, without the imports.
 
-    They are processes of their own as ever, with the command line that they would have; torchrun
-    and what needs variables of Python's own are started as usual.
+    They are processes of their own as ever, with the command line that they would have, and so are
+    torchrun and its ranks; what needs variables of Python's own is started as usual.
     """
     plain, path = subprocess.Popen._execute_child, [*sys.path]
 
     def execute(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more):
         words = [] if isinstance(args, (str, bytes)) else [*map(os.fsdecode, args)]
         variables = dict(os.environ if env is None else env)
-        script = words[1:2] if words[:1] == [sys.executable] else []
+        script = words[2:] if words[1:2] == ["-u"] else words[1:]
+        is_known = script[:2] == TORCHRUN or script and script[0].endswith(".py")
         has_own = variables.get("PYTHONPATH") != os.environ.get("PYTHONPATH")
-        if not script or not script[0].endswith(".py") or preexec_fn or pass_fds or has_own:
+        if words[:1] != [sys.executable] or not is_known or preexec_fn or pass_fds or has_own:
             return plain(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more)
         files, session = more[3:9], more[14]
         # what a handler raises in a hook of os.fork would be lost
@@ -209,7 +218,7 @@ def fork_scripts():
             warnings.simplefilter("ignore")  # Python 3.12 warns of NumPy's idle threads
             self.pid = os.fork()
         if not self.pid:
-            begin_fork(words, path, cwd, variables, (files[0], files[3], files[5]), session)
+            begin_fork(words, script, path, cwd, variables, files[:1] + files[3::2], session)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         self._child_created = True
         self._close_pipe_fds(*files)
@@ -217,8 +226,8 @@ def fork_scripts():
     subprocess.Popen._execute_child = execute
 
 
-def begin_fork(words, path, cwd, variables, files, session):
-    """Become `python SCRIPT WORD ...` and end as it does."""
+def begin_fork(words, script, path, cwd, variables, files, session):
+    """Become `python SCRIPT WORD ...`, of which `words` is the whole command; end as it does."""
     import torch
 
     if session:
@@ -247,11 +256,10 @@ def begin_fork(words, path, cwd, variables, files, session):
         if file.startswith((str(ROOT), path[0])) and not file.startswith(sys.prefix):
             del sys.modules[name]
     show_command(words)
-    sys.argv, sys.path[:] = words[1:], path
-    sys.path[0] = os.path.dirname(os.path.abspath(words[1]))
+    sys.path[:] = path
     code = 0
     try:
-        runpy.run_path(words[1], run_name="__main__")
+        run_as_main(script)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else bool(end.code)
         if code is True:
@@ -277,12 +285,13 @@ def show_command(words):
 class Forked:
     """`python words...` in a fork, or in `ranks` forks as torchrun would start them.
 
-    The scripts that it starts are forks, too: see fork_scripts.
+    It gets the variables `env`, too, and its output can go to the file `log`. The scripts that it
+    starts are forks, too: see fork_scripts.
     """
 
-    def __init__(self, *words, cwd="/", ranks=0):
+    def __init__(self, *words, cwd="/", ranks=0, env={}, log=None):
         self.words, self.made = words, tempfile.TemporaryDirectory()
-        self.processes, common = [], dict(VARIABLES)
+        self.processes, common = [], VARIABLES | env
         if ranks:
             from torch.distributed import TCPStore
 
@@ -298,7 +307,7 @@ class Forked:
             }
         for rank in range(max(1, ranks)):
             variables = common | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks else {})
-            files = [Path(self.made.name) / f"{name}{rank}" for name in ("out", "err")]
+            files = [log or Path(self.made.name) / f"{name}{rank}" for name in ("out", "err")]
             self.processes.append(
                 SERVER.Process(
                     target=as_main, args=([str(word) for word in words], *files, cwd, variables)
@@ -310,6 +319,14 @@ class Forked:
     def kill(self):
         for process in self.processes:
             process.kill()
+
+    @property
+    def pid(self):
+        return self.processes[0].pid
+
+    def poll(self):
+        """Return the exit code of the first process; None while it runs."""
+        return self.processes[0].exitcode
 
     def is_alive(self):
         return any(process.is_alive() for process in self.processes)

@@ -15,6 +15,8 @@ from helpers import (
     DDP_WORKERS,
     SRC,
     TINY,
+    TORCHRUN,
+    Forked,
     Hostile,
     assert_one_line,
     edited,
@@ -121,8 +123,8 @@ def test_ranks_draw_different_crops_and_dropout(workers, digits, tmp_path):
 @pytest.mark.fault("errors of PyTorch")
 def test_local_rank_alone_is_no_launcher(digits, tmp_path):
     """Some schedulers and editors set LOCAL_RANK."""
-    words = [sys.executable, SCRIPT, "--dataset", digits]
-    done = run(*words, cwd=tmp_path, env={"LOCAL_RANK": "0"})
+    words = SCRIPT, "--dataset", digits
+    done = run_forked(*words, cwd=tmp_path, env={"LOCAL_RANK": "0"})
     assert_one_line(done, 2, "torchrun --standalone --nproc_per_node=gpu train_DDP.py")
 
 
@@ -182,11 +184,10 @@ def test_two_machines_resume_from_a_folder_that_both_see(digits, tmp_path):
     train(SCRIPT, *options, "--epochs", 1)
     words = ["--nnodes=2", "--nproc_per_node=1", "--rdzv_backend=c10d", "--rdzv_id=7"]
     words += [f"--rdzv_endpoint=localhost:{free_port()}", SCRIPT, *options, "--resume", "auto"]
-    command = [sys.executable, "-m", "torch.distributed.run", *words]
-    agents = [start(command) for _ in range(2)]
-    ends = [agent.communicate() for agent in agents]
-    out = "".join(out for out, _ in ends)
-    assert [agent.returncode for agent in agents] == [0, 0], ends
+    command = [*TORCHRUN, *words]
+    ends = [agent.wait() for agent in [Forked(*command) for _ in range(2)]]
+    out = "".join(end.stdout for end in ends)
+    assert [end.returncode for end in ends] == [0, 0], ends
     assert "1 of 2 epochs are done" in out and out.count("epoch 2/2") == 1
 
 
@@ -233,16 +234,14 @@ def new_ranks(agent, old=()):
     )
 
 
-def begin(script, *options, log, restarts):
+def begin(script, *options, log, restarts, forked=True):
     """Start a torchrun of two ranks whose output goes to `log`."""
     command = torchrun(script, *options)
+    command[3:3] = [f"--max-restarts={restarts}"]
+    if forked:
+        return Forked(*command[1:], env=RESTARTS, log=log)
     with open(log, "w") as file:
-        return start(
-            [*command[:3], f"--max-restarts={restarts}", *command[3:]],
-            env=RESTARTS,
-            stdout=file,
-            stderr=file,
-        )
+        return start(command, env=RESTARTS, stdout=file, stderr=file)
 
 
 @pytest.mark.fault("DDP process killed")
@@ -293,7 +292,8 @@ def test_a_rank_fails(faults, digits, tmp_path):
         wait_until(lambda: max(epochs()) > before + 1 or agent.poll() is not None)
         assert epochs().count(1) == 1 and agent.poll() is None, log.read_text()[-5000:]
     fail(faults[-1])
-    assert agent.wait() == 1
+    wait_until(lambda: agent.poll() is not None)
+    assert agent.poll() == 1
     wait_until(lambda: not processes_of(tmp_path))
     for line in ("exitcode  : -9", "3_00005.png: cannot identify image file"):
         assert line in log.read_text()
@@ -314,7 +314,7 @@ def test_ranks_killed_twice(digits, rng, tmp_path):
     log, saved, ranks = tmp_path / "log", tmp_path / "b" / "train_DDP.pt", []
     saved.parent.mkdir()
     pipe = Pipe(saved)
-    agent = begin(SCRIPT, *options(saved.parent), log=log, restarts=20)
+    agent = begin(SCRIPT, *options(saved.parent), log=log, restarts=20, forked=False)
     launch = [
         "-m",
         "torch.distributed.launch",
