@@ -22,7 +22,6 @@ from helpers import (
     edited,
     free_port,
     processes_of,
-    run,
     run_forked,
     spy,
     start,
