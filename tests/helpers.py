@@ -55,6 +55,10 @@ AMP_OPTION = dict(
 )
 # under DDP: before Python 3.11.8 a worker can hang as it starts (cpython#112275)
 DDP_WORKERS = 2 if sys.version_info >= (3, 11, 8) else 0
+SOON = (
+    "mode=args.compile_mode",
+    'backend="eager"',
+)  # an edit: what torch.compile traces runs as it is
 HANG = 600  # seconds after which a process that should end, or an event that should come, hangs
 
 VARIABLES = {}  # of the environment, which conftest.py sets for each test and forked runs get

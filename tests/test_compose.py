@@ -704,42 +704,27 @@ def test_into_follows_a_link_and_refuses_a_folder(tmp_path):
 
 
 def runs_alone(chosen, folder, digits):
-    """Run the techniques `chosen`, joined into one script, with a small model."""
+    """Run the techniques `chosen`, joined into one script, with a small model that is traced."""
     script = folder / "my_train.py"
     folder.mkdir()
     baseline = (SRC / "train.py").read_text()
-    script.write_text(merged(baseline.replace("range(1, 12)", "range(1, 4)"), chosen))
-    # each size of progressive would compile
-    one_size = ["--small", 1] if {"compile", "progressive"} <= {*chosen} else []
-    batch_size = 40 if "DDP" in chosen else 20  # so that all processes compile the same
-    record, _ = train(
-        script,
-        *tiny(digits, folder / "runs", epochs=1, batch_size=batch_size, steps=2),
-        *one_size,
-        cwd=folder,
-    )
+    joined = merged(baseline.replace("range(1, 12)", "range(1, 4)"), chosen)
+    script.write_text(joined.replace(*helpers.SOON))
+    record, _ = train(script, *tiny(digits, folder / "runs", epochs=1, steps=2), cwd=folder)
     assert record["script"] == "my_train" and len(record["epochs"]) == 1
     assert 0 < record["epochs"][-1]["loss"] < 10
 
 
-@pytest.mark.parametrize(
-    "chosen", [each for each in PAIRS if "compile" not in each][::5], ids="_".join
-)
+@pytest.mark.parametrize("chosen", PAIRS[::5], ids="_".join)
 def test_some_pairs_run_alone_in_a_folder(chosen, tmp_path, digits):
     """All pairs run on a GPU, by test_gpu.py."""
     runs_alone(chosen, tmp_path / "alone", digits)
 
 
-@pytest.mark.compiler
-def test_each_whole_set_compiles_and_runs_alone_in_a_folder(tmp_path, digits):
-    """One after the other: each can use what another has compiled, which takes the longest.
-
-    One compiles with DDP and one with DP, since that takes long; on a GPU all do, by test_gpu.py.
-    """
-    for chosen in sorted(WHOLE, key=lambda each: "DDP" in each):
-        if "DALI" not in chosen:
-            chosen = [name for name in chosen if name != "compile"]
-        runs_alone(chosen, tmp_path / "_".join(chosen), digits)
+@pytest.mark.parametrize("chosen", WHOLE, ids="_".join)
+def test_each_whole_set_runs_alone_in_a_folder(chosen, tmp_path, digits):
+    """On a GPU, with code that is compiled, by test_gpu.py."""
+    runs_alone(chosen, tmp_path / "alone", digits)
 
 
 def test_shell_scripts_are_executable():

@@ -10,6 +10,7 @@ from torchvision.transforms import v2 as transforms
 
 import compose
 from helpers import (
+    SOON,
     SRC,
     TINY,
     assert_one_line,
@@ -102,7 +103,7 @@ def test_training_and_validation_compute_in_bfloat16(script, digits, tmp_path):
 # ----------------------------------------------------------------------------------- compile
 # it compiles soon and logs as with TORCH_LOGS="dynamo,recompiles"
 LOGGED = (
-    ("mode=args.compile_mode", 'backend="eager"'),
+    SOON,
     (
         "args = build_parser().parse_args()\n",
         "args = build_parser().parse_args()\n"
