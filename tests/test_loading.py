@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ import pytest
 
 import loading
 import report
-from helpers import HANG, ROOT, SRC, flags, processes_of, run, run_forked, start, wait_until
+from helpers import ROOT, SRC, Forked, flags, processes_of, run, run_forked, wait_until
 from records import Loading
 from test_loader import photo, save
 
@@ -60,7 +59,7 @@ def rows_of(folder):
 
 @pytest.mark.fault("brackets in the path", "old results")
 def test_table_records_and_bottleneck(project, data, tmp_path):
-    """With old results there; test_ctrl_c calls it from another folder, through a link."""
+    """With old results there, from another folder."""
     results = tmp_path / "the results"
     (results / "loading").mkdir(parents=True)
     (results / "loading" / "old_cold.json").write_text("{}")
@@ -109,7 +108,7 @@ def test_a_path_and_options_of_its_own(in_memory, tmp_path):
             assert re.search(busy, rows[0]["evidence"])
 
 
-@pytest.mark.fault("wrong use of loading.sh")
+@pytest.mark.fault("wrong use of loading.sh", "another folder or a link")
 @pytest.mark.parametrize(
     "words, said",
     [
@@ -132,38 +131,37 @@ def test_a_path_and_options_of_its_own(in_memory, tmp_path):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_wrong_use(data, tmp_path, words, said):
-    """Exit 2 with the reason, no traceback, nothing executed."""
+    """Exit 2 with the reason, no traceback, nothing executed; the shell runs a link."""
+    link = tmp_path / "a link.sh"
+    link.symlink_to(ROOT / "loading.sh")
     (tmp_path / "EMPTY").mkdir()
     (tmp_path / "COPY").mkdir()
     (tmp_path / "COPY" / "loader.py").write_text((SRC / "loader.py").read_text())
     words = [str(data) if word == "DATA" else word for word in words]
     if len(words) < 2 or "touch" in str(words):  # what a shell might take apart
-        done = run(ROOT / "loading.sh", *words, cwd=tmp_path)
+        done = run(link, *words, cwd=tmp_path)
     else:
         done = run_forked(DRIVER, *words, cwd=tmp_path)
     assert done.returncode == 2 and said in done.stderr, done.stderr
     assert "Traceback" not in done.stderr and not (tmp_path / "hit").exists()
 
 
-@pytest.mark.fault("Ctrl-C", "Ctrl-C in running.sh", "another folder or a link")
+@pytest.mark.fault("Ctrl-C", "Ctrl-C in running.sh")
 def test_ctrl_c(in_memory, tmp_path):
-    """The table of the runs before, nothing left; test_running.py has the driver killed alone."""
+    """The table of the runs before, nothing left."""
     slow = loader_with(tmp_path / "slow.py", "time.sleep(999)")
-    link = tmp_path / "a link.sh"
-    link.symlink_to(ROOT / "loading.sh")
-    command = [link, slow, in_memory, "--result_dir", "r", *SMALL]
-    process = start(command, start_new_session=True, cwd=tmp_path)
+    process = Forked(DRIVER, slow, in_memory, "--result_dir", "r", *SMALL, cwd=tmp_path)
 
     def has_begun():
         return any("40 samples" in log.read_text() for log in tmp_path.glob("r/loading/slow_*.log"))
 
     wait_until(lambda: has_begun() or process.poll() is not None)
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=HANG)
-    assert process.returncode == 130 and "Traceback" not in err
-    assert "Stopped by SIGINT" in err
+    os.kill(process.pid, signal.SIGINT)
+    done = process.wait()
+    assert done.returncode == 130 and "Traceback" not in done.stderr
+    assert "Stopped by SIGINT" in done.stderr
     rows = rows_of(tmp_path / "r")
-    assert {row["loader"] for row in rows} == {"loader"} and "| loader | warm |" in out
+    assert {row["loader"] for row in rows} == {"loader"} and "| loader | warm |" in done.stdout
     table = (tmp_path / "r" / "loading.md").read_text()
     assert f"Stopped by SIGINT after {len(rows)} runs." in table
     assert table == report.loading_markdown([*map(Loading.read, rows)])
@@ -171,9 +169,9 @@ def test_ctrl_c(in_memory, tmp_path):
 
 
 # --------------------------------------------------------------------------------- bottleneck
-# Python runs a module of this name when it starts: here one that makes the disk slow. The first
-# open() of a picture after its pages were dropped takes as long as reading it at 0.4 MB/s would.
-SITECUSTOMIZE = """
+# In front of the baseline it makes the disk slow: the first open() of a picture after its pages
+# were dropped takes as long as reading it at 0.4 MB/s would.
+SLOW_DISK = """
 import builtins, io, os, time
 marks, plain_open, plain_advise = os.environ["MARKS"], io.open, os.posix_fadvise
 def advise(file, start, size, advice):
@@ -200,10 +198,11 @@ while line='96, 98'; do echo "$line"; [[ $* == *-lms* ]] || exit 0; sleep 0.02; 
 
 
 @pytest.mark.fault("one variant fails")
-def test_it_names_io_on_a_slow_disk(data, tmp_path):
+def test_it_names_io_on_a_slow_disk(project, data, tmp_path):
     """It also tells how busy a GPU is, by a stand-in's figures, and why a loader fails."""
     (tmp_path / "marks").mkdir()
-    (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
+    baseline = project / "src" / "loader.py"
+    baseline.write_text(SLOW_DISK + baseline.read_text())
     smi = tmp_path / "bin" / "nvidia-smi"
     smi.parent.mkdir()
     smi.write_text(NVIDIA_SMI)
@@ -211,13 +210,9 @@ def test_it_names_io_on_a_slow_disk(data, tmp_path):
     broken = loader_with(
         tmp_path / "broken.py", "os.write(2, b'libpng error: '); raise OSError('out of order')"
     )
-    variables = {
-        "PYTHONPATH": str(tmp_path),
-        "MARKS": str(tmp_path / "marks"),
-        "PATH": f"{smi.parent}:{os.environ['PATH']}",
-    }
+    variables = {"MARKS": str(tmp_path / "marks"), "PATH": f"{smi.parent}:{os.environ['PATH']}"}
     words = [broken, data, "--result_dir", tmp_path, *SMALL]
-    done = run(ROOT / "loading.sh", *words, env=variables)
+    done = run_forked(project / "tools" / "loading.py", *words, env=variables)
     assert done.returncode == 1, done.stdout + done.stderr
     (cold, warm, last), table = rows_of(tmp_path), (tmp_path / "loading.md").read_text()
     assert (cold["status"], warm["status"], last["status"]) == ("ok", "ok", "fail")
@@ -299,8 +294,9 @@ def test_it_leaves_the_cache_of_other_files_alone(data, tmp_path):
     for path in files:
         path.read_bytes()
     assert cached_bytes([other]) == [1 << 20] and all(cached_bytes(files))
-    code = "import sys; from loader import drop_from_cache; drop_from_cache(sys.argv[1:])"
-    done = run(sys.executable, "-c", code, *files, cwd=SRC)
+    code = "import runpy, sys\nrunpy.run_path(sys.argv[1])['drop_from_cache'](sys.argv[2:])"
+    (tmp_path / "drop.py").write_text(code)
+    done = run_forked(tmp_path / "drop.py", SRC / "loader.py", *files)
     assert done.returncode == 0, done.stderr
     if any(cached_bytes(files)):
         pytest.skip("this file system keeps its files in memory")
