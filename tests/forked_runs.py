@@ -89,7 +89,7 @@ def begin(words, variables):
     plans.WARMUP, plans.FIRST_WARM, plans.COUNTED = 0.05, (3, 80, 240.0), 0.2
     plans.WATCHED, plans.ROUND, plans.ALONE = 5, 2, 3
     plans.Turns.wanted = rounds_of(plans.Turns.wanted)
-    sys.argv = words
+    sys.argv, sys.orig_argv = words, [sys.executable, *words]
     own = *(str(ROOT / name) for name in ("tests", "tools", "benchmarks")), str(ROOT)
     paths = variables.get("PYTHONPATH", "").split(os.pathsep)[1:]  # the first has the hook
     sys.path[:] = [*paths, *(path for path in sys.path if path not in own)]

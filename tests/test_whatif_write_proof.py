@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from forked_runs import start_forks
 from helpers import AMP_OPTION, HANG, ROOT, run, start
 from test_whatif_write import LOOP, Seen
 from whatif import confirm, forecast, options, session
@@ -593,6 +594,7 @@ def break_copy(found, *edits):
 
 
 def test_a_copy_that_renames_weights_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(session.run, "start", start_forks)
     monkeypatch.chdir(tmp_path)
     found, made = prove_once(tmp_path, ["fused"])
     break_copy(
