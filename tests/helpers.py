@@ -125,7 +125,7 @@ def run(*command, timeout=HANG, **options):
 def draw_digits(folder, **counts):
     """Draw a data set of digits, with counts train=24, val=7 or others in each class; return it."""
     words = [ROOT / "make_dataset.py", "digits", *flags(dst=folder, **counts)]
-    made = run(sys.executable, *words)
+    made = run_forked(*words)
     assert made.returncode == 0, made.stderr
     return folder
 

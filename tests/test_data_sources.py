@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -737,10 +736,6 @@ def test_the_limit_of_a_container_or_job_counts(line, limits, is_refused, digits
 @pytest.mark.fault("memory limit of a container")
 def test_an_allocation_that_fails_is_one_line(digits, tmp_path):
     """As under `ulimit -v`: 1.3 GB of images are less than is free, and more than is allowed."""
-    done = run(
-        sys.executable,
-        with_little_memory(tmp_path),
-        SRC / "train_cache.py",
-        *tiny(digits, tmp_path, image_size=1200),
-    )
+    words = SRC / "train_cache.py", *tiny(digits, tmp_path, image_size=1200)
+    done = run_forked(with_little_memory(tmp_path), *words)
     assert_one_line(done, 2, "train_cache.py: error: the images do not fit in memory")

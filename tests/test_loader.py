@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from helpers import ROOT, SRC, SmallDisk, error_of, flags, on_gpu, run, run_forked
+from helpers import ROOT, SRC, SmallDisk, error_of, flags, on_gpu, run_forked
 from runs import module_of
 from test_resize import claims
 
@@ -741,7 +740,13 @@ def test_without_dali(name, tmp_path):
     """The last line says what is missing; loading.sh knows by it that the run is a skip."""
     (tmp_path / "nvidia").mkdir()
     (tmp_path / "nvidia/__init__.py").write_text("")
-    done = run(sys.executable, SRC / f"{name}.py", env={"PYTHONPATH": str(tmp_path)})
+    (tmp_path / "without.py").write_text("""
+import runpy, sys
+for each in [each for each in sys.modules if each.startswith("nvidia")]:
+    del sys.modules[each]
+runpy.run_path(sys.argv[1], run_name="__main__")
+""")
+    done = run_forked(tmp_path / "without.py", SRC / f"{name}.py")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'nvidia.dali'"
 
@@ -753,17 +758,17 @@ def test_without_a_gpu_dali_runs_on_the_cpu(load, tmp_path):
 
 
 @pytest.mark.fault("start methods of LMDB workers", "start methods of loading workers")
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_each_start_method(method, tmp_path):
+@pytest.mark.parametrize("method, epochs", [("spawn", 1), ("forkserver", 2)])
+def test_each_start_method(method, epochs, tmp_path):
     """forkserver is the default of Python 3.14; workers are started anew in each cold epoch."""
     data, script = classes(tmp_path / "data"), tmp_path / "loader.py"
     text, end = (SRC / "loader.py").read_text(), 'if __name__ == "__main__":\n'
     script.write_text(
         text.replace(end, f'{end}    torch.multiprocessing.set_start_method("{method}")\n')
     )
-    options = flags(dataset=data, epochs=2, workers=1, batch_size=2, result_dir=tmp_path)
+    options = flags(dataset=data, epochs=epochs, workers=1, batch_size=2, result_dir=tmp_path)
     done = run_forked(script, *options, "--cold")
-    assert done.returncode == 0 and "epoch 2/2" in done.stdout, done.stderr
+    assert done.returncode == 0 and f"epoch {epochs}/{epochs}" in done.stdout, done.stderr
     record = json.loads((tmp_path / "loader.json").read_text())
     assert record["samples"] == 12 and all(each["seconds"] > 0 for each in record["epochs"])
 

@@ -288,8 +288,9 @@ def test_a_kill_some_epochs_after_the_last_save(digits, tmp_path):
 
 
 @pytest.mark.fault("kill while training")
-def test_killed_20_times(digits, rng, tmp_path):
-    """Five kills in a save, five before the first step, ten at some time after a checkpoint."""
+@pytest.mark.parametrize("times", [8, pytest.param(40, marks=pytest.mark.slow)])
+def test_killed(times, digits, rng, tmp_path):
+    """Of four kills one is in a save, one before the first step, two are after a checkpoint."""
     options = functools.partial(
         tiny, digits, epochs=40, steps=2, image_size=8, augment="resized", resume="auto"
     )
@@ -298,7 +299,7 @@ def test_killed_20_times(digits, rng, tmp_path):
     assert size > 200_000  # more than a pipe holds
     saved, kills = tmp_path / "b" / "train.pt", 0
     saved.parent.mkdir()
-    while kills < 20:
+    while kills < times:
         pipe = Pipe(saved) if kills % 4 == 0 else None
         before = stamp(saved)
         process = Forked(SRC / "train.py", *options(saved.parent))
