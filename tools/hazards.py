@@ -133,26 +133,27 @@ def statements(text):
 
     The numbers count from 1; of a compound statement they are those above its body.
     """
+    tree = ast.parse(text.encode("utf-8", "replace"))
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
     found = []
-    for node in ast.walk(ast.parse(text.encode("utf-8", "replace"))):
-        if not isinstance(node, ast.stmt):
-            continue
+    for node in nodes:
         last, body = node.end_lineno, getattr(node, "body", getattr(node, "cases", None))
         if body:
             first_inside = getattr(body[0], "pattern", body[0])  # of a match it is a case
             last = max(node.lineno, first_inside.lineno - 1)
-            body, node = [ast.Pass()], copy.copy(node)
-            for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-                if hasattr(node, name):
-                    setattr(node, name, body if name == "body" else [])
-        views = [each for each in (node, WithoutStrings().visit(copy.deepcopy(node)))]
-        found.append((node.lineno, last, *(" " * node.col_offset + told(each) for each in views)))
-    return sorted(found)
+        found.append((node.lineno, last, told(node)))
+    WithoutStrings().visit(tree)
+    return sorted((*each, told(node)) for each, node in zip(found, nodes))
 
 
 def told(node):
-    """Return the code of a statement on one line."""
-    return " ".join(ast.unparse(node).removesuffix("pass").split())
+    """Return the code of a statement on one line, indented; of a compound one without its body."""
+    if hasattr(node, "body") or hasattr(node, "cases"):
+        node = copy.copy(node)
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            if hasattr(node, name):
+                setattr(node, name, [ast.Pass()] if name == "body" else [])
+    return " " * node.col_offset + " ".join(ast.unparse(node).removesuffix("pass").split())
 
 
 def lines(text):
