@@ -402,8 +402,15 @@ def formats_once(monkeypatch):
     monkeypatch.setattr(layout, "formatted", lambda command, text: once(*command, text))
 
 
+# the others lie between these
+COMMON = "ruff, 79", "black, 88", "ruff, 120", "ruff, single quotes"
+
+
 @pytest.mark.fault("formatted copy")
-@pytest.mark.parametrize("name", formatters())
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in COMMON else pytest.mark.slow) for name in formatters()],
+)
 @pytest.mark.parametrize("there", [True, False], ids=["formatter", "no_formatter"])
 def test_each_technique_joins_a_formatted_copy(
     name, there, one_origin, formats_once, monkeypatch, tmp_path
