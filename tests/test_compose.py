@@ -403,7 +403,7 @@ def formats_once(monkeypatch):
 
 
 # the others lie between these
-COMMON = "ruff, 79", "black, 88", "ruff, 120", "ruff, single quotes"
+COMMON = "ruff, 79", "black, 88", "ruff, 120", "ruff, single quotes, 88"
 
 
 @pytest.mark.fault("formatted copy")
