@@ -1,6 +1,7 @@
 """Sets switched within one training: states, gradients, batches and compiled functions."""
 
 import collections
+import contextlib
 import copy
 import dataclasses
 import gc
@@ -1783,28 +1784,49 @@ def test_weights_that_train_later_are_noted_at_the_first_step():
     watch.Run.note_idle(one, torch.optim.SGD([early], 0.1))  # one that is not known
 
 
-def test_a_model_that_an_attack_calls_in_eval_mode_first_has_all_its_lines():
-    net = nn.Linear(2, 2)
+@contextlib.contextmanager
+def watching(net, place_of):
+    """Watch a model's calls, at places that `place_of` names; give what runs them by the step."""
     run = types.SimpleNamespace(steps=0, see=lambda *_: None)
 
     def describe_model(module):
-        place = "train" if module.training else "attack"
-        return dict(role=models.facts.role_of(module), at=place, calls=[], spots=[])
+        return dict(role=models.facts.role_of(module), at=place_of(module), calls=[], spots=[])
 
     def note_call(about, *_):
-        about["calls"] = [*dict.fromkeys([*about["calls"], describe_model(net)["at"]])]
+        about["calls"] = [*dict.fromkeys([*about["calls"], place_of(net)])]
 
     run.about = types.SimpleNamespace(describe_model=describe_model, note_call=note_call)
-    watching = models.Models(run)
-    watching.watch()
+    seen = models.Models(run)
+    seen.watch()
     try:
+        yield run, seen
+    finally:
+        seen.stop()
+
+
+def test_a_model_that_an_attack_calls_in_eval_mode_first_has_all_its_lines():
+    net = nn.Linear(2, 2)
+    with watching(net, lambda module: "train" if module.training else "attack") as (run, seen):
         for run.steps in range(2):
             for is_training in False, True:
                 net.train(is_training)(torch.ones(1, 2))
-            about = watching.known[net]
+            about = seen.known[net]
             assert about["role"] == "trains" and about["calls"] == ["train", "attack"]
-    finally:
-        watching.stop()
+
+
+def test_a_model_whose_weights_rest_by_turns_has_all_its_lines():
+    """A GAN's generator learns from a discriminator that does not; an evaluation is no line."""
+    net = nn.Linear(2, 2)
+    place = [""]
+    with watching(net, lambda module: place[0]) as (run, seen):
+        for run.steps in range(3):
+            for place[0] in "for the generator", "train":
+                net.requires_grad_(place[0] == "train")(torch.ones(1, 2))
+        with torch.no_grad():
+            place[0] = "evaluate"
+            net(torch.ones(1, 2))
+        about = seen.known[net]
+        assert about["role"] == "trains" and about["calls"] == ["train", "for the generator"]
 
 
 def test_a_stall_beside_an_evaluation_is_no_period():

@@ -97,7 +97,8 @@ class Models:
                 about |= self.run.about.describe_model(module) | dict(spots=spots)
                 about["calls"] = [about["at"], *calls]
             output = original(module, *args, **kwargs)
-            if about["role"] == role:
+            # where gradients are on, weights that rest are those of a GAN, by turns
+            if role == about["role"] or role == "frozen" and torch.is_grad_enabled():
                 self.run.about.note_call(about, output, args, kwargs)
             return output
         finally:
