@@ -82,7 +82,7 @@ class Watched:
         self.loaders.append(self.describe.describe_loader(loader, args, kwargs))
 
     def wrapper(self, original, parallel, module, *args, **kwargs):
-        self.describe.note_wrapper(module)
+        self.describe.note_wrapper(parallel, module)
         original(parallel, module, *args, **kwargs)
 
     def autocast(self, original, context):
@@ -544,6 +544,29 @@ def test_nothing_changes_below_a_live_wrapper(watched):
     )
     facts["optimizers"] = []  # it came to a process that was spawned
     assert advice.write("compile", facts).startswith("in the process that trains, before its first")
+
+
+@pytest.mark.parametrize("device", ["", ".cpu()"])
+def test_a_model_that_is_made_in_a_wrapper_is_changed_below_it(watched, device):
+    facts = watched.run(f"""\
+        import torch
+        from torch import nn
+
+        model = nn.DataParallel(nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.Flatten())){device}
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            model(torch.rand(4, 3, 8, 8)).mean().backward()
+            optimizer.step()
+        """)
+    assert advice.write("compile", facts).startswith(
+        "below train.py:4  model = nn.DataParallel(nn.Sequential(\n"
+        "            model.module.compile()\n"
+    )
+    made = patch.make(facts, ("compile", "channels_last"), {}, watched.folder)
+    text = next(iter(made.files.values())).decode()
+    assert not made.reasons and text.index("nn.Flatten())") < text.index("model.module.compile()")
+    assert text.index("model.module.to(memory_format=") < text.index("optimizer = ")
 
 
 def test_a_wrapper_within_a_model_counts_too(watched):

@@ -324,10 +324,16 @@ class Facts:
         if spot not in about["spots"]:
             about["spots"].append(spot)
 
-    def note_wrapper(self, module):
-        """Note where DistributedDataParallel or DataParallel gets a module, before it does."""
-        name = self.places.name_of(module)
-        self.wrapped[id(module)] = name, self.places.place(above=True)
+    def note_wrapper(self, wrapper, module):
+        """Note where DistributedDataParallel or DataParallel gets a module, before it does.
+
+        One that is made there, DataParallel(Net()), has its name below that line.
+        """
+        name, place = self.places.name_of(module), self.places.place(above=True)
+        target = self.places.target() if isinstance(wrapper, nn.DataParallel) else ""
+        if target and not name:
+            name, place = f"{target}.module", place | dict(below=True)
+        self.wrapped[id(module)] = name, place
 
     def describe_optimizer(self, optimizer, defaults):
         """Return what is known of an optimizer, where it is made; note how its models are named.

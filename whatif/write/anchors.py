@@ -178,6 +178,10 @@ def place_for(model, facts, sources):
         source.parents[statement], (ast.If, *FUNCTIONS, ast.Module, ast.With, ast.Try, *LOOPS)
     ):
         raise Refused(f"{source.where(statement)} is not a statement in a function")
+    if at.get("below"):  # made in the call of DataParallel
+        if any(isinstance(each, LOOPS) for each in source.ancestors(statement)):
+            raise Refused(f"{source.where(statement)} is in a loop")
+        return source, statement, name, statement
     statement = hoisted(source, statement, name)
     block = block_of(source, statement)
     later = [each for each in block[block.index(statement) :] if rebinds(each, name)]
