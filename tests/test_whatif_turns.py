@@ -385,6 +385,27 @@ def test_repeated_epochs_end_once_many_batches_made_no_step():
     assert loaders.ends and not loaders.flood
 
 
+class Endless(torch.utils.data.DataLoader):
+    """As that of YOLO: one iterator, made at once, gives the batches of all epochs."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.iterator = super().__iter__()
+
+    def __iter__(self):
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+
+@pytest.mark.parametrize("kind", [Endless, torch.utils.data.DataLoader])
+def test_repeated_epochs_end_as_those_of_the_script(make_run, kind):
+    loaders = make_run().loaders
+    loader = kind(torch.ones(8, 1), batch_size=2)
+    loaders.kept[0].keep(torch.ones(2, 1))
+    loaders.chosen, loaders.repeats, loaders.ends = [0], True, True
+    assert [len([*loader]) for _ in range(3)] == [4, 4, 4]
+
+
 def test_series_of_several_lengths_are_no_pictures():
     series = [torch.ones(16, 96, 7), torch.ones(16, 144, 4)]
     assert batches.samples_in(series) == 16
