@@ -16,8 +16,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from helpers import ROOT
 from whatif import advice, report, techniques
+from whatif.inside import changes, places
 from whatif.inside import facts as inside_facts
-from whatif.inside import places
 from whatif.techniques import NAMES
 from whatif.write import patch
 
@@ -109,7 +109,7 @@ class Watched:
         return dict(
             models=[self.models[module] for module in kept],
             optimizers=self.optimizers,
-            loaders=self.loaders,
+            loaders=changes.changes_in(self.places, self.loaders),
             training=[*range(len(self.loaders))],
             seen=sorted(seen),
             device="cpu",
@@ -812,6 +812,67 @@ def test_arguments_are_not_given_twice(watched, lines, told):
     assert [line.strip() for line in rest[:-1]] == told.split("|")
     if "**{**" in told:  # it is an expression
         ast.parse(told)
+
+
+CHANGING = """\
+import torch
+from torch.utils.data import DataLoader
+
+class Data(torch.utils.data.TensorDataset):
+    scale, weights = 1, [1, 2]
+
+    def scaled(self, scale):
+        self.scale = scale
+
+data, other = Data(torch.ones(4, 2)), Data(torch.ones(4, 2))
+loader, val_loader = DataLoader(data, batch_size=2, num_workers=1), DataLoader(dataset=other)
+net = torch.nn.Linear(2, 1)
+sgd = torch.optim.SGD(net.parameters(), 0.1)
+data.scale = 1
+
+def train(loader):
+    {function}
+    for x in [torch.ones(2, 2)]:
+        net(x).mean().backward()
+        sgd.step()
+
+for epoch in range(2):
+    {line}
+    train(loader)
+"""
+
+
+@pytest.mark.parametrize(
+    "where, line, changed",
+    [
+        ("line", "loader.dataset.scaled(2)", True),
+        ("line", "loader.dataset.weights[0] += 1", True),
+        ("line", "data.scale = epoch", True),
+        ("line", "data.scaled(epoch)", True),
+        ("function", "loader.dataset.scale = 2", True),
+        ("function", "data.scale = 2", False),  # of another name there, perhaps
+        ("line", "val_loader.dataset.scaled(2)", False),
+        ("line", "other.scale = epoch", False),
+        ("line", "scale = len(loader.dataset.weights) + data.scale", False),
+    ],
+)
+def test_workers_do_not_stay_if_the_dataset_changes(watched, where, line, changed):
+    """They have a copy of it from the first epoch."""
+    lines = dict.fromkeys(("line", "function"), "pass") | {where: line}
+    source = CHANGING.format(**lines)
+    facts = watched.run(source) | dict(training=[0])
+    number = [each.strip() for each in source.splitlines()].index(line) + 1
+    at = f"train.py:{number}" if changed else ""
+    assert facts["loaders"][0]["changed"] == at
+    text, told = advice.write("workers", facts), "; ".join(report.also_seen(facts))
+    made = patch.make(facts, ("workers",), dict(workers=2), watched.folder)
+    (written,) = [each.decode() for each in made.files.values()]
+    assert not made.reasons and "num_workers=2" in written
+    for each in text, written:
+        assert ("persistent_workers=True" in each) != changed
+    assert (f"{at} changes the dataset" in text) == (f"{at}: this" in told) == changed
+    facts["loaders"][0] |= dict(workers=4)
+    assert ("workers" in reasons(facts, ["workers"])) == changed  # nothing else is left
 
 
 def test_statements_and_calls_that_share_a_line_keep_their_names(watched):

@@ -406,6 +406,13 @@ def test_repeated_epochs_end_as_those_of_the_script(make_run, kind):
     assert [len([*loader]) for _ in range(3)] == [4, 4, 4]
 
 
+@pytest.mark.parametrize("changing", [[], [0]])
+def test_workers_of_a_whole_run_stay_unless_the_dataset_changes(make_run, changing):
+    make_run(techniques=["workers"], training=[0], workers=1, changing=changing)
+    loader = torch.utils.data.DataLoader(torch.ones(4, 1))
+    assert loader.num_workers == 1 and loader.persistent_workers == (not changing)
+
+
 def test_series_of_several_lengths_are_no_pictures():
     series = [torch.ones(16, 96, 7), torch.ones(16, 144, 4)]
     assert batches.samples_in(series) == 16

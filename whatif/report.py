@@ -347,10 +347,19 @@ def also_seen(facts):
                 f"{loader['at']}: a DataLoader without workers (num_workers) loads while "
                 "no step runs"
             )
-        elif loader["workers"] and loader["method"] != "fork" and not loader["persistent"]:
+        elif (
+            loader["workers"]
+            and loader["method"] != "fork"
+            and not (loader["persistent"] or loader.get("changed"))
+        ):
             lines.append(
                 f"{loader['at']}: without persistent_workers=True, {loader['method']} "
                 "starts all workers again in each epoch"
+            )
+        if loader["workers"] and loader.get("changed"):
+            lines.append(
+                f"{loader['changed']}: this changes the dataset, which workers that stay for all "
+                "epochs (persistent_workers=True) do not see"
             )
         if facts["device"] == "cuda" and not loader["pin"]:
             lines.append(

@@ -80,6 +80,11 @@ class Session(Measured):
                 least_steps=confirm.STEPS,
                 training=self.facts().get("training", []),
                 workers=self.found.get("workers", 0),
+                changing=[
+                    number
+                    for number, each in enumerate(self.facts().get("loaders", ()))
+                    if each.get("changed")
+                ],
                 seed=None,
             )
             | more

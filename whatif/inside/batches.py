@@ -254,7 +254,8 @@ class Loaders:
         key = self.made[key], key
         number = self.numbers.get(key, len(self.about))
         if "workers" in run.spec["techniques"] and number in run.spec.get("training", ()):
-            given |= dict(num_workers=run.spec["workers"], persistent_workers=True)
+            stay = number not in run.spec.get("changing", ())
+            given |= dict(num_workers=run.spec["workers"], persistent_workers=stay)
             if torch.cuda.is_available():
                 given["pin_memory"] = True
         original(*call.args, **call.kwargs)

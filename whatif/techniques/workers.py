@@ -20,7 +20,8 @@ def why_not(name, facts):
     if loader.get("repeats"):
         return "an IterableDataset without get_worker_info may give each worker the same data"
     is_pinned = loader["pin"] or facts["device"] != "cuda"
-    if loader["workers"] >= wanted(facts) and loader["persistent"] and is_pinned:
+    stays = loader["persistent"] or loader.get("changed")
+    if loader["workers"] >= wanted(facts) and stays and is_pinned:
         return "already there"
     return advice.is_seen(name, facts)
 
@@ -29,7 +30,7 @@ def new_arguments(loader, facts, extra):
     """Return the arguments that a loader shall have, {name: text}, without those it has."""
     count = extra.get("workers", wanted(facts))
     new = {"num_workers": str(count)} if count != loader["workers"] else {}
-    if count and not loader["persistent"]:
+    if count and not loader["persistent"] and not loader.get("changed"):
         new["persistent_workers"] = "True"
     if facts["device"] == "cuda" and not loader["pin"]:
         new["pin_memory"] = "True"
@@ -70,8 +71,10 @@ def if_any(source, call, positional):
 
 def write(name, facts, extra):
     """Return what to write: an option, or arguments of each DataLoader that trains."""
-    extra = {"workers": wanted(facts), **extra}
+    loaders, extra = advice.training_loaders(facts), {"workers": wanted(facts), **extra}
     note = "watch: each worker takes memory and draws random numbers of its own"
+    if changed := next(filter(None, (each.get("changed") for each in loaders)), ""):
+        note += f"; {changed} changes the dataset, so workers must not stay for all epochs"
     if option := advice.by_option(name, facts, extra):
         return advice.paragraphs(option, note)
     new = {"num_workers": str(extra["workers"]), "persistent_workers": "True"}
@@ -80,12 +83,12 @@ def write(name, facts, extra):
     if facts["device"] == "cuda":
         new["pin_memory"] = "True"
     lines = []
-    for loader in advice.training_loaders(facts):
-        mine = {
-            key: value
-            for key, value in new.items()
-            if key != "num_workers" or value != str(loader.get("workers"))
-        }
+    for loader in loaders:
+        mine = dict(new)
+        if mine["num_workers"] == str(loader.get("workers")):
+            del mine["num_workers"]
+        if loader.get("changed"):
+            mine.pop("persistent_workers", None)
         text = advice.at_line(loader, advice.written(loader.get("arguments", {}), mine))
         library = loader.get("library")
         if library:

@@ -1,0 +1,75 @@
+"""Lines that change a dataset between epochs, which workers that stay do not see."""
+
+import ast
+import linecache
+import re
+
+from .places import statements
+
+FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
+LOOPS = ast.For, ast.AsyncFor, ast.While
+EVALUATES = re.compile(r"val|test|dev", re.I)  # in the name of a loader
+
+
+def changes_in(places, loaders):
+    """Return the loaders with `changed`: "file:line" of the first line that changes the dataset.
+
+    It sets or calls `loader.dataset.scale`, in a loop or in another function than that which makes
+    the loader; or it does so by the dataset's own name, in a loop below the line that makes the
+    loader. `changed` is "" if there is none.
+    """
+    lines = {name: [*changing(places.whole(name))] for name in places.files()}
+    return [about | dict(changed=changed_at(places, about, lines)) for about in loaders]
+
+
+def changing(file):
+    """Yield (line, text of what it sets or calls) of the statements that may change a dataset."""
+    if "Loader" not in (text := "".join(linecache.getlines(file))) and ".dataset." not in text:
+        return
+    for node in statements(file):
+        match node:
+            case ast.Expr(ast.Call(ast.Attribute() as owner)):
+                yield node.lineno, ast.unparse(owner)
+            case ast.Assign([ast.Attribute() | ast.Subscript() as owner]):
+                yield node.lineno, ast.unparse(owner)
+            case ast.AugAssign(ast.Attribute() | ast.Subscript() as owner):
+                yield node.lineno, ast.unparse(owner)
+
+
+def changed_at(places, about, lines):
+    """Return "file:line" of the first line that changes the dataset of a loader, or ""."""
+    maker, _, made = about["at"].rpartition(":")
+    dataset = dataset_of(about.get("arguments") or {})
+    for name, each in lines.items():
+        file = places.whole(name)
+        for line, text in each:
+            loader, is_there, _ = text.partition(".dataset.")
+            if is_there and not EVALUATES.search(loader):
+                functions = around(file, line, FUNCTIONS)
+                is_other = functions and not (
+                    name == maker and {*functions} & {*around(file, int(made), FUNCTIONS)}
+                )
+                if is_other or around(file, line, LOOPS):
+                    return f"{name}:{line}"
+            elif dataset and name == maker and line > int(made):
+                if text.startswith(f"{dataset}.") and around(file, line, LOOPS):
+                    return f"{name}:{line}"
+    return ""
+
+
+def dataset_of(arguments):
+    """Return the name that a call of a DataLoader has for its dataset, or ""."""
+    text = arguments.get("keywords", {}).get("dataset", "")
+    if not text and arguments.get("call"):
+        given = ast.parse(arguments["call"], mode="eval").body.args
+        text = ast.unparse(given[0]) if given else ""
+    return text if re.fullmatch(r"[\w.]+", text) else ""
+
+
+def around(file, line, kinds):
+    """Return the statements of some kinds that a line is in."""
+    return [
+        node
+        for node in statements(file)
+        if isinstance(node, kinds) and node.lineno < line <= node.end_lineno
+    ]
