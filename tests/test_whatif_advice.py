@@ -832,6 +832,8 @@ data.scale = 1
 
 def train(loader):
     {function}
+    for _ in range(1):
+        {inner}
     for x in [torch.ones(2, 2)]:
         net(x).mean().backward()
         sgd.step()
@@ -850,7 +852,8 @@ for epoch in range(2):
         ("line", "data.scale = epoch", True),
         ("line", "data.scaled(epoch)", True),
         ("function", "loader.dataset.scale = 2", True),
-        ("function", "data.scale = 2", False),  # of another name there, perhaps
+        ("function", "data.scale = 2", False),
+        ("inner", "data.scaled(2)", False),  # it may be a list there
         ("line", "val_loader.dataset.scaled(2)", False),
         ("line", "other.scale = epoch", False),
         ("line", "scale = len(loader.dataset.weights) + data.scale", False),
@@ -858,7 +861,7 @@ for epoch in range(2):
 )
 def test_workers_do_not_stay_if_the_dataset_changes(watched, where, line, changed):
     """They have a copy of it from the first epoch."""
-    lines = dict.fromkeys(("line", "function"), "pass") | {where: line}
+    lines = dict.fromkeys(("line", "function", "inner"), "pass") | {where: line}
     source = CHANGING.format(**lines)
     facts = watched.run(source) | dict(training=[0])
     number = [each.strip() for each in source.splitlines()].index(line) + 1

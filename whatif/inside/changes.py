@@ -15,8 +15,8 @@ def changes_in(places, loaders):
     """Return the loaders with `changed`: "file:line" of the first line that changes the dataset.
 
     It sets or calls `loader.dataset.scale`, in a loop or in another function than that which makes
-    the loader; or it does so by the dataset's own name, in a loop below the line that makes the
-    loader. `changed` is "" if there is none.
+    the loader; or it does so by the dataset's own name, in the same function, in a loop below the
+    line that makes the loader. `changed` is "" if there is none.
     """
     lines = {name: [*changing(places.whole(name))] for name in places.files()}
     return [about | dict(changed=changed_at(places, about, lines)) for about in loaders]
@@ -39,21 +39,20 @@ def changing(file):
 def changed_at(places, about, lines):
     """Return "file:line" of the first line that changes the dataset of a loader, or ""."""
     maker, _, made = about["at"].rpartition(":")
+    makes = around(places.whole(maker), int(made), FUNCTIONS)
     dataset = dataset_of(about.get("arguments") or {})
     for name, each in lines.items():
         file = places.whole(name)
         for line, text in each:
             loader, is_there, _ = text.partition(".dataset.")
-            if is_there and not EVALUATES.search(loader):
-                functions = around(file, line, FUNCTIONS)
-                is_other = functions and not (
-                    name == maker and {*functions} & {*around(file, int(made), FUNCTIONS)}
-                )
-                if is_other or around(file, line, LOOPS):
-                    return f"{name}:{line}"
-            elif dataset and name == maker and line > int(made):
-                if text.startswith(f"{dataset}.") and around(file, line, LOOPS):
-                    return f"{name}:{line}"
+            by_name = dataset and text.startswith(f"{dataset}.") and name == maker
+            if not (is_there and not EVALUATES.search(loader) or by_name):
+                continue
+            inside, in_loop = around(file, line, FUNCTIONS), around(file, line, LOOPS)
+            is_other = bool(inside) and not {*inside} & {*makes}
+            is_later = in_loop and inside == makes and line > int(made)
+            if is_later if by_name else in_loop or is_other:
+                return f"{name}:{line}"
     return ""
 
 
