@@ -413,6 +413,24 @@ def test_workers_of_a_whole_run_stay_unless_the_dataset_changes(make_run, changi
     assert loader.num_workers == 1 and loader.persistent_workers == (not changing)
 
 
+@pytest.mark.parametrize(
+    "before, now, grew",
+    [
+        ([(1, 4), (1, 4), (2, 4)], [(5, 4), (5, 4), (6, 4)], False),  # noise of a GAN
+        ([(1, 4), (2, 4)], [(5, 8), (6, 8)], True),
+        ([(1, 4), (2, 4)], [(5, 4), (5, 4), (6, 4), (6, 4)], True),  # one call for each four
+        ([(1, 3), (2, 3)], [(5, 3), (6, 3)], True),  # of a size that is not the batch's
+    ],
+)
+def test_a_model_whose_batch_does_not_grow_is_seen(before, now, grew):
+    net, sizes = nn.Linear(2, 2), models.Sizes()
+    for times, calls in (1, before), (2, now):
+        for step, samples in calls:
+            sizes.note(net, times, step, ([torch.ones(samples, 2)], {}))
+    assert sizes.unchanged(2, 4) is (None if grew else net)
+    assert sizes.unchanged(1, 4) is None
+
+
 def test_series_of_several_lengths_are_no_pictures():
     series = [torch.ones(16, 96, 7), torch.ones(16, 144, 4)]
     assert batches.samples_in(series) == 16

@@ -381,6 +381,10 @@ class Loaders:
         run.clock.fetched(kept.given if number == self.chosen[0] else 0, 0)
         return batch
 
+    def size(self):
+        """Return the number of samples in the kept batches, the largest."""
+        return max(self.kept[self.chosen[0]].samples, default=0) if self.repeats else 0
+
     def rewind(self):
         """Begin with the first kept batch, so that each window has the same ones."""
         for kept in self.kept.values():

@@ -9,10 +9,13 @@ import warnings
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from whatif import techniques
 from whatif.inside import facts, places
-from whatif.techniques import channels_last
+from whatif.techniques import batch, channels_last
+
+COUNTED = 16  # calls of a model in which the size of its batch is noted
 
 
 class Forward:
@@ -54,13 +57,43 @@ def is_sharded(module):
     return ""
 
 
+class Sizes:
+    """How many samples each model gets in a step, as it is and with joined batches.
+
+    A GAN's noise has a size of its own: then the generator's batch is no larger.
+    """
+
+    def __init__(self):
+        self.noted = {}  # {(model, batches that are joined): [(step, samples), ...]}
+
+    def note(self, module, times, step, given):
+        """Note one of the first calls of a model."""
+        found = self.noted.setdefault((module, times), [])
+        if len(found) < COUNTED:
+            tensors = (each for each in tree_leaves(given) if isinstance(each, torch.Tensor))
+            found.append((step, next((len(each) for each in tensors if each.dim()), 0)))
+
+    def unchanged(self, times, size):
+        """Return the first model whose batch, of `size` samples, did not grow, or None."""
+        for (module, joined), now in self.noted.items():
+            before = self.noted.get((module, 1), ())
+            if joined == times and size in [each for _, each in before]:
+                if self.rate(now) < (1 + times) / 2 * self.rate(before):
+                    return module
+        return None
+
+    @staticmethod
+    def rate(found):
+        return sum(size for _, size in found) / len({step for step, _ in found})
+
+
 class Models:
     """The outermost modules with weights that are called between steps."""
 
     def __init__(self, run):
         self.run, self.known = run, {}
         self.chosen, self.forwards, self.plain = [], {}, {}
-        self.calls = None
+        self.calls, self.sizes = None, Sizes()
 
     def watch(self):
         """Look at each call of a module, until stop()."""
@@ -167,6 +200,8 @@ class Models:
     def forward(self, module, plain, *args, **kwargs):
         """Call a model's forward as the set says that is on."""
         run = self.run
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self.sizes.note(module, batch.times(run.names), run.steps, (args, kwargs))
         names = techniques.changes_forward(run.names)
         if not names or run.failed:
             return plain(*args, **kwargs)
@@ -183,6 +218,14 @@ class Models:
         if "channels_last" in names:  # .view() fails in the plain one, too, below such weights
             channels_last.off(run, "channels_last")
         return plain(*args, **kwargs)
+
+    def why_small(self, names, size):
+        """Return why a batch of `size` samples is not larger under a set that joins them, or ""."""
+        module = self.sizes.unchanged(batch.times(names), size)
+        if module is None:
+            return ""
+        about = next(each for key, each in self.known.items() if inside(key) is module)
+        return f"{about['at']}: {about['local']} gets no more samples, whose number is its own"
 
     def forget(self, names):
         """Free what was compiled for a set."""
