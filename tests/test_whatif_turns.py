@@ -1875,6 +1875,24 @@ def test_a_model_whose_weights_rest_by_turns_has_all_its_lines():
         assert about["role"] == "trains" and about["calls"] == ["train", "for the generator"]
 
 
+class Grid(nn.Module):
+    """Computes with constants that are parameters, as the geometry of monodepth2 does."""
+
+    def __init__(self, trains):
+        super().__init__()
+        self.points = nn.Parameter(torch.ones(2), requires_grad=trains)
+
+    def forward(self, x):
+        return x * self.points
+
+
+def test_constants_are_no_network():
+    grid, layer, frozen = Grid(False), Grid(True), nn.Linear(2, 2).requires_grad_(False)
+    with watching(grid, lambda module: "train") as (run, seen):
+        frozen(layer(grid(torch.ones(1, 2))))
+        assert {*seen.known} == {layer, frozen}
+
+
 def test_a_stall_beside_an_evaluation_is_no_period():
     """Else each window would take as many steps as lie between both."""
     steps = [0.03] * 400

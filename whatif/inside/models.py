@@ -139,8 +139,13 @@ class Models:
 
     @staticmethod
     def has_weights(module):
-        """Return whether a module has weights; a lazy one has them after its first call."""
+        """Return whether a module has weights; a lazy one has them after its first call.
+
+        A layer of the user's own whose parameters do not train has constants, such as a grid.
+        """
         weights = [*module.parameters()]
+        if not module._modules and not type(module).__module__.startswith("torch."):
+            weights = [each for each in weights if each.requires_grad]
         return bool(weights) and not any(map(is_lazy, (*weights, *module.buffers())))
 
     def note(self, module):
