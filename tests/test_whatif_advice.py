@@ -519,6 +519,41 @@ def test_each_model_is_changed_where_it_is_known(watched):
     assert "likewise: " in everything and "netG (train.py:9)" in everything
 
 
+@pytest.mark.parametrize("sets", [False, True])
+def test_a_base_class_that_makes_optimizers_may_not_know_the_model(watched, monkeypatch, sets):
+    """It makes those of other classes, too, which have no such attribute."""
+    monkeypatch.syspath_prepend(watched.folder)
+    (watched.folder / "base_of_trainers.py").write_text(
+        "import torch\n"
+        "class Base:\n"
+        f"    def __init__(self): {'self.net = None' if sets else 'pass'}\n"
+        "    def make(self, weights):\n"
+        "        return torch.optim.SGD(weights, 0.1)\n"
+    )
+    facts = watched.run("""\
+        import torch
+        from base_of_trainers import Base
+
+        class Trainer(Base):
+            def prepare(self):
+                self.net = torch.nn.Conv2d(3, 4, 3)
+                self.sgd = self.make(self.net.parameters())
+
+        one = Trainer()
+        one.prepare()
+        for _ in range(2):
+            one.net(torch.rand(4, 3, 8, 8)).mean().backward()
+            one.sgd.step()
+        """)
+    text = advice.write("compile", facts)
+    assert text.split("\n")[1].strip() == "self.net.compile()"
+    assert text.startswith(
+        "above base_of_trainers.py:5  return torch.optim.SGD(weights, 0.1)\n"
+        if sets
+        else "above train.py:7  self.sgd = self.make(self.net.parameters())\n"
+    )
+
+
 def test_nothing_changes_below_a_live_wrapper(watched):
     """Neither the layout nor a compiled function; the model is changed before it is wrapped."""
     facts = watched.run("""\

@@ -360,16 +360,25 @@ class Facts:
         return about
 
     def name_models(self, weights):
-        """Note how the user's lines name the models of an optimizer, and where it is made."""
+        """Note how the user's lines name the models of an optimizer, and where it is made.
+
+        A base class may make the optimizers of classes with other models. Where its file does not
+        set such an attribute, it is the outer line that has it.
+        """
+        first = {}
         for depth, _ in enumerate(self.places.frames()):  # a function may not know the model
             names = {}
             for name, model in self.places.names(depth).items():
                 if not weights.isdisjoint(map(id, model.parameters())):
                     names.setdefault(id(model), name)
-            if names:
-                above = self.places.place(depth, above=True)
-                self.named |= {key: (name, above) for key, name in names.items()}
-                return
+            above = self.places.place(depth, above=True)
+            found = {key: (name, above) for key, name in names.items()}
+            known = (self.places.is_known(each, depth, bool(first)) for each in names.values())
+            if names and all(known):
+                first = found
+                break
+            first = first or found
+        self.named |= first
 
     def name_again(self, models):
         """Name models that were called before their optimizer was made: {module: what is known}."""
