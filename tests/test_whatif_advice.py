@@ -849,6 +849,25 @@ def test_arguments_are_not_given_twice(watched, lines, told):
         ast.parse(told)
 
 
+def test_workers_stay_where_a_line_makes_loaders_with_and_without(watched):
+    """DataLoader refuses persistent_workers=True without workers."""
+    lines = """
+def make(workers):
+    options = dict(batch_size=4)
+    options["num_workers"] = workers
+    return DataLoader(data, **options)
+loader, other = make(2), make(0)
+"""
+    facts = watched.run(LOADER.format(lines=lines)) | dict(training=[0])
+    told = advice.write("workers", facts, dict(workers=2))
+    assert '  persistent_workers=options["num_workers"] > 0\n' in told
+    made = patch.make(facts, ("workers",), dict(workers=2), watched.folder)
+    (text,) = [each.decode() for each in made.files.values()]
+    assert '"persistent_workers": options["num_workers"] > 0})' in text and not made.reasons
+    exec(text.split("model = ")[0], space := {})  # both loaders are made
+    assert space["loader"].persistent_workers and not space["other"].persistent_workers
+
+
 CHANGING = """\
 import torch
 from torch.utils.data import DataLoader
@@ -1101,6 +1120,9 @@ train.py:4  opt_G = torch.optim.Adam(itertools.chain(G.parameters()), lr=0.1)
     steps = [dict(at="train.py:11", name="self.opt.step", is_direct=False, optimizer=0)]
     named = advice.write("amp float16", on_gpu(facts | dict(sites=dict(steps=steps))))
     assert "scaler.step(self.opt); scaler.step(opt_D)" in named  # as it is called there
+    both = [*steps, steps[0] | dict(name="self.other.step")]  # two that one line made
+    named = advice.write("amp float16", on_gpu(facts | dict(sites=dict(steps=both))))
+    assert "scaler.step(self.opt); scaler.step(self.other); scaler.step(opt_D)" in named
     steps[0]["name"] = "super().step"
     named = advice.write("amp float16", on_gpu(facts | dict(sites=dict(steps=steps))))
     assert "scaler.step(opt_G); scaler.step(opt_D)" in named

@@ -83,11 +83,10 @@ def own_autocast(name, facts):
 
 def scaler_of(facts):
     """Return the lines of a GradScaler for all optimizers."""
-    stepped = dict(advice.stepped(facts))
-    names = [
-        stepped.get(number) or each.get("name") or "optimizer"
-        for number, each in enumerate(facts["optimizers"])
-    ]
+    names = []
+    for number, each in enumerate(facts["optimizers"]):  # one line may make several
+        stepped = [name for one, name in advice.stepped(facts) if one == number]
+        names += stepped or [each.get("name") or "optimizer"]
     names = [*dict.fromkeys(names)] or ["optimizer"]
     loss = loss_of(facts)
     scaled = f"scaler.scale({ast.unparse(ast.parse(loss))}).backward()"

@@ -1,6 +1,7 @@
 """Processes of a DataLoader that load while steps run."""
 
 import ast
+import re
 
 from .. import advice
 from ..write.sources import Refused
@@ -51,7 +52,8 @@ def edit(name, facts, extra, sources):
         source, line = sources.find(loader["at"])
         call = source.call_of(line, given)
         if "persistent_workers" in new and "num_workers" not in new:
-            new["persistent_workers"] = if_any(source, call, given.get("positional", ()))
+            number = number_of(source, call, given)
+            new["persistent_workers"] = f"{number} > 0" if number else "True"
         source.apply(source.give(call, new, given.get("positional", ())))
         source.mark(source.statement_at(line), "workers load the next batches while steps run")
         done += 1
@@ -59,14 +61,31 @@ def edit(name, facts, extra, sources):
         raise Refused("already there")
 
 
-def if_any(source, call, positional):
-    """Return "True", or a test where the call's number of workers may be 0 in another run."""
-    given = {each.arg: each.value for each in call.keywords} | dict(zip(positional, call.args))
-    number = given.get("num_workers")
-    if number is None or isinstance(number, ast.Constant):
-        return "True"
+def number_of(source, call, given):
+    """Return the text of a call's number of workers, which may be 0 in another run, or ""."""
+    values = {each.arg: each.value for each in call.keywords if each.arg}
+    number = (dict(zip(given.get("positional", ()), call.args)) | values).get("num_workers")
+    if number is None:
+        return in_spread(given, source.quote(), in_call=True)
+    if isinstance(number, ast.Constant):
+        return ""
     is_one = isinstance(number, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
-    return f"{source.text(number)} > 0" if is_one else f"({source.text(number)}) > 0"
+    return source.text(number) if is_one else f"({source.text(number)})"
+
+
+def in_spread(given, quote='"', in_call=False):
+    """Return how a call that unpacks a dict can name its number of workers, or "".
+
+    Where the dict is made, unless it is `in_call`, the number is known.
+    """
+    names = [
+        each["text"]
+        for each in given.get("spreads", ())
+        if "num_workers" in each["names"]
+        and re.fullmatch(r"[\w.]+", each["text"])
+        and (in_call or not each["at"])
+    ]
+    return f"{names[-1]}[{quote}num_workers{quote}]" if names else ""
 
 
 def write(name, facts, extra):
@@ -89,6 +108,9 @@ def write(name, facts, extra):
             del mine["num_workers"]
         if loader.get("changed"):
             mine.pop("persistent_workers", None)
+        number = in_spread(loader.get("arguments") or {})
+        if number and "num_workers" not in mine and "persistent_workers" in mine:
+            mine["persistent_workers"] = f"{number} > 0"
         text = advice.at_line(loader, advice.written(loader.get("arguments", {}), mine))
         library = loader.get("library")
         if library:
