@@ -1131,6 +1131,10 @@ train.py:4  opt_G = torch.optim.Adam(itertools.chain(G.parameters()), lr=0.1)
         named = advice.write("amp float16", on_gpu(facts | dict(sites=dict(backwards=[back]))))
         assert f"for {called}.backward(), " in named
         assert f"scaler.scale({loss}).backward(); " in named
+    back = dict(at="train.py:10", name="self.scaler.scale(cost).backward", is_direct=True)
+    named = advice.write("amp float16", on_gpu(facts | dict(sites=dict(backwards=[back]))))
+    assert "where self.scaler is made, the script's own GradScaler\n" in named  # and is off
+    assert "enabled=True" in named and "unscale_" not in named and ".step(" not in named
     # a critic that steps more often needs an update before its next step
     assert "scaler.update() after these steps, before the next backward()" in scaler
     assert reasons(facts | dict(optimizers=facts["optimizers"][2:3]))["fused"] == (

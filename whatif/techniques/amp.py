@@ -46,7 +46,7 @@ def write(name, facts, extra):
         own_autocast(name, facts),
         *(scaler_of(facts) if name == "amp float16" else ()),
         advice.likewise(each for each in calls if each != calls[0]),
-        watch(name),
+        watch(name, bool(own_scaler(facts))),
         advice.example(name),
     )
     library = model.get("library")
@@ -58,9 +58,9 @@ def edit(name, facts, extra, sources):
     autocasts.write(name, facts, sources)
 
 
-def watch(name, is_library=False):
-    """Return what to watch; a library or an option scales the loss and clips by itself."""
-    if name == "amp float16" and not is_library:
+def watch(name, is_scaled=False):
+    """Return what to watch; a library, an option or an own scaler has lines for that already."""
+    if name == "amp float16" and not is_scaled:
         return "watch: clip gradients after scaler.unscale_(optimizer); save the scaler's state"
     return "watch: compare the accuracy of a whole training"
 
@@ -81,8 +81,18 @@ def own_autocast(name, facts):
     )
 
 
+def own_scaler(facts):
+    """Return the name of a GradScaler of the script's own, which does nothing as it is, or ""."""
+    for each in (facts.get("sites") or {}).get("backwards", ()):
+        if found := re.match(r"([\w.\[\]'\"]+)\.scale\(", each["name"]):
+            return found[1]
+    return ""
+
+
 def scaler_of(facts):
     """Return the lines of a GradScaler for all optimizers."""
+    if own := own_scaler(facts):
+        return (f"where {own} is made, the script's own GradScaler{advice.INDENT}enabled=True",)
     names = []
     for number, each in enumerate(facts["optimizers"]):  # one line may make several
         stepped = [name for one, name in advice.stepped(facts) if one == number]
