@@ -230,7 +230,10 @@ class Models:
         if module is None:
             return ""
         about = next(each for key, each in self.known.items() if inside(key) is module)
-        return f"{about['at']}: {about['local']} gets no more samples, whose number is its own"
+        return (
+            f"{about['local']} ({about['at']}) gets no more samples than before; "
+            "their number is set elsewhere"
+        )
 
     def forget(self, names):
         """Free what was compiled for a set."""
