@@ -119,6 +119,7 @@ class Watched:
             autocasts=self.autocasts,
             files=self.places.files(),
             settings=inside_facts.settings_in(self.places),
+            name_of_torch=inside_facts.name_of_torch(self.places),
         )
 
 
@@ -552,6 +553,23 @@ def test_a_base_class_that_makes_optimizers_may_not_know_the_model(watched, monk
         if sets
         else "above train.py:7  self.sgd = self.make(self.net.parameters())\n"
     )
+
+
+@pytest.mark.parametrize("more, name", [("", "th"), ("import torch", "torch")])
+def test_what_to_write_has_the_scripts_name_of_torch(watched, more, name):
+    facts = watched.run(f"""\
+        import torch as th
+        {more}
+        net = th.nn.Conv2d(3, 4, 3)
+        sgd = th.optim.SGD(net.parameters(), 0.1)
+        for _ in range(2):
+            loss = net(th.rand(4, 3, 8, 8)).mean()
+            loss.backward()
+            sgd.step()
+        """)
+    those = "amp bfloat16", "amp float16", "channels_last", "cudnn", "tf32"
+    told = " ".join(advice.write(each, on_gpu(facts)) for each in those)
+    assert {*re.findall(r"\w+(?=\.(?:autocast|bfloat16|channels_last|set_|amp))", told)} == {name}
 
 
 def test_nothing_changes_below_a_live_wrapper(watched):

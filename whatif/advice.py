@@ -22,7 +22,8 @@ def module_of(name):
 
 def write(name, facts, extra=None):
     """Return what to write for a technique: lines of text, the first without an indent."""
-    return module_of(name).write(name, facts, extra or {})
+    text = module_of(name).write(name, facts, extra or {})
+    return re.sub(r"\btorch\.", f"{facts.get('name_of_torch') or 'torch'}.", text)
 
 
 # ------------------------------------------------------------------------------ from the facts

@@ -89,6 +89,19 @@ def has_own_to(module):
     )
 
 
+def name_of_torch(places):
+    """Return the name that all of the user's files give to torch (th, say), or "torch"."""
+    names = {
+        each.asname or "torch"
+        for file in places.files()
+        for node in statements(places.whole(file))
+        if isinstance(node, ast.Import)
+        for each in node.names
+        if each.name == "torch"
+    }
+    return names.pop() if len(names) == 1 else "torch"
+
+
 def settings_in(places):
     """Return {technique: "file:line"} of the user's first lines that make its setting."""
     found = {}
