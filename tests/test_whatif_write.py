@@ -823,6 +823,7 @@ def test_float16_where_a_function_has_to_do_with_gradients(write, name, line, wh
             "autograd.grad",
         ),
         ("    loss.backward()\n", "    torch.autograd.backward(loss)\n", "autograd.backward"),
+        ("    loss.backward()\n", "    engine.backward(loss)\n", r"gives backward\(\) an argument"),
         ("    loss.backward()\n", "    x = loss.backward()\n", "part of another statement"),
         ("loader = ", "scaler = StandardScaler()\nloader = ", "variable called scaler"),
         ("backward()\n    optimizer", "backward(); optimizer", "shares its line with another"),
@@ -1574,6 +1575,13 @@ def test_no_line_of_the_original_changes_its_number(tmp_path):
             "Trainer(max_epochs=3, precision='bf16-mixed')",
         ),
         ("accelerate", "amp float16", "Accelerator()", "Accelerator(mixed_precision='fp16')"),
+        (
+            "accelerate",
+            "compile",
+            "Accelerator(log_with='all') if tracks else lib.Accelerator()",
+            "Accelerator(log_with='all', dynamo_backend='inductor') if tracks else "
+            "lib.Accelerator(dynamo_backend='inductor')",
+        ),
         (
             "transformers",
             "workers",

@@ -361,6 +361,8 @@ def scale(facts, sources):
         call = sites.call(line, name)
         if not isinstance(call.func, ast.Attribute) or name.endswith("autograd.backward"):
             raise Refused(f"{source.shown}:{line} calls torch.autograd.backward")
+        if call.args:  # accelerator.backward(loss) is no loss's
+            raise Refused(f"{source.shown}:{line} gives backward() an argument")
         loss, dot = call.func.value, f".{call.func.attr}"
         whole = loss
         if source.start(call) != source.start(loss) and source.text(call.func).endswith(f"){dot}"):
