@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from .calls import arguments_of, called_at, is_called
-from .places import Beyond, package_of, statements
+from .places import Beyond, has_name, package_of, statements
 
 KNOWN = {tuple: "tuple", list: "tuple", dict: "dict", collections.OrderedDict: "dict"}
 MANY = 20  # parts of an output that are told
@@ -379,15 +379,14 @@ class Facts:
         set such an attribute, it is the outer line that has it.
         """
         first = {}
-        for depth, _ in enumerate(self.places.frames()):  # a function may not know the model
+        for depth, frame in enumerate(self.places.frames()):  # a function may not know the model
             names = {}
             for name, model in self.places.names(depth).items():
                 if not weights.isdisjoint(map(id, model.parameters())):
                     names.setdefault(id(model), name)
             above = self.places.place(depth, above=True)
             found = {key: (name, above) for key, name in names.items()}
-            known = (self.places.is_known(each, depth, bool(first)) for each in names.values())
-            if names and all(known):
+            if names and all(has_name(*frame, each, bool(first)) for each in names.values()):
                 first = found
                 break
             first = first or found

@@ -64,6 +64,18 @@ def setters(file, name):
     ]
 
 
+def has_name(frame, line, name, is_here=False):
+    """Return whether a user's line has an attribute of self, or else its file sets it.
+
+    Other names a line has in any case. `is_here` is to have it in the line.
+    """
+    statement = statement_of(frame, line)
+    if statement and name in ast.unparse(statement):
+        return True
+    is_own = not name.startswith("self.") or setters(frame.f_code.co_filename, name)
+    return not is_here and bool(is_own)
+
+
 def span_of(frame):
     """Return (first line, last line, first column, last column) of what a frame does, or None.
 
@@ -372,18 +384,6 @@ class Places:
         file = self.frames()[0][0].f_code.co_filename
         found = setters(file, name) if "." in name else ()
         return self.line_of(file, found[0].lineno) if len(found) == 1 else {}
-
-    def is_known(self, name, depth, is_here=False):
-        """Return whether a user's line has an attribute of self, or else its file sets it.
-
-        Other names a line has in any case. `is_here` is to have it in the line.
-        """
-        frame, line = self.frames()[depth]
-        statement = statement_of(frame, line)
-        if statement and name in ast.unparse(statement):
-            return True
-        own = not name.startswith("self.") or setters(frame.f_code.co_filename, name)
-        return not is_here and bool(own)
 
     def target(self):
         """Return what the user's statement assigns to, or ""; a, b = one(), two() has two names."""
