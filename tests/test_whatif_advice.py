@@ -119,7 +119,7 @@ class Watched:
             autocasts=self.autocasts,
             files=self.places.files(),
             settings=inside_facts.settings_in(self.places),
-            name_of_torch=inside_facts.name_of_torch(self.places),
+            name_of_torch=inside_facts.name_of_torch(self.places, self.optimizers),
         )
 
 

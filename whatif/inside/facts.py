@@ -89,11 +89,11 @@ def has_own_to(module):
     )
 
 
-def name_of_torch(places):
-    """Return the name that all of the user's files give to torch (th, say), or "torch"."""
+def name_of_torch(places, things):
+    """Return the name that the files of models and optimizers give to torch (th, say)."""
     names = {
         each.asname or "torch"
-        for file in places.files()
+        for file in {thing["at"].rpartition(":")[0] for thing in things}
         for node in statements(places.whole(file))
         if isinstance(node, ast.Import)
         for each in node.names

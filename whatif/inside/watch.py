@@ -180,10 +180,11 @@ class Run(Hooks):
             sites=self.sites,
             files=self.places.files(),
             settings=facts.settings_in(self.places),
-            name_of_torch=facts.name_of_torch(self.places),
             has_scaler=self.has_scaler(),
             options=parsers.options_of(self.parsers, sys._getframe(1)),
         )
+        things = [*found["models"], *found["optimizers"]]
+        found["name_of_torch"] = facts.name_of_torch(self.places, things)
         if on_gpu:
             about = torch.cuda.get_device_properties(self.device)
             found |= dict(
