@@ -1,6 +1,8 @@
 """Lines that change a dataset between epochs, which workers that stay do not see."""
 
 import ast
+import contextlib
+import functools
 import linecache
 import re
 
@@ -18,22 +20,23 @@ def changes_in(places, loaders):
     the loader; or it does so by the dataset's own name, in the same function, in a loop below the
     line that makes the loader. `changed` is "" if there is none.
     """
-    lines = {name: [*changing(places.whole(name))] for name in places.files()}
+    lines = {name: changing(places.whole(name)) for name in places.files()}
     return [about | dict(changed=changed_at(places, about, lines)) for about in loaders]
 
 
+@functools.lru_cache(None)
 def changing(file):
-    """Yield (line, text of what it sets or calls) of the statements that may change a dataset."""
-    if "Loader" not in (text := "".join(linecache.getlines(file))) and ".dataset." not in text:
-        return
-    for node in statements(file):
+    """Return [(line, text of what it sets or calls)] of what may change a dataset in a file."""
+    found, text = [], "".join(linecache.getlines(file))
+    for node in statements(file) if "Loader" in text or ".dataset." in text else ():
         match node:
-            case ast.Expr(ast.Call(ast.Attribute() as owner)):
-                yield node.lineno, ast.unparse(owner)
-            case ast.Assign([ast.Attribute() | ast.Subscript() as owner]):
-                yield node.lineno, ast.unparse(owner)
-            case ast.AugAssign(ast.Attribute() | ast.Subscript() as owner):
-                yield node.lineno, ast.unparse(owner)
+            case (
+                ast.Expr(ast.Call(ast.Attribute() as owner))
+                | ast.Assign([ast.Attribute() | ast.Subscript() as owner])
+                | ast.AugAssign(ast.Attribute() | ast.Subscript() as owner)
+            ):
+                found.append((node.lineno, ast.unparse(owner)))
+    return found
 
 
 def changed_at(places, about, lines):
@@ -59,9 +62,9 @@ def changed_at(places, about, lines):
 def dataset_of(arguments):
     """Return the name that a call of a DataLoader has for its dataset, or ""."""
     text = arguments.get("keywords", {}).get("dataset", "")
-    if not text and arguments.get("call"):
-        given = ast.parse(arguments["call"], mode="eval").body.args
-        text = ast.unparse(given[0]) if given else ""
+    with contextlib.suppress(SyntaxError):  # of a text in it, perhaps
+        given = ast.parse(arguments.get("call") or "f()", mode="eval").body.args
+        text = text or (ast.unparse(given[0]) if given else "")
     return text if re.fullmatch(r"[\w.]+", text) else ""
 
 
