@@ -1931,6 +1931,18 @@ def test_an_error_without_time_for_another_process_is_told(monkeypatch):
     assert session.failed == [[("fused",), "ValueError: no (a.py:3)"]]
 
 
+def test_another_process_takes_the_time_that_nothing_has_to_be_proved_in(monkeypatch):
+    session = Machine(monkeypatch, {}, minutes=1).session
+    session.args.write = "fast.patch"
+    session.clock = session.began = time.monotonic()
+    error = dict(error="ValueError: no (a.py:3)", now=["fused"], failed=[], done=True)
+    error["windows"] = [dict(names=[], rate=1.0, at=1.0, steps=3, seconds=1.0)] * 3
+    told = [error, dict(error="", windows=[], failed=[], turns_over=time.time(), done=True)]
+    session.epochs = True
+    monkeypatch.setattr(session_module.run, "run_once", lambda *rest: told.pop(0))
+    assert session.take_turns() is None and not told
+
+
 def times_of(gaps):
     return [0.0, *itertools.accumulate(gaps)]
 
