@@ -1481,6 +1481,15 @@ def test_what_is_computed_from_a_batch_is_not_pinned(write):
     assert made.written and not made.extras
 
 
+@pytest.mark.parametrize("given, is_written", [("device", False), ("device, **rest", True)])
+def test_a_batch_may_have_a_copy_of_its_own(write, given, is_written):
+    """As DETR's NestedTensor, whose to() takes a device and no more."""
+    own = f"class Batch:\n    def to(self, {given}):\n        return self\n\nmodel = "
+    source = LOOP.replace("    output = ", "    images = images.to(device)\n    output = ")
+    made = write(source.replace("model = ", own, 1), ["workers"], ["non_blocking"], device="cuda")
+    assert made.written and bool(made.extras) == is_written
+
+
 @pytest.mark.parametrize("line", ["if total > 3: break", "history.append(total)"])
 def test_a_sum_that_is_used_in_the_loop_stays(write, line):
     source = LOOP.replace("for images, ", "total = 0\nfor images, ") + (
