@@ -572,6 +572,28 @@ def test_what_to_write_has_the_scripts_name_of_torch(watched, more, name):
     assert {*re.findall(r"\w+(?=\.(?:autocast|bfloat16|channels_last|set_|amp))", told)} == {name}
 
 
+def test_a_line_that_gets_a_list_has_no_float_of_it(watched):
+    """The model gives a tensor in another line, as the generator of CUT does."""
+    facts = watched.run("""\
+        import torch
+
+        class Net(torch.nn.Linear):
+            def forward(self, x, encodes=False):
+                return [super().forward(x)] if encodes else super().forward(x)
+
+        net = Net(2, 2)
+        sgd = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(2):
+            features = net(torch.ones(1, 2), encodes=True)
+            output = net(features[0])
+            output.mean().backward()
+            sgd.step()
+        """)
+    text = advice.write("amp bfloat16", facts)
+    assert "    features = net(" in text and "features = features.float()" not in text
+    assert "takes the output's tensors as .float()" in text
+
+
 def test_nothing_changes_below_a_live_wrapper(watched):
     """Neither the layout nor a compiled function; the model is changed before it is wrapped."""
     facts = watched.run("""\

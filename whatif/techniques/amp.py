@@ -128,14 +128,16 @@ def loss_of(facts):
 
 def autocast_of(model, device, dtype):
     """Return the lines that call a model under autocast, and its loss outside of it."""
-    autocast, is_tensor = f'torch.autocast("{device}", {dtype})', bool(model["is_tensor"])
-    name = model["local"]  # where it is called
+    holds = {each["holds"] for each in model.get("spots", ()) if each.get("at") == model["at"]}
+    is_tensor = model["is_tensor"] and (not holds or holds == {"tensor"})  # in other lines, perhaps
+    autocast, name = f'torch.autocast("{device}", {dtype})', model["local"]  # where it is called
     lines = [f"instead of {name}(...): {autocast}({name})(...)" + ".float()" * is_tensor]
     if model["statement"]:
         lines = [f"with {autocast}:", f"    {model['statement']}"]
         if is_tensor and ", " not in model["target"]:
             lines.append(f"{model['target']} = {model['target']}.float()")
     are_tensors = model["statement"] and model.get("are_tensors") and ", " in model["target"]
+    are_tensors = are_tensors and (not holds or "tensor" not in holds)
     if are_tensors and "_" in (names := model["target"].split(", ")):
         lines += [f"{each} = {each}.float()" for each in names if each != "_"]
     elif are_tensors:
