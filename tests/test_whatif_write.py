@@ -288,8 +288,13 @@ def test_autocast_around_a_call(write):
         ),
         (
             "output = model(images)",
-            ["    output = model(images)", "output = [each.float() for each in output]"],
+            ["    output = model(images)", "output = tuple(each.float() for each in output)"],
             dict(holds="tuple"),
+        ),
+        (
+            "output = model(images)",
+            ["    output = model(images)", "output = [each.float() for each in output]"],
+            dict(holds="list"),
         ),
         (
             "loss = model(images) - model(labels)",
@@ -569,6 +574,12 @@ def test_an_object_that_fails_does_not_fail_the_script():
             return {}[name]
 
     assert not has_loss(Output()) and form_of(Output()) == ("", [])
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_an_output_keeps_its_type(kind):
+    """A loss may ask for it, as that of a model with an auxiliary output does."""
+    assert form_of(kind([torch.ones(1)] * 2)) == (kind.__name__, [0, 1])
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from .calls import arguments_of, called_at, is_called
 from .places import Beyond, has_name, package_of, statements
 
-KNOWN = {tuple: "tuple", list: "tuple", dict: "dict", collections.OrderedDict: "dict"}
+KNOWN = {tuple: "tuple", list: "list", dict: "dict", collections.OrderedDict: "dict"}
 MANY = 20  # parts of an output that are told
 HALVES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 KERNELS = range(2, 12)  # sizes of a kernel of the user's own, for F.conv2d
@@ -205,7 +205,7 @@ def is_rest(value):
 def form_of(output):
     """Return (how an output holds tensors, the keys and attributes of its floating tensors).
 
-    How is "tensor"; "tuple" (or list), "namedtuple" or "dict" if all in it are floating tensors;
+    How is "tensor"; "tuple", "list", "namedtuple" or "dict" if all in it are floating tensors;
     "mixed" for a dict with more, or of another class; for a tuple (or list) with more, the form of
     each part, as "tensor tuple rest", where the rest has no floating tensor; and "" for all else.
     """
@@ -232,7 +232,7 @@ def forms_of(parts):
         if is_float(part)
         else "rest"
         if all(map(is_rest, tree_leaves(part)))
-        else form_of(part)[0].replace("tuple", "list" if type(part) is list else "tuple")
+        else form_of(part)[0]
         for part in parts
     ]
     is_known = len(forms) > 1 and {"rest"} < {*forms, "rest"} <= {"tensor", "tuple", "list", "rest"}
