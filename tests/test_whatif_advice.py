@@ -914,13 +914,14 @@ from torch.utils.data import DataLoader
 
 class Data(torch.utils.data.TensorDataset):
     scale, weights = 1, [1, 2]
+    dataset = property(lambda self: self)
 
     def scaled(self, scale):
         self.scale = scale
 
 data, other = Data(torch.ones(4, 2)), Data(torch.ones(4, 2))
 loader, val_loader = DataLoader(data, batch_size=2, num_workers=1), DataLoader(dataset=other)
-net = torch.nn.Linear(2, 1)
+net, wrapper = torch.nn.Linear(2, 1), other
 sgd = torch.optim.SGD(net.parameters(), 0.1)
 data.scale = 1
 
@@ -949,6 +950,7 @@ for epoch in range(2):
         ("function", "data.scale = 2", False),
         ("inner", "data.scaled(2)", False),  # it may be a list there
         ("line", "val_loader.dataset.scaled(2)", False),
+        ("line", "wrapper.dataset.scaled(2)", False),  # a dataset round another one
         ("line", "other.scale = epoch", False),
         ("line", "scale = len(loader.dataset.weights) + data.scale", False),
     ],

@@ -10,7 +10,7 @@ from .places import statements
 
 FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
 LOOPS = ast.For, ast.AsyncFor, ast.While
-EVALUATES = re.compile(r"val|test|dev", re.I)  # in the name of a loader
+LOADER = re.compile(r"^(?!.*(val|test|dev)).*(load|train|dl$)", re.I)  # the name of one to train
 
 
 def changes_in(places, loaders):
@@ -49,7 +49,7 @@ def changed_at(places, about, lines):
         for line, text in each:
             loader, is_there, _ = text.partition(".dataset.")
             by_name = dataset and text.startswith(f"{dataset}.") and name == maker
-            if not (is_there and not EVALUATES.search(loader) or by_name):
+            if not (is_there and LOADER.search(loader) or by_name):
                 continue
             inside, in_loop = around(file, line, FUNCTIONS), around(file, line, LOOPS)
             is_other = bool(inside) and not {*inside} & {*makes}
