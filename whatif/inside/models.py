@@ -70,8 +70,11 @@ class Sizes:
         """Note one of the first calls of a model."""
         found = self.noted.setdefault((module, times), [])
         if len(found) < COUNTED:
-            tensors = (each for each in tree_leaves(given) if isinstance(each, torch.Tensor))
-            found.append((step, next((len(each) for each in tensors if each.dim()), 0)))
+            size = 0
+            with contextlib.suppress(Exception):  # a tensor of another kind may have no length
+                tensors = (each for each in tree_leaves(given) if isinstance(each, torch.Tensor))
+                size = next((len(each) for each in tensors if each.dim()), 0)
+            found.append((step, size))
 
     def unchanged(self, times, size):
         """Return the first model whose batch, of `size` samples, did not grow, or None."""

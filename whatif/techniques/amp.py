@@ -128,7 +128,8 @@ def loss_of(facts):
 
 def autocast_of(model, device, dtype):
     """Return the lines that call a model under autocast, and its loss outside of it."""
-    holds = {each["holds"] for each in model.get("spots", ()) if each.get("at") == model["at"]}
+    spots = [each for each in model.get("spots", ()) if each.get("at") == model["at"]]
+    holds = {each.get("holds", "") for each in spots}
     is_tensor = model["is_tensor"] and (not holds or holds == {"tensor"})  # in other lines, perhaps
     autocast, name = f'torch.autocast("{device}", {dtype})', model["local"]  # where it is called
     lines = [f"instead of {name}(...): {autocast}({name})(...)" + ".float()" * is_tensor]
