@@ -594,6 +594,32 @@ def test_a_line_that_gets_a_list_has_no_float_of_it(watched):
     assert "takes the output's tensors as .float()" in text
 
 
+def test_a_model_that_a_function_gets_is_changed_where_it_is_made(watched):
+    """No optimizer was made with it: it is a loss with a model in it that one has."""
+    facts = watched.run("""\
+        import torch
+
+        def train(model, loss_of, sgd):
+            for _ in range(2):
+                output = model(torch.ones(1, 2))
+                loss = loss_of(output).mean()
+                loss.backward()
+                sgd.step()
+
+        def main():
+            net, critic = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+            sgd = torch.optim.SGD([*net.parameters(), *critic.parameters()], 0.1)
+            adversary = torch.nn.Sequential(critic, torch.nn.Sigmoid())
+            train(net, adversary, sgd)
+
+        main()
+        """)
+    made = patch.make(facts, ("compile",), {}, watched.folder)
+    (text,) = [each.decode() for each in made.files.values()]
+    assert not made.reasons and "    net.compile()\n" in text
+    assert "Sigmoid())\n    # new #\n" in text and "    adversary.compile()\n" in text
+
+
 def test_nothing_changes_below_a_live_wrapper(watched):
     """Neither the layout nor a compiled function; the model is changed before it is wrapped."""
     facts = watched.run("""\

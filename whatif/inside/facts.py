@@ -273,7 +273,8 @@ class Facts:
         """Return what is known of a model, where it is called. `calls` has its first line only."""
         inner, places = unwrapped(module), self.places
         local = places.name_of(module) or "model"
-        name, above = self.named.get(id(module), (places.name_outside(module) or local, None))
+        outside, depth = places.name_outside(module)
+        name, above = self.named.get(id(module), (outside or local, None))
         if inner is not module:
             known = self.named.get(id(inner), self.wrapped.get(id(inner), (None, None)))
             name, above = (f"{name}.module" if known[0] is None else known[0]), known[1]
@@ -304,6 +305,7 @@ class Facts:
             driver=driver,
             entry=entry,
             made=places.made(local),
+            outside=places.place(depth)["at"],
         )
 
     def wrapped_part(self, module):

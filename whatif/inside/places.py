@@ -475,16 +475,16 @@ class Places:
         return models
 
     def name_outside(self, module):
-        """Return how a module is named where it is made: not as an argument of a function."""
-        name, frames = "", self.frames()
-        for depth, (frame, _) in enumerate(frames):
+        """Return (how a module is named where it is made: not as an argument, the depth there)."""
+        name = ""
+        for depth, (frame, _) in enumerate(self.frames()):
             found = self.name_of(module, depth)
             root, code = re.match(r"\w*", found)[0], frame.f_code
             name = found or name
             given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
             if root == "self" or found and root not in given:
                 break
-        return name
+        return name, depth
 
     def name_of(self, module, depth=0):
         """Return how a user's line can name a module: as the line has it, if it does, or ""."""

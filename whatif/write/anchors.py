@@ -320,8 +320,12 @@ def in_each_run(node, is_it):
 
 
 def below_making(model, name, sources):
-    """Return the place below the only statement that makes a model which no optimizer has."""
-    source, line = sources.find((model.get("made") or {}).get("at") or model["at"])
+    """Return the place below the only statement that makes a model which no optimizer has.
+
+    The function that calls the model may get it from another one: that is outside.
+    """
+    made = (model.get("made") or {}).get("at") or model.get("outside") or model["at"]
+    source, line = sources.find(made)
     return below_only(source, source.statement_at(line), name)
 
 
