@@ -16,8 +16,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from helpers import ROOT
 from whatif import advice, report, techniques
+from whatif.inside import changes, places
 from whatif.inside import facts as inside_facts
-from whatif.inside import places
 from whatif.techniques import NAMES
 from whatif.write import patch
 
@@ -82,7 +82,7 @@ class Watched:
         self.loaders.append(self.describe.describe_loader(loader, args, kwargs))
 
     def wrapper(self, original, parallel, module, *args, **kwargs):
-        self.describe.note_wrapper(module)
+        self.describe.note_wrapper(parallel, module)
         original(parallel, module, *args, **kwargs)
 
     def autocast(self, original, context):
@@ -109,7 +109,7 @@ class Watched:
         return dict(
             models=[self.models[module] for module in kept],
             optimizers=self.optimizers,
-            loaders=self.loaders,
+            loaders=changes.changes_in(self.places, self.loaders),
             training=[*range(len(self.loaders))],
             seen=sorted(seen),
             device="cpu",
@@ -119,6 +119,7 @@ class Watched:
             autocasts=self.autocasts,
             files=self.places.files(),
             settings=inside_facts.settings_in(self.places),
+            name_of_torch=inside_facts.name_of_torch(self.places, self.optimizers),
         )
 
 
@@ -519,6 +520,106 @@ def test_each_model_is_changed_where_it_is_known(watched):
     assert "likewise: " in everything and "netG (train.py:9)" in everything
 
 
+@pytest.mark.parametrize("sets", [False, True])
+def test_a_base_class_that_makes_optimizers_may_not_know_the_model(watched, monkeypatch, sets):
+    """It makes those of other classes, too, which have no such attribute."""
+    monkeypatch.syspath_prepend(watched.folder)
+    (watched.folder / "base_of_trainers.py").write_text(
+        "import torch\n"
+        "class Base:\n"
+        f"    def __init__(self): {'self.net = None' if sets else 'pass'}\n"
+        "    def make(self, weights):\n"
+        "        return torch.optim.SGD(weights, 0.1)\n"
+    )
+    facts = watched.run("""\
+        import torch
+        from base_of_trainers import Base
+
+        class Trainer(Base):
+            def prepare(self):
+                self.net = torch.nn.Conv2d(3, 4, 3)
+                self.sgd = self.make(self.net.parameters())
+
+        one = Trainer()
+        one.prepare()
+        for _ in range(2):
+            one.net(torch.rand(4, 3, 8, 8)).mean().backward()
+            one.sgd.step()
+        """)
+    text = advice.write("compile", facts)
+    assert text.split("\n")[1].strip() == "self.net.compile()"
+    assert text.startswith(
+        "above base_of_trainers.py:5  return torch.optim.SGD(weights, 0.1)\n"
+        if sets
+        else "above train.py:7  self.sgd = self.make(self.net.parameters())\n"
+    )
+
+
+@pytest.mark.parametrize("more, name", [("", "th"), ("import torch", "torch")])
+def test_what_to_write_has_the_scripts_name_of_torch(watched, more, name):
+    facts = watched.run(f"""\
+        import torch as th
+        {more}
+        net = th.nn.Conv2d(3, 4, 3)
+        sgd = th.optim.SGD(net.parameters(), 0.1)
+        for _ in range(2):
+            loss = net(th.rand(4, 3, 8, 8)).mean()
+            loss.backward()
+            sgd.step()
+        """)
+    those = "amp bfloat16", "amp float16", "channels_last", "cudnn", "tf32"
+    told = " ".join(advice.write(each, on_gpu(facts)) for each in those)
+    assert {*re.findall(r"\w+(?=\.(?:autocast|bfloat16|channels_last|set_|amp))", told)} == {name}
+
+
+def test_a_line_that_gets_a_list_has_no_float_of_it(watched):
+    """The model gives a tensor in another line, as the generator of CUT does."""
+    facts = watched.run("""\
+        import torch
+
+        class Net(torch.nn.Linear):
+            def forward(self, x, encodes=False):
+                return [super().forward(x)] if encodes else super().forward(x)
+
+        net = Net(2, 2)
+        sgd = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(2):
+            features = net(torch.ones(1, 2), encodes=True)
+            output = net(features[0])
+            output.mean().backward()
+            sgd.step()
+        """)
+    text = advice.write("amp bfloat16", facts)
+    assert "    features = net(" in text and "features = features.float()" not in text
+    assert "takes the output's tensors as .float()" in text
+
+
+def test_a_model_that_a_function_gets_is_changed_where_it_is_made(watched):
+    """No optimizer was made with it: it is a loss with a model in it that one has."""
+    facts = watched.run("""\
+        import torch
+
+        def train(model, loss_of, sgd):
+            for _ in range(2):
+                output = model(torch.ones(1, 2))
+                loss = loss_of(output).mean()
+                loss.backward()
+                sgd.step()
+
+        def main():
+            net, critic = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+            sgd = torch.optim.SGD([*net.parameters(), *critic.parameters()], 0.1)
+            adversary = torch.nn.Sequential(critic, torch.nn.Sigmoid())
+            train(net, adversary, sgd)
+
+        main()
+        """)
+    made = patch.make(facts, ("compile",), {}, watched.folder)
+    (text,) = [each.decode() for each in made.files.values()]
+    assert not made.reasons and "    net.compile()\n" in text
+    assert "Sigmoid())\n    # new #\n" in text and "    adversary.compile()\n" in text
+
+
 def test_nothing_changes_below_a_live_wrapper(watched):
     """Neither the layout nor a compiled function; the model is changed before it is wrapped."""
     facts = watched.run("""\
@@ -544,6 +645,29 @@ def test_nothing_changes_below_a_live_wrapper(watched):
     )
     facts["optimizers"] = []  # it came to a process that was spawned
     assert advice.write("compile", facts).startswith("in the process that trains, before its first")
+
+
+@pytest.mark.parametrize("device", ["", ".cpu()"])
+def test_a_model_that_is_made_in_a_wrapper_is_changed_below_it(watched, device):
+    facts = watched.run(f"""\
+        import torch
+        from torch import nn
+
+        model = nn.DataParallel(nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.Flatten())){device}
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            model(torch.rand(4, 3, 8, 8)).mean().backward()
+            optimizer.step()
+        """)
+    assert advice.write("compile", facts).startswith(
+        "below train.py:4  model = nn.DataParallel(nn.Sequential(\n"
+        "            model.module.compile()\n"
+    )
+    made = patch.make(facts, ("compile", "channels_last"), {}, watched.folder)
+    text = next(iter(made.files.values())).decode()
+    assert not made.reasons and text.index("nn.Flatten())") < text.index("model.module.compile()")
+    assert text.index("model.module.to(memory_format=") < text.index("optimizer = ")
 
 
 def test_a_wrapper_within_a_model_counts_too(watched):
@@ -791,6 +915,91 @@ def test_arguments_are_not_given_twice(watched, lines, told):
         ast.parse(told)
 
 
+def test_workers_stay_where_a_line_makes_loaders_with_and_without(watched):
+    """DataLoader refuses persistent_workers=True without workers."""
+    lines = """
+def make(workers):
+    options = dict(batch_size=4)
+    options["num_workers"] = workers
+    return DataLoader(data, **options)
+loader, other = make(2), make(0)
+"""
+    facts = watched.run(LOADER.format(lines=lines)) | dict(training=[0])
+    told = advice.write("workers", facts, dict(workers=2))
+    assert '  persistent_workers=options["num_workers"] > 0\n' in told
+    made = patch.make(facts, ("workers",), dict(workers=2), watched.folder)
+    (text,) = [each.decode() for each in made.files.values()]
+    assert '"persistent_workers": options["num_workers"] > 0})' in text and not made.reasons
+    exec(text.split("model = ")[0], space := {})  # both loaders are made
+    assert space["loader"].persistent_workers and not space["other"].persistent_workers
+
+
+CHANGING = """\
+import torch
+from torch.utils.data import DataLoader
+
+class Data(torch.utils.data.TensorDataset):
+    scale, weights = 1, [1, 2]
+    dataset = property(lambda self: self)
+
+    def scaled(self, scale):
+        self.scale = scale
+
+data, other = Data(torch.ones(4, 2)), Data(torch.ones(4, 2))
+loader, val_loader = DataLoader(data, batch_size=2, num_workers=1), DataLoader(dataset=other)
+net, wrapper = torch.nn.Linear(2, 1), other
+sgd = torch.optim.SGD(net.parameters(), 0.1)
+data.scale = 1
+
+def train(loader):
+    {function}
+    for _ in range(1):
+        {inner}
+    for x in [torch.ones(2, 2)]:
+        net(x).mean().backward()
+        sgd.step()
+
+for epoch in range(2):
+    {line}
+    train(loader)
+"""
+
+
+@pytest.mark.parametrize(
+    "where, line, changed",
+    [
+        ("line", "loader.dataset.scaled(2)", True),
+        ("line", "loader.dataset.weights[0] += 1", True),
+        ("line", "data.scale = epoch", True),
+        ("line", "data.scaled(epoch)", True),
+        ("function", "loader.dataset.scale = 2", True),
+        ("function", "data.scale = 2", False),
+        ("inner", "data.scaled(2)", False),  # it may be a list there
+        ("line", "val_loader.dataset.scaled(2)", False),
+        ("line", "wrapper.dataset.scaled(2)", False),  # a dataset round another one
+        ("line", "other.scale = epoch", False),
+        ("line", "scale = len(loader.dataset.weights) + data.scale", False),
+    ],
+)
+def test_workers_do_not_stay_if_the_dataset_changes(watched, where, line, changed):
+    """They have a copy of it from the first epoch."""
+    lines = dict.fromkeys(("line", "function", "inner"), "pass") | {where: line}
+    source = CHANGING.format(**lines)
+    facts = watched.run(source) | dict(training=[0])
+    number = [each.strip() for each in source.splitlines()].index(line) + 1
+    at = f"train.py:{number}" if changed else ""
+    assert facts["loaders"][0]["changed"] == at
+    text, told = advice.write("workers", facts), "; ".join(report.also_seen(facts))
+    made = patch.make(facts, ("workers",), dict(workers=2), watched.folder)
+    (written,) = [each.decode() for each in made.files.values()]
+    assert not made.reasons and "num_workers=2" in written
+    for each in text, written:
+        assert ("persistent_workers=True" in each) != changed
+    assert (f"{at} changes the dataset" in text) == (f"{at}: this" in told) == changed
+    facts["loaders"][0] |= dict(workers=4)
+    assert ("workers" in reasons(facts, ["workers"])) == changed  # nothing else is left
+
+
 def test_statements_and_calls_that_share_a_line_keep_their_names(watched):
     facts = watched.run(
         """
@@ -979,6 +1188,9 @@ train.py:4  opt_G = torch.optim.Adam(itertools.chain(G.parameters()), lr=0.1)
     steps = [dict(at="train.py:11", name="self.opt.step", is_direct=False, optimizer=0)]
     named = advice.write("amp float16", on_gpu(facts | dict(sites=dict(steps=steps))))
     assert "scaler.step(self.opt); scaler.step(opt_D)" in named  # as it is called there
+    both = [*steps, steps[0] | dict(name="self.other.step")]  # two that one line made
+    named = advice.write("amp float16", on_gpu(facts | dict(sites=dict(steps=both))))
+    assert "scaler.step(self.opt); scaler.step(self.other); scaler.step(opt_D)" in named
     steps[0]["name"] = "super().step"
     named = advice.write("amp float16", on_gpu(facts | dict(sites=dict(steps=steps))))
     assert "scaler.step(opt_G); scaler.step(opt_D)" in named
@@ -987,6 +1199,10 @@ train.py:4  opt_G = torch.optim.Adam(itertools.chain(G.parameters()), lr=0.1)
         named = advice.write("amp float16", on_gpu(facts | dict(sites=dict(backwards=[back]))))
         assert f"for {called}.backward(), " in named
         assert f"scaler.scale({loss}).backward(); " in named
+    back = dict(at="train.py:10", name="self.scaler.scale(cost).backward", is_direct=True)
+    named = advice.write("amp float16", on_gpu(facts | dict(sites=dict(backwards=[back]))))
+    assert "where self.scaler is made, the script's own GradScaler\n" in named  # and is off
+    assert "enabled=True" in named and "unscale_" not in named and ".step(" not in named
     # a critic that steps more often needs an update before its next step
     assert "scaler.update() after these steps, before the next backward()" in scaler
     assert reasons(facts | dict(optimizers=facts["optimizers"][2:3]))["fused"] == (

@@ -3,6 +3,7 @@
 import argparse
 import enum
 import json
+import re
 import sys
 import types
 
@@ -350,6 +351,9 @@ def test_options_of_public_scripts(name, watch):
         for technique in NAMES
     }
     assert {technique: words for technique, words in told.items() if words} == wanted
+    changing = {**EXTRA, "keeps": False}  # the dataset changes, which workers that stay do not see
+    words = " ".join(options_for("workers", found(watch), libraries, changing))
+    assert words == re.sub(r" --\w+persistent_workers True", "", wanted.get("workers", ""))
     for words in wanted.values():  # the script takes them, and then it has them
         parser.parse_args(words.split())
     for technique, words in wanted.items():

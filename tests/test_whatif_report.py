@@ -185,6 +185,13 @@ def test_what_to_write_is_the_best_sets():
     assert text_of(best=(), rows=[Row(("fused",), 1.0, 0.99, 1.01, 8, SAME)]).endswith(
         "Nothing is faster."
     )
+    rest = dict(not_tried={"compile": "no time left (--minutes)"})
+    assert "Nothing is faster for certain as yet: give it more --minutes.\n" in text_of(
+        best=(), rows=[Row(("fused",), 1.0, 0.99, 1.01, 8, SAME)], **rest
+    )
+    assert "Only a larger batch is faster for certain as yet, which" in text_of(
+        best=(), rows=[Row(("batch x2",), 1.9, 1.8, 2.0, 8, FASTER)], **rest
+    )
     assert text_of(best=(), rows=[Row(("batch x2",), 1.9, 1.8, 2.0, 8, FASTER)]).endswith(
         "Only a larger batch is faster, which is another training."
     )

@@ -1,6 +1,7 @@
 """Sets switched within one training: states, gradients, batches and compiled functions."""
 
 import collections
+import contextlib
 import copy
 import dataclasses
 import gc
@@ -382,6 +383,52 @@ def test_repeated_epochs_end_once_many_batches_made_no_step():
     with pytest.raises(StopIteration):
         loaders.repeat(0)
     assert loaders.ends and not loaders.flood
+
+
+class Endless(torch.utils.data.DataLoader):
+    """As that of YOLO: one iterator, made at once, gives the batches of all epochs."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.iterator = super().__iter__()
+
+    def __iter__(self):
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+
+@pytest.mark.parametrize("kind", [Endless, torch.utils.data.DataLoader])
+def test_repeated_epochs_end_as_those_of_the_script(make_run, kind):
+    loaders = make_run().loaders
+    loader = kind(torch.ones(8, 1), batch_size=2)
+    loaders.kept[0].keep(torch.ones(2, 1))
+    loaders.chosen, loaders.repeats, loaders.ends = [0], True, True
+    assert [len([*loader]) for _ in range(3)] == [4, 4, 4]
+
+
+@pytest.mark.parametrize("changing", [[], [0]])
+def test_workers_of_a_whole_run_stay_unless_the_dataset_changes(make_run, changing):
+    make_run(techniques=["workers"], training=[0], workers=1, changing=changing)
+    loader = torch.utils.data.DataLoader(torch.ones(4, 1))
+    assert loader.num_workers == 1 and loader.persistent_workers == (not changing)
+
+
+@pytest.mark.parametrize(
+    "before, now, grew",
+    [
+        ([(1, 4), (1, 4), (2, 4)], [(5, 4), (5, 4), (6, 4)], False),  # noise of a GAN
+        ([(1, 4), (2, 4)], [(5, 8), (6, 8)], True),
+        ([(1, 4), (2, 4)], [(5, 4), (5, 4), (6, 4), (6, 4)], True),  # one call for each four
+        ([(1, 3), (2, 3)], [(5, 3), (6, 3)], True),  # of a size that is not the batch's
+    ],
+)
+def test_a_model_whose_batch_does_not_grow_is_seen(before, now, grew):
+    net, sizes = nn.Linear(2, 2), models.Sizes()
+    for times, calls in (1, before), (2, now):
+        for step, samples in calls:
+            sizes.note(net, times, step, ([torch.ones(samples, 2)], {}))
+    assert sizes.unchanged(2, 4) is (None if grew else net)
+    assert sizes.unchanged(1, 4) is None
 
 
 def test_series_of_several_lengths_are_no_pictures():
@@ -1783,28 +1830,67 @@ def test_weights_that_train_later_are_noted_at_the_first_step():
     watch.Run.note_idle(one, torch.optim.SGD([early], 0.1))  # one that is not known
 
 
-def test_a_model_that_an_attack_calls_in_eval_mode_first_has_all_its_lines():
-    net = nn.Linear(2, 2)
+@contextlib.contextmanager
+def watching(net, place_of):
+    """Watch a model's calls, at places that `place_of` names; give what runs them by the step."""
     run = types.SimpleNamespace(steps=0, see=lambda *_: None)
 
     def describe_model(module):
-        place = "train" if module.training else "attack"
-        return dict(role=models.facts.role_of(module), at=place, calls=[], spots=[])
+        return dict(role=models.facts.role_of(module), at=place_of(module), calls=[], spots=[])
 
     def note_call(about, *_):
-        about["calls"] = [*dict.fromkeys([*about["calls"], describe_model(net)["at"]])]
+        about["calls"] = [*dict.fromkeys([*about["calls"], place_of(net)])]
 
     run.about = types.SimpleNamespace(describe_model=describe_model, note_call=note_call)
-    watching = models.Models(run)
-    watching.watch()
+    seen = models.Models(run)
+    seen.watch()
     try:
+        yield run, seen
+    finally:
+        seen.stop()
+
+
+def test_a_model_that_an_attack_calls_in_eval_mode_first_has_all_its_lines():
+    net = nn.Linear(2, 2)
+    with watching(net, lambda module: "train" if module.training else "attack") as (run, seen):
         for run.steps in range(2):
             for is_training in False, True:
                 net.train(is_training)(torch.ones(1, 2))
-            about = watching.known[net]
+            about = seen.known[net]
             assert about["role"] == "trains" and about["calls"] == ["train", "attack"]
-    finally:
-        watching.stop()
+
+
+def test_a_model_whose_weights_rest_by_turns_has_all_its_lines():
+    """A GAN's generator learns from a discriminator that does not; an evaluation is no line."""
+    net = nn.Linear(2, 2)
+    place = [""]
+    with watching(net, lambda module: place[0]) as (run, seen):
+        for run.steps in range(3):
+            for place[0] in "for the generator", "train":
+                net.requires_grad_(place[0] == "train")(torch.ones(1, 2))
+        with torch.no_grad():
+            place[0] = "evaluate"
+            net(torch.ones(1, 2))
+        about = seen.known[net]
+        assert about["role"] == "trains" and about["calls"] == ["train", "for the generator"]
+
+
+class Grid(nn.Module):
+    """Computes with constants that are parameters, as the geometry of monodepth2 does."""
+
+    def __init__(self, trains):
+        super().__init__()
+        self.points = nn.Parameter(torch.ones(2), requires_grad=trains)
+
+    def forward(self, x):
+        return x * self.points
+
+
+def test_constants_are_no_network():
+    grid, layer, frozen = Grid(False), Grid(True), nn.Linear(2, 2).requires_grad_(False)
+    with watching(grid, lambda module: "train") as (run, seen):
+        frozen(layer(grid(torch.ones(1, 2))))
+        assert {*seen.known} == {layer, frozen}
 
 
 def test_a_stall_beside_an_evaluation_is_no_period():
@@ -1843,6 +1929,18 @@ def test_an_error_without_time_for_another_process_is_told(monkeypatch):
     monkeypatch.setattr(session_module.run, "run_once", lambda *rest: error)
     assert session.take_turns() is None
     assert session.failed == [[("fused",), "ValueError: no (a.py:3)"]]
+
+
+def test_another_process_takes_the_time_that_nothing_has_to_be_proved_in(monkeypatch):
+    session = Machine(monkeypatch, {}, minutes=1).session
+    session.args.write = "fast.patch"
+    session.clock = session.began = time.monotonic()
+    error = dict(error="ValueError: no (a.py:3)", now=["fused"], failed=[], done=True)
+    error["windows"] = [dict(names=[], rate=1.0, at=1.0, steps=3, seconds=1.0)] * 3
+    told = [error, dict(error="", windows=[], failed=[], turns_over=time.time(), done=True)]
+    session.epochs = True
+    monkeypatch.setattr(session_module.run, "run_once", lambda *rest: told.pop(0))
+    assert session.take_turns() is None and not told
 
 
 def times_of(gaps):

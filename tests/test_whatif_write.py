@@ -214,11 +214,11 @@ def write(tmp_path, monkeypatch):
     """Return a function that writes a script and makes its patch for some techniques."""
     monkeypatch.chdir(tmp_path)
 
-    def make(text, names, with_extras=(), workers=2, encoding="utf-8", **seen):
+    def make(text, names, with_extras=(), workers=2, encoding="utf-8", version="2.3.0", **seen):
         text = text if isinstance(text, bytes) else text.encode(encoding)
         (tmp_path / "train.py").write_bytes(text)
         plain = text.removeprefix(b"\xef\xbb\xbf").decode(encoding).replace("\r\n", "\n")
-        facts = Seen(plain, **seen).facts
+        facts = Seen(plain, **seen).facts | dict(torch=version)
         return patch.make(facts, names, dict(workers=workers), tmp_path, with_extras)
 
     return make
@@ -288,8 +288,13 @@ def test_autocast_around_a_call(write):
         ),
         (
             "output = model(images)",
-            ["    output = model(images)", "output = [each.float() for each in output]"],
+            ["    output = model(images)", "output = tuple(each.float() for each in output)"],
             dict(holds="tuple"),
+        ),
+        (
+            "output = model(images)",
+            ["    output = model(images)", "output = [each.float() for each in output]"],
+            dict(holds="list"),
         ),
         (
             "loss = model(images) - model(labels)",
@@ -571,6 +576,12 @@ def test_an_object_that_fails_does_not_fail_the_script():
     assert not has_loss(Output()) and form_of(Output()) == ("", [])
 
 
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_an_output_keeps_its_type(kind):
+    """A loss may ask for it, as that of a model with an auxiliary output does."""
+    assert form_of(kind([torch.ones(1)] * 2)) == (kind.__name__, [0, 1])
+
+
 @pytest.mark.parametrize(
     "output, line",
     [
@@ -823,6 +834,7 @@ def test_float16_where_a_function_has_to_do_with_gradients(write, name, line, wh
             "autograd.grad",
         ),
         ("    loss.backward()\n", "    torch.autograd.backward(loss)\n", "autograd.backward"),
+        ("    loss.backward()\n", "    engine.backward(loss)\n", r"gives backward\(\) an argument"),
         ("    loss.backward()\n", "    x = loss.backward()\n", "part of another statement"),
         ("loader = ", "scaler = StandardScaler()\nloader = ", "variable called scaler"),
         ("backward()\n    optimizer", "backward(); optimizer", "shares its line with another"),
@@ -951,13 +963,16 @@ def test_compile_stands_below_the_last_change_of_a_model(write):
         ("print(FlopCountAnalysis(model, images).total())", False),
         ("torch.onnx.export(model, (images,), 'model.onnx')", False),
         ("torch.onnx.export(model, (images,), 'model.onnx', dynamo=True)", True),
+        ("torch.onnx.export(model, (images,), 'model.onnx')  # torch 2.10", True),
+        ("torch.onnx.export(model, (images,), 'model.onnx', dynamo=False)  # torch 2.10", False),
         ("scripted = torch.jit.script(model)", True),
         ("found.trace(model)", True),
     ],
 )
 def test_a_model_that_is_traced_is_not_compiled(write, line, is_written):
     """torch.jit.trace refuses a compiled model, also in TensorBoard's graph."""
-    made = write(LOOP + line + "\n", ["compile"])
+    version = "2.10.0+cu130" if line.endswith("# torch 2.10") else "2.8.0"
+    made = write(LOOP + line + "\n", ["compile"], version=version)
     assert (made.written == ("compile",)) == is_written
     assert is_written or made.reasons["compile"].startswith("train.py:15 traces a model, which")
 
@@ -1477,6 +1492,15 @@ def test_what_is_computed_from_a_batch_is_not_pinned(write):
     assert made.written and not made.extras
 
 
+@pytest.mark.parametrize("given, is_written", [("device", False), ("device, **rest", True)])
+def test_a_batch_may_have_a_copy_of_its_own(write, given, is_written):
+    """As DETR's NestedTensor, whose to() takes a device and no more."""
+    own = f"class Batch:\n    def to(self, {given}):\n        return self\n\nmodel = "
+    source = LOOP.replace("    output = ", "    images = images.to(device)\n    output = ")
+    made = write(source.replace("model = ", own, 1), ["workers"], ["non_blocking"], device="cuda")
+    assert made.written and bool(made.extras) == is_written
+
+
 @pytest.mark.parametrize("line", ["if total > 3: break", "history.append(total)"])
 def test_a_sum_that_is_used_in_the_loop_stays(write, line):
     source = LOOP.replace("for images, ", "total = 0\nfor images, ") + (
@@ -1571,6 +1595,13 @@ def test_no_line_of_the_original_changes_its_number(tmp_path):
             "Trainer(max_epochs=3, precision='bf16-mixed')",
         ),
         ("accelerate", "amp float16", "Accelerator()", "Accelerator(mixed_precision='fp16')"),
+        (
+            "accelerate",
+            "compile",
+            "Accelerator(log_with='all') if tracks else lib.Accelerator()",
+            "Accelerator(log_with='all', dynamo_backend='inductor') if tracks else "
+            "lib.Accelerator(dynamo_backend='inductor')",
+        ),
         (
             "transformers",
             "workers",

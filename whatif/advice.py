@@ -22,7 +22,8 @@ def module_of(name):
 
 def write(name, facts, extra=None):
     """Return what to write for a technique: lines of text, the first without an indent."""
-    return module_of(name).write(name, facts, extra or {})
+    text = module_of(name).write(name, facts, extra or {})
+    return re.sub(r"\btorch\.", f"{facts.get('name_of_torch') or 'torch'}.", text)
 
 
 # ------------------------------------------------------------------------------ from the facts
@@ -200,13 +201,15 @@ def before_use(about, facts):
     """Return (where a model is to be changed, its name there).
 
     That is before DistributedDataParallel gets it: neither layout nor function may change below
-    a live one. Else it is above the line that makes the optimizer.
+    a live one. Else it is above the line that makes the optimizer. A model that is made in the call
+    of DataParallel, which does not mind, is changed below that line.
     """
     name = about["name"]
     if not facts["optimizers"]:  # a pickled model loses what compile() did
         return "in the process that trains, before its first step", name
     if about.get("before"):
-        return f"above {line(about['before'])}", about["bare"] or "model"
+        where = "below" if about["before"].get("below") else "above"
+        return f"{where} {line(about['before'])}", about["bare"] or "model"
     if about.get("is_wrapped"):
         inner = name.removesuffix(".module") if name.endswith(".module") else name
         return (

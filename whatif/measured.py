@@ -2,7 +2,7 @@
 
 import statistics
 
-from whatif import parts, report, search, stats, techniques
+from whatif import advice, parts, report, search, stats, techniques
 
 
 class Measured:
@@ -22,7 +22,8 @@ class Measured:
 
     def extra(self):
         """Return what advice and patch have to know of the loader."""
-        return dict(workers=self.found.get("workers") or 1)
+        loader = advice.main_loader({"training": [], **self.facts()})
+        return dict(workers=self.found.get("workers") or 1, keeps=not loader.get("changed"))
 
     def estimates(self):
         return stats.estimates(

@@ -347,10 +347,19 @@ def also_seen(facts):
                 f"{loader['at']}: a DataLoader without workers (num_workers) loads while "
                 "no step runs"
             )
-        elif loader["workers"] and loader["method"] != "fork" and not loader["persistent"]:
+        elif (
+            loader["workers"]
+            and loader["method"] != "fork"
+            and not (loader["persistent"] or loader.get("changed"))
+        ):
             lines.append(
                 f"{loader['at']}: without persistent_workers=True, {loader['method']} "
                 "starts all workers again in each epoch"
+            )
+        if loader["workers"] and loader.get("changed"):
+            lines.append(
+                f"{loader['changed']}: this changes the dataset, which workers that stay for all "
+                "epochs (persistent_workers=True) do not see"
             )
         if facts["device"] == "cuda" and not loader["pin"]:
             lines.append(
@@ -409,12 +418,13 @@ def sum_line(result):
     """Return the line of the set that is advised, or that nothing is."""
     row = next((row for row in result.rows if tuple(row.techniques) == tuple(result.best)), None)
     if not result.best:
-        is_open = any(verdict_of(row).startswith(OPEN) for row in result.rows)
+        is_open = result.not_tried or any(verdict_of(row).startswith(OPEN) for row in result.rows)
         faster = [row for row in result.rows if verdict_of(row) == FASTER]
         if any(not row.techniques[0].startswith("batch") for row in faster):
             return ""  # it is said above why they are not advised
         if faster:
-            return "Only a larger batch is faster, which is another training."
+            yet = " for certain as yet" if is_open else ""
+            return f"Only a larger batch is faster{yet}, which is another training."
         return (
             (
                 "Nothing is faster for certain as yet: give it more --minutes."

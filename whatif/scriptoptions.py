@@ -450,8 +450,8 @@ def workers(name, options, libraries, extra):
     if not found or number is None or found[0]["value"] == number:
         return []
     words = words_of(found[0], number)
-    for each in options:
-        if name_of(each) in PERSISTENT and is_switch(each) and not is_on(each) and number:
+    for each in options if number and extra.get("keeps", True) else ():
+        if name_of(each) in PERSISTENT and is_switch(each) and not is_on(each):
             words += words_of(each)
     return words
 

@@ -80,6 +80,11 @@ class Session(Measured):
                 least_steps=confirm.STEPS,
                 training=self.facts().get("training", []),
                 workers=self.found.get("workers", 0),
+                changing=[
+                    number
+                    for number, each in enumerate(self.facts().get("loaders", ()))
+                    if each.get("changed")
+                ],
                 seed=None,
             )
             | more
@@ -130,9 +135,10 @@ class Session(Measured):
                 break
             if result["error"] and not self.windows and (self.epochs or "now" not in result):
                 return result
+            until = deadline if self.best() else last
             if (
                 not self.goes_on(result)
-                or deadline - time.time() < AGAIN
+                or until - time.time() < AGAIN
                 or (gained < 3 and len(self.failed) == failed and self.epochs == epochs)
             ):
                 break

@@ -7,6 +7,7 @@ import inspect
 import math
 import threading
 import time
+import traceback
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
@@ -164,11 +165,24 @@ class Kept:
         return rebuilt(batch)
 
 
-class Batches:
-    """The iterator of a DataLoader. It times each wait and counts samples."""
+def is_being_made(loader):
+    """Return whether this is called in a loader's __init__, whose iterator is for all epochs."""
+    return any(
+        frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is loader
+        for frame, _ in traceback.walk_stack(None)
+    )
 
-    def __init__(self, loaders, batches, number, length):
+
+class Batches:
+    """The iterator of a DataLoader. It times each wait and counts samples.
+
+    `length` is the number of batches that it gives, and `epoch` that after which repeated ones end;
+    None: unknown, or never.
+    """
+
+    def __init__(self, loaders, batches, number, length, epoch):
         self.loaders, self.batches, self.number, self.length = loaders, batches, number, length
+        self.epoch = epoch
         self.about, self.given = loaders.about[number], 0
 
     def __iter__(self):
@@ -181,9 +195,7 @@ class Batches:
         loaders, run, number = self.loaders, self.loaders.run, self.number
         if loaders.is_repeated(number):
             self.batches = None  # ends its workers
-            if (
-                loaders.ends and self.about["length"] and (self.given >= self.about["length"])
-            ):  # the script counts its batches
+            if loaders.ends and self.epoch and self.given >= self.epoch:  # the script counts them
                 run.clock.pause()
                 raise StopIteration
             self.given += 1
@@ -242,7 +254,8 @@ class Loaders:
         key = self.made[key], key
         number = self.numbers.get(key, len(self.about))
         if "workers" in run.spec["techniques"] and number in run.spec.get("training", ()):
-            given |= dict(num_workers=run.spec["workers"], persistent_workers=True)
+            stay = number not in run.spec.get("changing", ())
+            given |= dict(num_workers=run.spec["workers"], persistent_workers=stay)
             if torch.cuda.is_available():
                 given["pin_memory"] = True
         original(*call.args, **call.kwargs)
@@ -285,7 +298,9 @@ class Loaders:
         batches = None if self.is_repeated(number) else original(loader)
         if batches is not None:
             self.waited(start)
-        return Batches(self, batches, number, about["length"] if is_plain else None)
+        length = about["length"] if is_plain else None
+        epoch = None if is_being_made(loader) else about["length"]
+        return Batches(self, batches, number, length, epoch)
 
     def waited(self, start):
         """Count the time since `start`, in which workers started or ended, as data time."""
@@ -365,6 +380,10 @@ class Loaders:
         run.clock.resume()
         run.clock.fetched(kept.given if number == self.chosen[0] else 0, 0)
         return batch
+
+    def size(self):
+        """Return the number of samples in the kept batches, the largest."""
+        return max(self.kept[self.chosen[0]].samples, default=0) if self.repeats else 0
 
     def rewind(self):
         """Begin with the first kept batch, so that each window has the same ones."""

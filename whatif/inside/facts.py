@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from .calls import arguments_of, called_at, is_called
-from .places import Beyond, package_of, statements
+from .places import Beyond, has_name, package_of, statements
 
-KNOWN = {tuple: "tuple", list: "tuple", dict: "dict", collections.OrderedDict: "dict"}
+KNOWN = {tuple: "tuple", list: "list", dict: "dict", collections.OrderedDict: "dict"}
 MANY = 20  # parts of an output that are told
 HALVES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 KERNELS = range(2, 12)  # sizes of a kernel of the user's own, for F.conv2d
@@ -87,6 +87,19 @@ def has_own_to(module):
         or any(is_own(part, "_apply") for part in module.modules())
         or any(each.dim() == 5 for each in (*module.parameters(), *module.buffers()))
     )
+
+
+def name_of_torch(places, things):
+    """Return the name that the files of models and optimizers give to torch (th, say)."""
+    names = {
+        each.asname or "torch"
+        for file in {thing["at"].rpartition(":")[0] for thing in things}
+        for node in statements(places.whole(file))
+        if isinstance(node, ast.Import)
+        for each in node.names
+        if each.name == "torch"
+    }
+    return names.pop() if len(names) == 1 else "torch"
 
 
 def settings_in(places):
@@ -192,7 +205,7 @@ def is_rest(value):
 def form_of(output):
     """Return (how an output holds tensors, the keys and attributes of its floating tensors).
 
-    How is "tensor"; "tuple" (or list), "namedtuple" or "dict" if all in it are floating tensors;
+    How is "tensor"; "tuple", "list", "namedtuple" or "dict" if all in it are floating tensors;
     "mixed" for a dict with more, or of another class; for a tuple (or list) with more, the form of
     each part, as "tensor tuple rest", where the rest has no floating tensor; and "" for all else.
     """
@@ -219,7 +232,7 @@ def forms_of(parts):
         if is_float(part)
         else "rest"
         if all(map(is_rest, tree_leaves(part)))
-        else form_of(part)[0].replace("tuple", "list" if type(part) is list else "tuple")
+        else form_of(part)[0]
         for part in parts
     ]
     is_known = len(forms) > 1 and {"rest"} < {*forms, "rest"} <= {"tensor", "tuple", "list", "rest"}
@@ -260,7 +273,8 @@ class Facts:
         """Return what is known of a model, where it is called. `calls` has its first line only."""
         inner, places = unwrapped(module), self.places
         local = places.name_of(module) or "model"
-        name, above = self.named.get(id(module), (places.name_outside(module) or local, None))
+        outside, depth = places.name_outside(module)
+        name, above = self.named.get(id(module), (outside or local, None))
         if inner is not module:
             known = self.named.get(id(inner), self.wrapped.get(id(inner), (None, None)))
             name, above = (f"{name}.module" if known[0] is None else known[0]), known[1]
@@ -291,6 +305,7 @@ class Facts:
             driver=driver,
             entry=entry,
             made=places.made(local),
+            outside=places.place(depth)["at"],
         )
 
     def wrapped_part(self, module):
@@ -324,10 +339,16 @@ class Facts:
         if spot not in about["spots"]:
             about["spots"].append(spot)
 
-    def note_wrapper(self, module):
-        """Note where DistributedDataParallel or DataParallel gets a module, before it does."""
-        name = self.places.name_of(module)
-        self.wrapped[id(module)] = name, self.places.place(above=True)
+    def note_wrapper(self, wrapper, module):
+        """Note where DistributedDataParallel or DataParallel gets a module, before it does.
+
+        One that is made there, DataParallel(Net()), has its name below that line.
+        """
+        name, place = self.places.name_of(module), self.places.place(above=True)
+        target = self.places.target() if isinstance(wrapper, nn.DataParallel) else ""
+        if target and not name:
+            name, place = f"{target}.module", place | dict(below=True)
+        self.wrapped[id(module)] = name, place
 
     def describe_optimizer(self, optimizer, defaults):
         """Return what is known of an optimizer, where it is made; note how its models are named.
@@ -354,16 +375,24 @@ class Facts:
         return about
 
     def name_models(self, weights):
-        """Note how the user's lines name the models of an optimizer, and where it is made."""
-        for depth, _ in enumerate(self.places.frames()):  # a function may not know the model
+        """Note how the user's lines name the models of an optimizer, and where it is made.
+
+        A base class may make the optimizers of classes with other models. Where its file does not
+        set such an attribute, it is the outer line that has it.
+        """
+        first = {}
+        for depth, frame in enumerate(self.places.frames()):  # a function may not know the model
             names = {}
             for name, model in self.places.names(depth).items():
                 if not weights.isdisjoint(map(id, model.parameters())):
                     names.setdefault(id(model), name)
-            if names:
-                above = self.places.place(depth, above=True)
-                self.named |= {key: (name, above) for key, name in names.items()}
-                return
+            above = self.places.place(depth, above=True)
+            found = {key: (name, above) for key, name in names.items()}
+            if names and all(has_name(*frame, each, bool(first)) for each in names.values()):
+                first = found
+                break
+            first = first or found
+        self.named |= first
 
     def name_again(self, models):
         """Name models that were called before their optimizer was made: {module: what is known}."""

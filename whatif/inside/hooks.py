@@ -61,7 +61,7 @@ class Hooks:
 
     def note_wrapper(self, wrapper, module=None, *_, **__):
         if module is not None and not self.models.chosen:
-            self.about.note_wrapper(module)
+            self.about.note_wrapper(wrapper, module)
 
     def make_optimizer(self, original, optimizer, params, defaults):
         original(optimizer, params, defaults)

@@ -9,10 +9,13 @@ import warnings
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from whatif import techniques
 from whatif.inside import facts, places
-from whatif.techniques import channels_last
+from whatif.techniques import batch, channels_last
+
+COUNTED = 16  # calls of a model in which the size of its batch is noted
 
 
 class Forward:
@@ -54,13 +57,46 @@ def is_sharded(module):
     return ""
 
 
+class Sizes:
+    """How many samples each model gets in a step, as it is and with joined batches.
+
+    A GAN's noise has a size of its own: then the generator's batch is no larger.
+    """
+
+    def __init__(self):
+        self.noted = {}  # {(model, batches that are joined): [(step, samples), ...]}
+
+    def note(self, module, times, step, given):
+        """Note one of the first calls of a model."""
+        found = self.noted.setdefault((module, times), [])
+        if len(found) < COUNTED:
+            size = 0
+            with contextlib.suppress(Exception):  # a tensor of another kind may have no length
+                tensors = (each for each in tree_leaves(given) if isinstance(each, torch.Tensor))
+                size = next((len(each) for each in tensors if each.dim()), 0)
+            found.append((step, size))
+
+    def unchanged(self, times, size):
+        """Return the first model whose batch, of `size` samples, did not grow, or None."""
+        for (module, joined), now in self.noted.items():
+            before = self.noted.get((module, 1), ())
+            if joined == times and size in [each for _, each in before]:
+                if self.rate(now) < (1 + times) / 2 * self.rate(before):
+                    return module
+        return None
+
+    @staticmethod
+    def rate(found):
+        return sum(size for _, size in found) / len({step for step, _ in found})
+
+
 class Models:
     """The outermost modules with weights that are called between steps."""
 
     def __init__(self, run):
         self.run, self.known = run, {}
         self.chosen, self.forwards, self.plain = [], {}, {}
-        self.calls = None
+        self.calls, self.sizes = None, Sizes()
 
     def watch(self):
         """Look at each call of a module, until stop()."""
@@ -97,7 +133,8 @@ class Models:
                 about |= self.run.about.describe_model(module) | dict(spots=spots)
                 about["calls"] = [about["at"], *calls]
             output = original(module, *args, **kwargs)
-            if about["role"] == role:
+            # where gradients are on, weights that rest are those of a GAN, by turns
+            if role == about["role"] or role == "frozen" and torch.is_grad_enabled():
                 self.run.about.note_call(about, output, args, kwargs)
             return output
         finally:
@@ -105,8 +142,13 @@ class Models:
 
     @staticmethod
     def has_weights(module):
-        """Return whether a module has weights; a lazy one has them after its first call."""
+        """Return whether a module has weights; a lazy one has them after its first call.
+
+        A layer of the user's own whose parameters do not train has constants, such as a grid.
+        """
         weights = [*module.parameters()]
+        if not module._modules and not type(module).__module__.startswith("torch."):
+            weights = [each for each in weights if each.requires_grad]
         return bool(weights) and not any(map(is_lazy, (*weights, *module.buffers())))
 
     def note(self, module):
@@ -166,6 +208,8 @@ class Models:
     def forward(self, module, plain, *args, **kwargs):
         """Call a model's forward as the set says that is on."""
         run = self.run
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self.sizes.note(module, batch.times(run.names), run.steps, (args, kwargs))
         names = techniques.changes_forward(run.names)
         if not names or run.failed:
             return plain(*args, **kwargs)
@@ -182,6 +226,17 @@ class Models:
         if "channels_last" in names:  # .view() fails in the plain one, too, below such weights
             channels_last.off(run, "channels_last")
         return plain(*args, **kwargs)
+
+    def why_small(self, names, size):
+        """Return why a batch of `size` samples is not larger under a set that joins them, or ""."""
+        module = self.sizes.unchanged(batch.times(names), size)
+        if module is None:
+            return ""
+        about = next(each for key, each in self.known.items() if inside(key) is module)
+        return (
+            f"{about['local']} ({about['at']}) gets no more samples than before; "
+            "their number is set elsewhere"
+        )
 
     def forget(self, names):
         """Free what was compiled for a set."""

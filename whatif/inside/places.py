@@ -55,6 +55,27 @@ def statements(file):
     return []
 
 
+def setters(file, name):
+    """Return the assignments in a file that set a name."""
+    return [
+        node
+        for node in statements(file)
+        if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets)
+    ]
+
+
+def has_name(frame, line, name, is_here=False):
+    """Return whether a user's line has an attribute of self, or else its file sets it.
+
+    Other names a line has in any case. `is_here` is to have it in the line.
+    """
+    statement = statement_of(frame, line)
+    if statement and name in ast.unparse(statement):
+        return True
+    is_own = not name.startswith("self.") or setters(frame.f_code.co_filename, name)
+    return not is_here and bool(is_own)
+
+
 def span_of(frame):
     """Return (first line, last line, first column, last column) of what a frame does, or None.
 
@@ -361,11 +382,7 @@ class Places:
         The name is an attribute; a variable may have many meanings.
         """
         file = self.frames()[0][0].f_code.co_filename
-        found = [
-            node
-            for node in (statements(file) if "." in name else ())
-            if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets)
-        ]
+        found = setters(file, name) if "." in name else ()
         return self.line_of(file, found[0].lineno) if len(found) == 1 else {}
 
     def target(self):
@@ -458,16 +475,16 @@ class Places:
         return models
 
     def name_outside(self, module):
-        """Return how a module is named where it is made: not as an argument of a function."""
-        name, frames = "", self.frames()
-        for depth, (frame, _) in enumerate(frames):
+        """Return (how a module is named where it is made: not as an argument, the depth there)."""
+        name = ""
+        for depth, (frame, _) in enumerate(self.frames()):
             found = self.name_of(module, depth)
             root, code = re.match(r"\w*", found)[0], frame.f_code
             name = found or name
             given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
             if root == "self" or found and root not in given:
                 break
-        return name
+        return name, depth
 
     def name_of(self, module, depth=0):
         """Return how a user's line can name a module: as the line has it, if it does, or ""."""

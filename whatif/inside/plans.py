@@ -393,6 +393,7 @@ class Turns(Choice):
         if is_new and not run.failed:
             least = FIRST_WARM[0] if names else LEAST
             yield from calm_down(run, least, self.known.get(()))
+            run.failed = run.failed or run.models.why_small(names, run.loaders.size())
         for attempt in range(3 + is_new):
             if self.gives_up(names):
                 return

@@ -11,7 +11,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from whatif import records, techniques
-from whatif.inside import facts, parsers, plans
+from whatif.inside import changes, facts, parsers, plans
 from whatif.inside.batches import Loaders
 from whatif.inside.clock import Clock, Lead, compiled, numbers
 from whatif.inside.hooks import Hooks
@@ -171,7 +171,7 @@ class Run(Hooks):
             python=sys.version.split()[0],
             models=self.models.facts(),
             optimizers=self.optimizer_facts,
-            loaders=[*self.loaders.about.values()],
+            loaders=changes.changes_in(self.places, self.loaders.about.values()),
             training=self.loaders.training(),
             processes=self.ranks()[1],
             cores=self.spec["cores"],
@@ -183,6 +183,8 @@ class Run(Hooks):
             has_scaler=self.has_scaler(),
             options=parsers.options_of(self.parsers, sys._getframe(1)),
         )
+        things = [*found["models"], *found["optimizers"]]
+        found["name_of_torch"] = facts.name_of_torch(self.places, things)
         if on_gpu:
             about = torch.cuda.get_device_properties(self.device)
             found |= dict(

@@ -46,7 +46,7 @@ def write(name, facts, extra):
         own_autocast(name, facts),
         *(scaler_of(facts) if name == "amp float16" else ()),
         advice.likewise(each for each in calls if each != calls[0]),
-        watch(name),
+        watch(name, bool(own_scaler(facts))),
         advice.example(name),
     )
     library = model.get("library")
@@ -58,9 +58,9 @@ def edit(name, facts, extra, sources):
     autocasts.write(name, facts, sources)
 
 
-def watch(name, is_library=False):
-    """Return what to watch; a library or an option scales the loss and clips by itself."""
-    if name == "amp float16" and not is_library:
+def watch(name, is_scaled=False):
+    """Return what to watch; a library, an option or an own scaler has lines for that already."""
+    if name == "amp float16" and not is_scaled:
         return "watch: clip gradients after scaler.unscale_(optimizer); save the scaler's state"
     return "watch: compare the accuracy of a whole training"
 
@@ -81,13 +81,22 @@ def own_autocast(name, facts):
     )
 
 
+def own_scaler(facts):
+    """Return the name of a GradScaler of the script's own, which does nothing as it is, or ""."""
+    for each in (facts.get("sites") or {}).get("backwards", ()):
+        if found := re.match(r"([\w.\[\]'\"]+)\.scale\(", each["name"]):
+            return found[1]
+    return ""
+
+
 def scaler_of(facts):
     """Return the lines of a GradScaler for all optimizers."""
-    stepped = dict(advice.stepped(facts))
-    names = [
-        stepped.get(number) or each.get("name") or "optimizer"
-        for number, each in enumerate(facts["optimizers"])
-    ]
+    if own := own_scaler(facts):
+        return (f"where {own} is made, the script's own GradScaler{advice.INDENT}enabled=True",)
+    names = []
+    for number, each in enumerate(facts["optimizers"]):  # one line may make several
+        stepped = [name for one, name in advice.stepped(facts) if one == number]
+        names += stepped or [each.get("name") or "optimizer"]
     names = [*dict.fromkeys(names)] or ["optimizer"]
     loss = loss_of(facts)
     scaled = f"scaler.scale({ast.unparse(ast.parse(loss))}).backward()"
@@ -119,14 +128,17 @@ def loss_of(facts):
 
 def autocast_of(model, device, dtype):
     """Return the lines that call a model under autocast, and its loss outside of it."""
-    autocast, is_tensor = f'torch.autocast("{device}", {dtype})', bool(model["is_tensor"])
-    name = model["local"]  # where it is called
+    spots = [each for each in model.get("spots", ()) if each.get("at") == model["at"]]
+    holds = {each.get("holds", "") for each in spots}
+    is_tensor = model["is_tensor"] and (not holds or holds == {"tensor"})  # in other lines, perhaps
+    autocast, name = f'torch.autocast("{device}", {dtype})', model["local"]  # where it is called
     lines = [f"instead of {name}(...): {autocast}({name})(...)" + ".float()" * is_tensor]
     if model["statement"]:
         lines = [f"with {autocast}:", f"    {model['statement']}"]
         if is_tensor and ", " not in model["target"]:
             lines.append(f"{model['target']} = {model['target']}.float()")
     are_tensors = model["statement"] and model.get("are_tensors") and ", " in model["target"]
+    are_tensors = are_tensors and (not holds or "tensor" not in holds)
     if are_tensors and "_" in (names := model["target"].split(", ")):
         lines += [f"{each} = {each}.float()" for each in names if each != "_"]
     elif are_tensors:

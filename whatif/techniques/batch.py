@@ -14,7 +14,7 @@ def why_not(name, facts):
     if not loader:
         return "the script trains without a torch DataLoader"
     if not loader.get("can_grow"):
-        return "the dataset makes the batches itself"
+        return "the dataset or a batch sampler of its own makes the batches"
     if (steps := loader.get("length") or math.inf) < 4 * size:
         return f"an epoch has too few steps ({steps})"
     if facts.get("peak"):

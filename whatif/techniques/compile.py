@@ -13,6 +13,7 @@ from ..write.sources import Refused
 NAMES = "compile", "compile reduce-overhead"
 # torch.jit.trace also makes TensorBoard's graph, older ONNX files and what fvcore counts
 TRACES = re.compile(r"(.*\.)?(add_graph|FlopCountAnalysis|jit\.trace(_module)?|onnx\.export)")
+EXPORT_WITHOUT_TRACE = 2, 9  # torch from which that is onnx.export's default
 
 
 def why_not(name, facts):
@@ -75,10 +76,19 @@ def traces(facts, sources):
         except Refused:
             continue  # what cannot be read is not changed
         for call in ast.walk(source.tree):
-            if isinstance(call, ast.Call) and TRACES.fullmatch(ast.unparse(call.func)):
-                if "dynamo=True" not in map(ast.unparse, call.keywords):
-                    return source.where(call)
+            if isinstance(call, ast.Call) and is_traced(call, facts.get("torch", "2.3")):
+                return source.where(call)
     return ""
+
+
+def is_traced(call, torch):
+    """Return whether a call traces a model; from torch 2.9 on, ONNX is exported without that."""
+    name, words = ast.unparse(call.func), {*map(ast.unparse, call.keywords)}
+    is_new = name.endswith("onnx.export") and (
+        tuple(map(int, torch.split(".")[:2])) >= EXPORT_WITHOUT_TRACE
+    )
+    is_old = "dynamo=False" in words if is_new else "dynamo=True" not in words
+    return bool(TRACES.fullmatch(name)) and is_old
 
 
 def forward(plain, name, run):

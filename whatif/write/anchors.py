@@ -178,6 +178,10 @@ def place_for(model, facts, sources):
         source.parents[statement], (ast.If, *FUNCTIONS, ast.Module, ast.With, ast.Try, *LOOPS)
     ):
         raise Refused(f"{source.where(statement)} is not a statement in a function")
+    if at.get("below"):  # made in the call of DataParallel
+        if any(isinstance(each, LOOPS) for each in source.ancestors(statement)):
+            raise Refused(f"{source.where(statement)} is in a loop")
+        return source, statement, name, statement
     statement = hoisted(source, statement, name)
     block = block_of(source, statement)
     later = [each for each in block[block.index(statement) :] if rebinds(each, name)]
@@ -316,8 +320,12 @@ def in_each_run(node, is_it):
 
 
 def below_making(model, name, sources):
-    """Return the place below the only statement that makes a model which no optimizer has."""
-    source, line = sources.find((model.get("made") or {}).get("at") or model["at"])
+    """Return the place below the only statement that makes a model which no optimizer has.
+
+    The function that calls the model may get it from another one: that is outside.
+    """
+    made = (model.get("made") or {}).get("at") or model.get("outside") or model["at"]
+    source, line = sources.find(made)
     return below_only(source, source.statement_at(line), name)
 
 

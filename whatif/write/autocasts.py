@@ -195,7 +195,7 @@ class Cast:
             ):
                 casts = zip(names, casts_of(self.holds, names))
                 return [f"{name} = {cast}" for name, cast in casts if name not in (cast, "_")]
-            if self.holds not in ("tuple", "namedtuple"):
+            if self.holds not in ("tuple", "list", "namedtuple"):
                 raise self.refused("holds more than tensors and tuples of tensors")
             if "_" in names:
                 return [f"{name} = {name}.float()" for name in names if name != "_"]
@@ -224,7 +224,8 @@ class Cast:
             self.source.quote(),
             {
                 "tensor": f"{text} = {text}.float()",
-                "tuple": f"{text} = [each.float() for each in {text}]",
+                "tuple": f"{text} = tuple(each.float() for each in {text})",
+                "list": f"{text} = [each.float() for each in {text}]",
                 "namedtuple": f"{text} = {text}._make(each.float() for each in {text})",
                 "dict": f"{text} = {{key: each.float() for key, each in {text}.items()}}",
             },
@@ -361,6 +362,8 @@ def scale(facts, sources):
         call = sites.call(line, name)
         if not isinstance(call.func, ast.Attribute) or name.endswith("autograd.backward"):
             raise Refused(f"{source.shown}:{line} calls torch.autograd.backward")
+        if call.args:  # accelerator.backward(loss) is no loss's
+            raise Refused(f"{source.shown}:{line} gives backward() an argument")
         loss, dot = call.func.value, f".{call.func.attr}"
         whole = loss
         if source.start(call) != source.start(loss) and source.text(call.func).endswith(f"){dot}"):

@@ -19,6 +19,8 @@ def edit(name, facts, extra, sources):
     """Write one of them, wherever it applies; raise Refused if it does nowhere."""
     if name == "non_blocking" and not is_pinned(facts, sources):
         raise Refused("no loader pins memory")
+    if name == "non_blocking" and (place := own_to(sources)):
+        raise Refused(f"{place} takes no non_blocking")
     todo = {}
     for model in advice.models_of(facts):
         for spot in spots_of(model):
@@ -43,6 +45,17 @@ def is_pinned(facts, sources):
     return any(each.get("pin") for each in advice.training_loaders(facts)) or any(
         "pin_memory=True" in line for source in sources.changed() for line in source.lines
     )
+
+
+def own_to(sources):
+    """Return where a class of the user's has a to(device) of its own, which a batch may be, or ""."""
+    for source in sources.files.values():
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.FunctionDef) and node.name == "to" and not node.args.kwarg:
+                names = [each.arg for each in [*node.args.args, *node.args.kwonlyargs]]
+                if names[:1] == ["self"] and "non_blocking" not in names:
+                    return source.where(node)
+    return ""
 
 
 def copies(source, line):

@@ -7,7 +7,10 @@ from whatif.libraries import LIBRARIES
 
 
 def edit(name, facts, extra, sources):
-    """Write a technique in the only call that switches it on; return whether there is one."""
+    """Write a technique in the call that switches it on; return whether there is one.
+
+    A statement may have two: Accelerator(log_with="all") if tracks else Accelerator().
+    """
     for library in advice.drivers_of(facts):
         texts = LIBRARIES.get(library, {})
         match texts.get(f"{name} on {facts['device']}") or texts.get(name):
@@ -20,11 +23,12 @@ def edit(name, facts, extra, sources):
                 ]
             case _:
                 continue
-        if len(found) == 1:
+        if len({source.statement_of(call) for source, call in found}) == 1:
             source, call = found[0]
             text = arguments.format(workers=extra.get("workers")).replace('"', source.quote())
             line = source.origins[source.statement_of(call).lineno - 1]
-            source.apply(source.give(call, dict(each.split("=") for each in text.split(", "))))
+            new = dict(each.split("=") for each in text.split(", "))
+            source.apply([edit for _, call in found for edit in source.give(call, new)])
             if line:
                 source.mark(source.statement_at(line), f"{library} has this built in")
             return True
