@@ -1,6 +1,6 @@
 """Pictures with random damage: each is decoded or refused, and nothing crashes or hangs.
 
-FUZZ is their number, by default 100. `pytest -s` shows how many each script decodes.
+FUZZ is their number, by default 50. `pytest -s` shows how many each script decodes.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from helpers import SRC, error_of, flags, run_forked
 from test_loader import FAULTY, SHARED, photo
 from test_resize import encoded, is_clean, resize
 
-COUNT = int(os.environ.get("FUZZ", 100))
+COUNT = int(os.environ.get("FUZZ", 50))
 CUT = ("--resize", 64, "--image_size", 48)
 
 # Run a loader's main(), but read each sample alone in place of all. The log gets the outcome of

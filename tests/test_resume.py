@@ -288,11 +288,11 @@ def test_a_kill_some_epochs_after_the_last_save(digits, tmp_path):
 
 
 @pytest.mark.fault("kill while training")
-@pytest.mark.parametrize("times", [8, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_killed(times, digits, rng, tmp_path):
     """Of four kills one is in a save, one before the first step, two are after a checkpoint."""
     options = functools.partial(
-        tiny, digits, epochs=40, steps=2, image_size=8, augment="resized", resume="auto"
+        tiny, digits, epochs=20, steps=2, image_size=8, augment="resized", resume="auto"
     )
     train(SRC / "train.py", *options(tmp_path / "a"))
     size = (tmp_path / "a" / "train.pt").stat().st_size
