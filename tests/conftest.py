@@ -83,8 +83,8 @@ def rng():
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory):
-    """Digits: 24 training and 7 validation pictures in each of ten classes."""
-    return draw_digits(tmp_path_factory.mktemp("data") / "digits", train=24, val=7)
+    """Digits: 24 training and 3 validation pictures in each of ten classes."""
+    return draw_digits(tmp_path_factory.mktemp("data") / "digits", train=24, val=3)
 
 
 @pytest.fixture(scope="session")

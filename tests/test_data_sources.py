@@ -371,7 +371,7 @@ def test_cache_says_how_much_memory_it_takes(digits, tmp_path):
         _, output = train(
             SRC / "train_cache.py", *tiny(digits, tmp_path, image_size=28, augment=augment)
         )
-        taken = 3 * (240 * side**2 + 70 * 28**2) / 1e6
+        taken = 3 * (240 * side**2 + 30 * 28**2) / 1e6
         assert f"the decoded images take {taken:.1f} MB of cpu memory" in output
 
 
@@ -439,7 +439,7 @@ def test_a_set_that_does_not_fit_is_an_error_before_it_is_decoded(digits, tmp_pa
         SRC / "train_cache.py", "--dataset", data, "--image_size", 50_000, cwd=tmp_path
     )
     line = error_of(done, "train_cache", 2)
-    assert "the decoded images take 2,325,000.0 MB" in line and "more than is free" in line
+    assert "the decoded images take 2,025,000.0 MB" in line and "more than is free" in line
 
 
 # ------------------------------------------------------------------------------------- both
@@ -725,10 +725,10 @@ def test_the_limit_of_a_container_or_job_counts(line, limits, is_refused, digits
     )
     done = run_forked(
         script, *tiny(digits, tmp_path / "r", image_size=64)
-    )  # 240 and 70 images: 3.8 MB
+    )  # 240 and 30 images: 3.3 MB
     assert done.returncode == (2 if is_refused else 0), done.stderr
     if is_refused:
-        assert "the decoded images take 3.8 MB of cpu memory, more than is free" in error_of(
+        assert "the decoded images take 3.3 MB of cpu memory, more than is free" in error_of(
             done, "train_cache", 2
         )
 

@@ -707,8 +707,8 @@ def test_a_host_whose_name_has_no_address(tmp_path):
     """torchrun would wait for its own name, and warn for ever (Grendel-GS#9, pytorch#150532)."""
     script = tmp_path / "ranks.py"
     script.write_text("""# no init_process_group: that torchrun starts the ranks is all
-import os
-print(os.environ["RANK"], "of", os.environ["WORLD_SIZE"])
+import os, sys
+sys.stdout.write(f"{os.environ['RANK']} of {os.environ['WORLD_SIZE']}\\n")
 """)
     words, variables = runs.launched(script, 2)
     command = ["unshare", "-u", "sh", "-c", 'hostname no-such-host && exec "$@"', "sh", *words]

@@ -122,7 +122,7 @@ LOGGED = (
 def test_compile_compiles_once(digits, tmp_path):
     """Not again for a smaller last batch of validation, for its size, or after a resume."""
     script = edited("train_compile", tmp_path, *LOGGED)
-    options = tiny(digits, tmp_path, batch_size=50, resume="auto")
+    options = tiny(digits, tmp_path, batch_size=20, resume="auto")
     for epochs, more in ((2, []), (3, ["--val_size", 24])):
         done = run_forked(script, *options, "--epochs", epochs, *more)
         assert done.returncode == 0 and f"epoch {epochs}/{epochs}" in done.stdout, done.stderr
