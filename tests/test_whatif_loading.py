@@ -88,6 +88,18 @@ class Stream(data.IterableDataset):
             yield index
 
 
+class Endless(data.DataLoader):
+    """As those of timm and YOLO: one iterator, made at once, gives the batches of all epochs."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.iterator = super().__iter__()
+
+    def __iter__(self):
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+
 class NoWorkerInfo(data.IterableDataset):
     def __iter__(self):
         for index in range(40):
@@ -219,23 +231,14 @@ def test_loaders_of_their_own():
                 yield batch
                 yield batch
 
-    class Forever(data.DataLoader):  # as timm's and YOLO's
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.iterator = super().__iter__()
-
-        def __iter__(self):
-            for _ in range(len(self)):
-                yield next(self.iterator)
-
     dataset = Sleeping()
     sampler = data.BatchSampler(data.SequentialSampler(dataset), 4, False)
     assert is_near(data.DataLoader(dataset, batch_sampler=sampler), ALONE)
     assert is_near(Doubling(dataset, batch_size=4), 2 * ALONE)
-    forever = Forever(dataset, batch_size=4, num_workers=1)
-    result = measured(forever)
+    endless = Endless(dataset, batch_size=4, num_workers=1)
+    result = measured(endless)
     assert result["as_is"]["persistent"] and result["rate"]
-    loading.shut(forever.iterator, set())
+    loading.shut(endless.iterator, set())
 
 
 def test_hooks_are_passed_by(monkeypatch):

@@ -28,6 +28,7 @@ from torch.optim import lr_scheduler
 
 from forked_runs import fork
 from helpers import AMP_OPTION, HANG
+from test_whatif_loading import Endless
 from whatif import confirm, parts, report, trials
 from whatif import session as session_module
 from whatif.inside import batches, clock, hooks, models, places, plans, proving, state, watch
@@ -383,18 +384,6 @@ def test_repeated_epochs_end_once_many_batches_made_no_step():
     with pytest.raises(StopIteration):
         loaders.repeat(0)
     assert loaders.ends and not loaders.flood
-
-
-class Endless(torch.utils.data.DataLoader):
-    """As that of YOLO: one iterator, made at once, gives the batches of all epochs."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.iterator = super().__iter__()
-
-    def __iter__(self):
-        for _ in range(len(self)):
-            yield next(self.iterator)
 
 
 @pytest.mark.parametrize("kind", [Endless, torch.utils.data.DataLoader])
