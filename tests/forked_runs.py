@@ -60,12 +60,14 @@ def as_script(words, cwd, log, variables):
 
 
 def rounds_of(wanted):
-    """Return Turns.wanted for at most spec["rounds"] rounds."""
+    """Return Turns.wanted for at most spec["rounds"] rounds; spec["always"] ignores verdicts."""
 
     def wanted_now(turns):
         turns.taken = getattr(turns, "taken", 0) + 1
-        most = turns.run.spec.get("rounds")
-        return wanted(turns) if most is None or turns.taken <= most else []
+        spec = turns.run.spec
+        if "rounds" in spec and turns.taken > spec["rounds"]:
+            return []
+        return [(name,) for name in turns.names] if spec.get("always") else wanted(turns)
 
     return wanted_now
 

@@ -400,7 +400,7 @@ def test_workers_of_each_start_method(method, how, scripts):
 @pytest.mark.fault("script that whatif cannot measure")
 def test_a_script_that_ends_early_is_started_again(scripts):
     one = scripts.session("short.py", only=["fused"])
-    of_rounds(one, 20)  # of three steps or more a window, so 100 are too few for all
+    of_rounds(one, 20, always=True)  # of three steps or more a window: 100 are too few for all
     assert not one.take_turns()
     assert one.number == 2 and len(windows_of(dict(windows=one.windows), "fused")) >= 4
     (note,) = one.notes
