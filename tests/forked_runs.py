@@ -12,25 +12,20 @@ import sys
 import threading
 import time
 import types
-from multiprocessing import forkserver
 from pathlib import Path
-from unittest import mock
 
-from helpers import ROOT, SERVER, STARTED
+from helpers import ROOT, STARTED, Server
 from whatif import run, session
 
 SCRIPTS = ROOT / "tests" / "whatif_scripts"
 WATCH = 0.2  # seconds
-FORKS = forkserver.ForkServer()  # helpers.SERVER imports far more
-FORKS.set_forkserver_preload(
-    [
-        "forked_runs",
-        "torch._dynamo",  # the first optimizer of a script imports it
-        "torch.distributed",
-        "numpy",
-        *(f"whatif.inside.{path.stem}" for path in (ROOT / "whatif" / "inside").glob("[a-z]*.py")),
-        "frozen",
-    ]
+FORKS = Server(  # helpers.SERVER imports far more
+    "forked_runs",
+    "torch._dynamo",  # the first optimizer of a script imports it
+    "torch.distributed",
+    "numpy",
+    *(f"whatif.inside.{path.stem}" for path in (ROOT / "whatif" / "inside").glob("[a-z]*.py")),
+    "frozen",
 )
 
 
@@ -96,6 +91,12 @@ def begin(words, variables):
     paths = variables.get("PYTHONPATH", "").split(os.pathsep)[1:]  # the first has the hook
     sys.path[:] = [*paths, *(path for path in sys.path if path not in own)]
     sys.path.insert(0, os.path.dirname(os.path.abspath(words[0])))
+
+    def start_again(executable, command):
+        begin(command[1:], variables)
+        sys.exit()
+
+    os.execv = start_again  # of a changed main script
     enter.enter(spec)
     runpy.run_path(words[0], run_name="__main__")
 
@@ -106,14 +107,8 @@ for function in (as_script, begin):  # these frames are not the user's code
 
 def fork(function, *args):
     """Call a function in a fork; return its multiprocessing.Process."""
-    process = SERVER.Process(target=function, args=args)
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    with mock.patch.dict(os.environ, PYTHONPATH=paths):
-        FORKS.ensure_running()
-    with mock.patch.object(forkserver, "connect_to_new_process", FORKS.connect_to_new_process):
-        process.start()
-    STARTED.append(process)
-    return process
+    STARTED.append(FORKS.start(function, *args))
+    return STARTED[-1]
 
 
 class Started:

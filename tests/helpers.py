@@ -1,9 +1,10 @@
 """What tests share: processes started as a user starts them, small disks, a training run."""
 
 import atexit
+import contextlib
 import ctypes
 import json
-import multiprocessing
+import multiprocessing.util
 import os
 import re
 import resource
@@ -15,9 +16,12 @@ import sys
 import tempfile
 import threading
 import time
+import types
 import warnings
 import weakref
+from multiprocessing import forkserver
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
@@ -148,19 +152,36 @@ def free_port():
         return s.getsockname()[1]
 
 
-# One process imports torch and DALI, which takes seconds; each run is a fork of it.
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(
-    [
-        "torch",
-        "torchvision.transforms.v2",
-        "PIL.Image",
-        "lmdb",
-        "numpy",
-        "tqdm",
-        "nvidia.dali.plugin.pytorch",
-        "torch.distributed",
-    ]
+class Server:
+    """A process that has imported modules, which takes seconds, to be forked for each run."""
+
+    def __init__(self, *modules):
+        self.server = forkserver.ForkServer()
+        self.server.set_forkserver_preload([*modules])
+
+    def start(self, function, *args):
+        """Call a function in a fork; return its multiprocessing.Process."""
+        process = multiprocessing.get_context("forkserver").Process(target=function, args=args)
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        with mock.patch.dict(os.environ, PYTHONPATH=paths):
+            self.server.ensure_running()
+        connect = self.server.connect_to_new_process
+        with mock.patch.object(forkserver, "connect_to_new_process", connect):
+            process.start()
+        return process
+
+
+SERVER = Server(
+    "helpers",
+    "torch",
+    "torchvision.transforms.v2",
+    "PIL.Image",
+    "PIL.PngImagePlugin",
+    "lmdb",
+    "numpy",
+    "tqdm",
+    "nvidia.dali.plugin.pytorch",
+    "torch.distributed",
 )
 
 
@@ -169,7 +190,8 @@ def as_main(words, out, err, cwd, variables):
     for number, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.chdir(cwd)
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # an earlier test's
+    for name in "CUDA_VISIBLE_DEVICES", "PYTHONPATH":  # an earlier test's, and the server's own
+        os.environ.pop(name, None)
     os.environ.update(variables)
     if variables["NEEDS_GPU"] == "True":
         import torch
@@ -182,12 +204,17 @@ def as_main(words, out, err, cwd, variables):
     multiprocessing.set_start_method(None, force=True)  # workers start as `python` starts them
     if variables["NEEDS_GPU"] == "False" and "RANK" not in variables:
         fork_scripts()
+        fork_spawned()
     run_as_main(words)
 
 
 def run_as_main(words):
-    """Do what `python WORD ...` does with a script, or with torchrun's module."""
+    """Do what `python WORD ...` does with a script, torchrun's module, or -c as multiprocessing."""
     sys.argv = words
+    if words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        return exec(words[1], vars(sys.modules["__main__"]))
     if words[:2] == TORCHRUN:
         sys.argv, sys.path[0] = words[1:], os.getcwd()
         return runpy.run_module(words[1], run_name="__main__", alter_sys=True)
@@ -230,8 +257,32 @@ def fork_scripts():
     subprocess.Popen._execute_child = execute
 
 
-def begin_fork(words, script, path, cwd, variables, files, session):
-    """Become `python SCRIPT WORD ...`, of which `words` is the whole command; end as it does."""
+def fork_spawned():
+    """Have multiprocessing spawn its processes, and its server, in forks without the imports.
+
+    They read what is pickled and import the script as ever.
+    """
+    plain, path = multiprocessing.util.spawnv_passfds, [*sys.path]
+
+    def spawn(executable, args, fds):
+        words = [*map(os.fsdecode, args)]
+        code = words[words.index("-c") :]
+        if "resource_tracker" in code[1]:
+            return plain(executable, args, fds)
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        if not (pid := os.fork()):
+            begin_fork(words, code, path, None, dict(os.environ), (), False, fds)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        return pid
+
+    multiprocessing.util.spawnv_passfds = spawn
+
+
+def begin_fork(words, script, path, cwd, variables, files, session, kept=()):
+    """Become `python SCRIPT WORD ...`, of which `words` is the whole command; end as it does.
+
+    Of the open files the first three and those in `kept` stay open.
+    """
     import torch
 
     if session:
@@ -239,7 +290,9 @@ def begin_fork(words, script, path, cwd, variables, files, session):
     for number, file in enumerate(files):
         if file != -1:
             os.dup2(file, number)
-    os.closerange(3, 1024)
+    for number in {*range(3, 1024)} - {*kept}:
+        with contextlib.suppress(OSError):
+            os.close(number)
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -312,12 +365,8 @@ class Forked:
         for rank in range(max(1, ranks)):
             variables = common | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks else {})
             files = [log or Path(self.made.name) / f"{name}{rank}" for name in ("out", "err")]
-            self.processes.append(
-                SERVER.Process(
-                    target=as_main, args=([str(word) for word in words], *files, cwd, variables)
-                )
-            )
-            self.processes[-1].start()
+            words = [str(word) for word in words]
+            self.processes.append(SERVER.start(as_main, words, *files, cwd, variables))
         STARTED.append(self)
 
     def kill(self):

@@ -36,7 +36,12 @@ def sets_of_techniques():
 
 SETS = list(sets_of_techniques())
 PAIRS = [chosen for chosen in SETS if len(chosen) == 2]
-WHOLE = [chosen for chosen in SETS if not any(set(chosen) < set(other) for other in SETS)]
+KNOWN = {*map(frozenset, SETS)}
+WHOLE = [  # nothing can be added to these
+    chosen
+    for chosen in SETS
+    if not any({*chosen, name} in KNOWN for name in {*TECHNIQUES} - {*chosen})
+]
 FOLDER = tempfile.TemporaryDirectory()
 
 

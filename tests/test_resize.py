@@ -80,8 +80,8 @@ def claims(width, height):
 
 
 def text_bomb():
-    """Return a PNG of 100 kB with a text of 100 MB."""
-    bomb = b"zTXtkey\0\0" + zlib.compress(bytes(100_000_000), 9)
+    """Return a PNG of 400 kB with a text of 100 MB."""
+    bomb = b"zTXtkey\0\0" + zlib.compress(bytes(100_000_000), 1)
     png = encoded(draw(), "PNG")
     chunk = (len(bomb) - 4).to_bytes(4, "big") + bomb + zlib.crc32(bomb).to_bytes(4, "big")
     return png[:33] + chunk + png[33:]

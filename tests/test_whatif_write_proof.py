@@ -1,5 +1,6 @@
 """whatif --write: the proof, what is left out of a patch, the exit statuses, and --compare."""
 
+import functools
 import json
 import os
 import re
@@ -552,8 +553,16 @@ def test_a_forecast_that_was_off_is_told(whatif, monkeypatch):
 
 
 # --------------------------------------------------------------------- real scripts, by parts
+@pytest.fixture
+def once(tmp_path, monkeypatch):
+    """Return a function that prepares one run of each side, in forks."""
+    monkeypatch.setattr(session.run, "start", start_forks)
+    monkeypatch.chdir(tmp_path)
+    return functools.partial(prove_once, tmp_path)
+
+
 def prove_once(folder, names, script="waits_for_data.py"):
-    """Run the copy and the script once each, for some steps; return the Proof and its Patch."""
+    """Return a Proof of which each side is to be run once, for some steps, and its Patch."""
     text = (SCRIPTS / script).read_text()
     (folder / "train.py").write_text(text)
     args = options.parse(
@@ -567,10 +576,9 @@ def prove_once(folder, names, script="waits_for_data.py"):
     return found, prover.patch
 
 
-def test_a_copy_runs_and_exchanges_its_states_with_the_original(tmp_path, monkeypatch):
+def test_a_copy_runs_and_exchanges_its_states_with_the_original(once, tmp_path):
     """All that a CPU can do: no line fails, and each side loads what the other has saved."""
-    monkeypatch.chdir(tmp_path)
-    found, made = prove_once(tmp_path, ["amp float16", "channels_last", "fused", "workers"])
+    found, made = once(["amp float16", "channels_last", "fused", "workers"])
     assert not made.reasons
     before = sorted(os.listdir(tmp_path))
     for side in proof.MAIN, proof.PLAIN:
@@ -593,10 +601,8 @@ def break_copy(found, *edits):
     copy.write_text(text)
 
 
-def test_a_copy_that_renames_weights_is_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(session.run, "start", start_forks)
-    monkeypatch.chdir(tmp_path)
-    found, made = prove_once(tmp_path, ["fused"])
+def test_a_copy_that_renames_weights_is_found(once):
+    found, made = once(["fused"])
     break_copy(
         found,
         ("nn.Flatten(), nn.Linear", "nn.Sequential(nn.Flatten()), nn.Linear"),
@@ -606,9 +612,8 @@ def test_a_copy_that_renames_weights_is_found(tmp_path, monkeypatch):
     assert found.kind == proof.FAILS and "does not load" in found.why
 
 
-def test_the_error_of_a_copy_is_told_after_its_first_steps_too(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    found, made = prove_once(tmp_path, ["fused"])
+def test_the_error_of_a_copy_is_told_after_its_first_steps_too(once):
+    found, made = once(["fused"])
     break_copy(found, ("total += loss.item()", "assert not total, 'broken'; total += 1"))
     assert not found.run(proof.MAIN, 0, 0.3)
     assert found.why.startswith("the changed copy: AssertionError: broken (")
