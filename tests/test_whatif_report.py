@@ -154,7 +154,7 @@ def test_reasons_stand_below_the_table():
     text = text_of(
         failed={("compile", "amp float16"): "CUDA out of memory", "batch": "CUDA out of memory"},
         excluded={"tf32": "this GPU has no TF32", "workers": "already there"},
-        not_tried={"batch": "no time left (--minutes)"},
+        not_tried={"batch": "no time was left for it by turns (--minutes)"},
         by_turns=False,
         notes=["The script is FSDP."],
     )
@@ -165,7 +165,7 @@ def test_reasons_stand_below_the_table():
     assert "Each set ran in a process of its own.\nThe script is FSDP.\n" in text
     none = text_of(rows=[], best=(), by_turns=False, notes=["The script is FSDP."])
     assert "Each set ran" not in none and "The script is FSDP." in none
-    assert text.endswith("Not tried\n  batch: no time left (--minutes)")
+    assert text.endswith("Not tried\n  batch: no time was left for it by turns (--minutes)")
 
 
 def test_what_to_write_is_the_best_sets():
@@ -185,7 +185,7 @@ def test_what_to_write_is_the_best_sets():
     assert text_of(best=(), rows=[Row(("fused",), 1.0, 0.99, 1.01, 8, SAME)]).endswith(
         "Nothing is faster."
     )
-    rest = dict(not_tried={"compile": "no time left (--minutes)"})
+    rest = dict(not_tried={"compile": "no time was left for it by turns (--minutes)"})
     assert "Nothing is faster for certain as yet: give it more --minutes.\n" in text_of(
         best=(), rows=[Row(("fused",), 1.0, 0.99, 1.01, 8, SAME)], **rest
     )

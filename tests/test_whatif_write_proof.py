@@ -247,6 +247,23 @@ def test_extra_lines_give_way_to_the_patch_if_time_is_short(whatif, monkeypatch,
     assert sum(each["mode"] == "proof" for each in script.specs) == (10 if is_tried else 7)
 
 
+def test_the_minutes_that_three_pairs_need_are_told_and_are_enough(whatif, monkeypatch):
+    now = [0.0]
+
+    class Minute(Script):
+        def __call__(self, *rest):
+            now[0] += 60
+            return super().__call__(*rest)
+
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    found = whatif(script := Minute(), "--minutes", "5")
+    assert found.status == 4 and found.record["proof"]["kind"] == "time"
+    assert [each["mode"] for each in script.specs] == ["turns", "proof", "proof"]  # in vain
+    (minutes,) = re.findall(r"no time for three pairs of runs \(--minutes (\d+)\)", found.text)
+    now[0] = 0.0
+    assert int(minutes) > 7 and whatif(Minute(), "--minutes", minutes).status == 0
+
+
 class WithOption(Script):
     """A script whose option for mixed precision does nothing, and `slows` it in the proof.
 

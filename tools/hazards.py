@@ -127,38 +127,64 @@ class WithoutStrings(ast.NodeTransformer):
         return ast.Constant("") if isinstance(node.value, str) else node
 
 
+class Statement:
+    """A statement of a script: its lines, counted from 1, and its code, with and without strings.
+
+    The lines of a compound one are those above its body.
+    """
+
+    def __init__(self, node):
+        self.node, self.first, self.last = node, node.lineno, node.end_lineno
+        if body := getattr(node, "body", getattr(node, "cases", None)):
+            first_inside = getattr(body[0], "pattern", body[0])  # of a match it is a case
+            self.last = max(node.lineno, first_inside.lineno - 1)
+
+    @functools.cached_property
+    def code(self):
+        return told(self.node)
+
+    @functools.cached_property
+    def names(self):
+        return told(WithoutStrings().visit(copy.deepcopy(without_body(self.node))))
+
+
 @functools.lru_cache(maxsize=64)
 def statements(text):
-    """Return [(number of the first line, of the last line, code, code without strings)].
-
-    The numbers count from 1; of a compound statement they are those above its body.
-    """
+    """Return the Statements of a text, by their lines."""
     tree = ast.parse(text.encode("utf-8", "replace"))
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
-    found = []
-    for node in nodes:
-        last, body = node.end_lineno, getattr(node, "body", getattr(node, "cases", None))
-        if body:
-            first_inside = getattr(body[0], "pattern", body[0])  # of a match it is a case
-            last = max(node.lineno, first_inside.lineno - 1)
-        found.append((node.lineno, last, told(node)))
-    WithoutStrings().visit(tree)
-    return sorted((*each, told(node)) for each, node in zip(found, nodes))
+    found = [Statement(node) for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    return sorted(found, key=lambda each: (each.first, each.last, each.node.col_offset))
 
 
-def told(node):
-    """Return the code of a statement on one line, indented; of a compound one without its body."""
+def without_body(node):
+    """Return a statement, of a compound one a copy whose body is `pass`."""
     if hasattr(node, "body") or hasattr(node, "cases"):
         node = copy.copy(node)
         for name in ("body", "orelse", "finalbody", "handlers", "cases"):
             if hasattr(node, name):
                 setattr(node, name, [ast.Pass()] if name == "body" else [])
-    return " " * node.col_offset + " ".join(ast.unparse(node).removesuffix("pass").split())
+    return node
+
+
+def told(node):
+    """Return the code of a statement on one line, indented; of a compound one without its body."""
+    code = ast.unparse(without_body(node)).removesuffix("pass")
+    return " " * node.col_offset + " ".join(code.split())
+
+
+@dataclasses.dataclass
+class Line:
+    """A line of a script that Python cannot parse, in place of a Statement."""
+
+    first: int
+    last: int
+    code: str
+    names: str
 
 
 def lines(text):
-    """Return statements() of a text that Python cannot parse: its lines."""
-    return [(k, k, line, line) for k, line in enumerate(text.split("\n"), 1)]
+    """Return the Lines of a text."""
+    return [Line(k, k, line, line) for k, line in enumerate(text.split("\n"), 1)]
 
 
 def silenced(texts):
@@ -179,6 +205,11 @@ def is_guarded(lines, number):
     return False
 
 
+def is_below(pattern, one, found):
+    """Return whether a statement stands below one that has a pattern."""
+    return any(each.first < one.first and re.search(pattern, each.code) for each in found)
+
+
 def hazards(text, others, techniques):
     """Return a sentence for each rule that the user's own statements in `text` break.
 
@@ -195,22 +226,21 @@ def hazards(text, others, techniques):
         found = statements(text)
     except (SyntaxError, ValueError):
         found = lines(text)
-    mine = [each for each in found if any(k in own for k in range(each[0], each[1] + 1))]
+    mine = [each for each in found if any(k in own for k in range(each.first, each.last + 1))]
     said = []
     for rule in RULES:
         joined = rule.joined(techniques)
         if not joined or rule.unless and re.search(rule.unless, "\n".join(own.values())):
             continue
-        above = [k for k, _, code, _ in found if rule.below and re.search(rule.below, code)]
-        for first, last, code, names in mine:
-            its_lines = all_lines[first - 1 : last]
+        for each in mine:
+            its_lines = all_lines[each.first - 1 : each.last]
             if (
-                re.search(rule.pattern, code if rule.strings else names)
-                and (not rule.below or any(k < first for k in above))
+                re.search(rule.pattern, each.code if rule.strings else each.names)
+                and (not rule.below or is_below(rule.below, each, found))
                 and rule.code not in silenced(its_lines)
-                and not (rule.guarded and is_guarded(all_lines, first))
+                and not (rule.guarded and is_guarded(all_lines, each.first))
             ):
-                shown = next(k for k in range(first, last + 1) if k in own)
+                shown = next(k for k in range(each.first, each.last + 1) if k in own)
                 said.append(
                     f"line {shown} with {', '.join(joined)}: `{own[shown].strip()}`: "
                     f"{rule.sentence} ({rule.code})"

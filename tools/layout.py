@@ -26,6 +26,7 @@ FRAMES = {
 }
 
 
+@functools.cache  # most statements are in all scripts
 def meaning(source):
     """Return a statement, or the first line of a compound one, without its layout."""
     word = "@" if source[0] == "@" else source.split(":")[0].split()[0]

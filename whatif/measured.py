@@ -132,7 +132,7 @@ class Measured:
             if search.kind(name) in search.COSTLY
         }
         return {
-            name: "no time left (--minutes)"
+            name: "no time was left for it by turns (--minutes)"
             for name in self.names()
             if not {(name,)} & {*found, *failed} and search.kind(name) not in shown
         }

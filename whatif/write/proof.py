@@ -17,6 +17,7 @@ from . import extras, overlay, patch
 
 WARM = 3.0  # seconds before the window, at least
 LEAST_SECONDS = 3.0  # of a window
+MOST_BEFORE = 0.8  # of --minutes; what comes before a proof needs no larger share of more of them
 MOST_PAIRS = 12
 IDLE = 20  # losses that are the same in all runs if mixed precision has no effect
 FAILS, CHANGES, SAME = "fails", "changes", "same"  # what is wrong with a patch
@@ -34,6 +35,8 @@ class Evidence:
         self.session, self.patches = session, patches  # {side: Patch}
         self.runs = {side: [] for side in (PLAIN, *patches)}
         self.kind, self.why, self.steps = "", "", None  # what failed; the steps of a window
+        self.took = {}  # {side: seconds} of its last run
+        self.before = time.monotonic() - session.began  # seconds
 
     def rates(self, side):
         return [each["steps"] / each["seconds"] for each in self.runs[side] if each["is_timed"]]
@@ -51,6 +54,16 @@ class Evidence:
             and has_amp
             and all(plain["losses"][:IDLE] == mine["losses"][:IDLE] != [] for plain, mine in pairs)
         )
+
+    def minutes(self):
+        """Return the option with about the minutes that three pairs need, by what runs took."""
+        if not self.took:
+            return "--minutes"
+        mean, before = statistics.fmean(self.took.values()), self.before
+        runs = LEAST_PLAIN * self.took.get(PLAIN, mean) + LEAST_PAIRS * self.took.get(MAIN, mean)
+        # the turns before may take as large a share again
+        share = min(MOST_BEFORE, before / (60 * self.session.args.minutes))
+        return f"--minutes {math.ceil(max(before + runs, runs / (1 - share)) / 60)}"
 
     def losses(self, side):
         """Return what the report says of the losses of a side."""
@@ -73,7 +86,7 @@ class Evidence:
         elif not why and self.is_idle(side):
             kind, why = SAME, "mixed precision has no effect: all losses are those of the script"
         elif not why and (found is None or found.n < LEAST_PAIRS):
-            kind, why = "time", "there was no time for three pairs of runs (--minutes)"
+            kind, why = "time", f"there was no time for three pairs of runs ({self.minutes()})"
         elif not why and found.low is not None and found.high < 1:
             kind, why = SAME, f"it is slower: {times_of(found)}"
         elif not why and not stats.gains(found):
@@ -106,7 +119,7 @@ class Proof(Evidence):
     def __init__(self, session, patches, show, speedup=1.0):
         super().__init__(session, patches)
         self.show, self.expected, self.warm = show, max(1.0, speedup), None
-        self.took, self.is_own = {}, False  # took: {side: seconds}
+        self.is_own = False
         self.is_of_extras = False  # whether what failed may be the extras' fault
         self.folder = os.path.join(session.folder, f"proof-{session.number}")
         os.makedirs(os.path.join(self.folder, "states"), exist_ok=True)
@@ -218,7 +231,7 @@ class Proof(Evidence):
         each = self.session.left() / (len(sides) * LEAST_PAIRS + 1) - overhead
         seconds = min(self.session.args.seconds, max(LEAST_SECONDS, each))
         for k in range(MOST_PAIRS):
-            if k and not self.fits(*sides):
+            if k and not self.fits(*sides * max(1, LEAST_PAIRS - k)):
                 break
             for side in sides[::-1] if k % 2 else sides:
                 if not self.run_or_blame(side, k, seconds):
