@@ -12,13 +12,18 @@ import psutil
 import pytest
 from PIL import Image
 
-from helpers import ROOT, STARTED, VARIABLES, Forked, draw_digits
+from forked_runs import FORKS
+from helpers import ROOT, SERVER, STARTED, VARIABLES, Forked, draw_digits
+
 
 # tests that run side by side share the cores: with more threads than cores all take far longer,
 # and threads that wait for each other must not keep a core busy
-if WORKERS := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // WORKERS)))
+def pytest_configure(config):
+    if workers := getattr(config.option, "numprocesses", None):  # this process starts them
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
+        for server in SERVER, FORKS:
+            server.run()
 
 
 def pytest_collection_modifyitems(items):

@@ -20,6 +20,7 @@ from whatif import run, session
 SCRIPTS = ROOT / "tests" / "whatif_scripts"
 WATCH = 0.2  # seconds
 FORKS = Server(  # helpers.SERVER imports far more
+    "WHATIF",
     "forked_runs",
     "torch._dynamo",  # the first optimizer of a script imports it
     "torch.distributed",

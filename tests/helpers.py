@@ -1,5 +1,6 @@
 """What tests share: processes started as a user starts them, small disks, a training run."""
 
+import ast
 import atexit
 import contextlib
 import ctypes
@@ -19,7 +20,7 @@ import time
 import types
 import warnings
 import weakref
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from unittest import mock
 
@@ -153,25 +154,46 @@ def free_port():
 
 
 class Server:
-    """A process that has imported modules, which takes seconds, to be forked for each run."""
+    """A process that has imported modules, which takes seconds, to be forked for each run.
 
-    def __init__(self, *modules):
-        self.server = forkserver.ForkServer()
+    pytest's workers share the one of the process that has started them.
+    """
+
+    def __init__(self, name, *modules):
+        self.variable, self.server = f"FORKS_OF_{name}", forkserver.ForkServer()
         self.server.set_forkserver_preload([*modules])
 
-    def start(self, function, *args):
-        """Call a function in a fork; return its multiprocessing.Process."""
-        process = multiprocessing.get_context("forkserver").Process(target=function, args=args)
+    def run(self):
+        """Start the server; let workers know how to reach it."""
         paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
         with mock.patch.dict(os.environ, PYTHONPATH=paths):
             self.server.ensure_running()
+        os.environ[self.variable] = repr([getattr(self.server, name, None) for name in KNOWN])
+
+    def reach(self):
+        """Have a server: that of the process that has started this one, or else an own one."""
+        if self.variable not in os.environ:
+            self.run()
+        elif not self.server._forkserver_address:
+            for name, value in zip(KNOWN, ast.literal_eval(os.environ[self.variable])):
+                setattr(self.server, name, value)
+            self.pipe = os.pipe()  # in place of the one whose end would end an own server
+            self.server._forkserver_alive_fd = self.pipe[1]
+            self.server.ensure_running = resource_tracker.ensure_running
+
+    def start(self, function, *args):
+        """Call a function in a fork; return its multiprocessing.Process."""
+        self.reach()
+        process = multiprocessing.get_context("forkserver").Process(target=function, args=args)
         connect = self.server.connect_to_new_process
         with mock.patch.object(forkserver, "connect_to_new_process", connect):
             process.start()
         return process
 
 
+KNOWN = "_forkserver_address", "_forkserver_authkey"  # the key from Python 3.14 on
 SERVER = Server(
+    "SCRIPTS",
     "helpers",
     "torch",
     "torchvision.transforms.v2",
@@ -412,7 +434,7 @@ def run_forked(*words, timeout=HANG, **options):
     return Forked(*words, **options).wait(timeout)
 
 
-def wait_until(condition, seconds=HANG, pause=0.005):
+def wait_until(condition, seconds=HANG, pause=0.02):
     """Wait until `condition()` is true and return its value; fail after that many seconds."""
     end = time.monotonic() + seconds
     while not (value := condition()):

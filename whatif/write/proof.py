@@ -232,6 +232,8 @@ class Proof(Evidence):
         seconds = min(self.session.args.seconds, max(LEAST_SECONDS, each))
         for k in range(MOST_PAIRS):
             if k and not self.fits(*sides * max(1, LEAST_PAIRS - k)):
+                if k < LEAST_PAIRS:
+                    return
                 break
             for side in sides[::-1] if k % 2 else sides:
                 if not self.run_or_blame(side, k, seconds):
