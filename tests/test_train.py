@@ -202,7 +202,8 @@ def test_real_mnist_reads_and_trains(tmp_path):
         *flags(
             dataset=tmp_path,
             epochs=1,
-            steps=60,
+            steps=30,
+            batch_size=64,
             width=8,
             image_size=16,
             result_dir=tmp_path,
@@ -394,9 +395,9 @@ def test_a_loss_that_is_not_finite(name, digits, tmp_path):
 
 # --------------------------------------------------------------------------- ways to start it
 def test_from_its_own_folder(project):
-    made = run(sys.executable, "make_dataset.py", "digits", "--train", 24, "--val", 7, cwd=project)
+    made = run_forked("make_dataset.py", "digits", "--train", 24, "--val", 7, cwd=project)
     assert made.returncode == 0
-    done = run(sys.executable, "train_DP.py", *TINY, cwd=project / "src")
+    done = run_forked("train_DP.py", *TINY, cwd=project / "src")
     assert done.returncode == 0, done.stderr
     assert (project / "src" / "runs" / "train_DP.json").exists()
     # started from elsewhere
