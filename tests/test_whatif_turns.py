@@ -1650,6 +1650,10 @@ def test_what_is_not_confirmed_says_why(monkeypatch):
     made = machine.confirmed()
     assert not made.line()["confirmed"] and "no time for enough runs" in made.line()["why"]
     assert made.is_advised()  # what turns showed stands
+    (minutes,) = re.findall(r"enough runs \(--minutes (\d+)\)$", made.line()["why"])
+    machine = Machine(monkeypatch, {FUSED: 1.3}, minutes=int(minutes))  # those that are advised
+    machine.turns(FUSED, 1.3)
+    assert machine.confirmed().line()["confirmed"]
     draw = itertools.cycle([0.7, 1.4])
     machine = Machine(monkeypatch, {FUSED: lambda: next(draw)}, minutes=4)
     machine.turns(FUSED, 1.3)

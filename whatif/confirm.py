@@ -1,5 +1,6 @@
 """The best set beside the script as it is, in whole processes with real loading, and its losses."""
 
+import math
 import statistics
 import time
 
@@ -8,6 +9,7 @@ from whatif import advice, forecast, report, run, scriptoptions, stats, techniqu
 STEPS = 60  # of a run, at least, so that losses can be compared
 LEAST_SECONDS = 3.0  # that a run measures
 PAIRS = stats.LEAST_PAIRS
+MOST_BEFORE = 0.8  # of --minutes: of more of them what comes before runs needs no larger share
 CLEARLY = 1.05  # so much faster, other workers are proposed: the loader is measured once
 LOOSEST = (
     "amp float16",
@@ -24,6 +26,16 @@ LOOSEST = (
 def numbers(losses):
     """Return losses as numbers; those that are not finite came as text."""
     return [float(each) for each in losses]
+
+
+def minutes_for(runs, before, args):
+    """Return the option with about the minutes that whole runs need, of `runs` seconds in all.
+
+    `before` is how many seconds passed before them, which may be as large a share again.
+    """
+    share = min(MOST_BEFORE, before / (60 * args.minutes))
+    enough = math.ceil(1.1 * max(before + runs, runs / (1 - share)) / 60)
+    return f"--minutes {max(enough, int(args.minutes) + 1)}"
 
 
 class Outlook:
@@ -279,6 +291,14 @@ class Confirmation(Outlook):
         changes = any(one["changes"] for one in self.losses)
         return not changes and not (self.is_clear() and found.high < 1)
 
+    def minutes(self):
+        """Return the option with about the minutes that the pairs need, by what runs took."""
+        if not self.took:
+            return "--minutes"
+        each = statistics.fmean(self.took) + LEAST_SECONDS
+        before = self.began - self.session.began
+        return minutes_for((2 * PAIRS + 1) * each, before, self.session.args)
+
     def line(self):
         """Return what the report says of the confirmation, or None if nothing was to confirm."""
         if not self.names:
@@ -287,7 +307,7 @@ class Confirmation(Outlook):
         why = self.why or (
             ""
             if clear
-            else "there was no time for enough runs (--minutes)"
+            else f"there was no time for enough runs ({self.minutes()})"
             if not found or found.n < PAIRS
             else "its runs differ too much"
         )

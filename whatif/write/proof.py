@@ -17,7 +17,6 @@ from . import extras, overlay, patch
 
 WARM = 3.0  # seconds before the window, at least
 LEAST_SECONDS = 3.0  # of a window
-MOST_BEFORE = 0.8  # of --minutes; what comes before a proof needs no larger share of more of them
 MOST_PAIRS = 12
 IDLE = 20  # losses that are the same in all runs if mixed precision has no effect
 FAILS, CHANGES, SAME = "fails", "changes", "same"  # what is wrong with a patch
@@ -59,11 +58,9 @@ class Evidence:
         """Return the option with about the minutes that three pairs need, by what runs took."""
         if not self.took:
             return "--minutes"
-        mean, before = statistics.fmean(self.took.values()), self.before
+        mean = statistics.fmean(self.took.values())
         runs = LEAST_PLAIN * self.took.get(PLAIN, mean) + LEAST_PAIRS * self.took.get(MAIN, mean)
-        # the turns before may take as large a share again
-        share = min(MOST_BEFORE, before / (60 * self.session.args.minutes))
-        return f"--minutes {math.ceil(max(before + runs, runs / (1 - share)) / 60)}"
+        return confirm.minutes_for(runs, self.before, self.session.args)
 
     def losses(self, side):
         """Return what the report says of the losses of a side."""
