@@ -24,7 +24,6 @@ from helpers import (
     edited,
     flags,
     params,
-    run,
     run_forked,
     start,
     tiny,
