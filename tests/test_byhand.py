@@ -1,6 +1,7 @@
 """benchmarks/byhand.py: the script and its changed copy by turns, with nothing but a clock."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -69,22 +70,50 @@ def timed(found, *options, **changes):
 def test_both_sides_are_timed(found):
     """A step of the copy sleeps a fiftieth of the script's; the folder itself stays as it is."""
     folder, _ = found
-    done, (one,) = timed(found, "--each")
+    done, (one,) = timed(found)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [(hand["set"], hand["data"]) for hand in one["hands"]] == [
-        ("fused", "as loaded"),
-        ("fused", "kept"),
-    ]
-    for hand in one["hands"]:
-        assert len(hand["before"]) == len(hand["after"]) == 1
-        assert max(hand["before"]) < 21 and min(byhand.gained(hand)) > 2
+    (hand,) = one["hands"]
+    assert (hand["set"], hand["data"]) == ("fused", "as loaded")
+    assert len(hand["before"]) == len(hand["after"]) == 1
+    assert max(hand["before"]) < 21 and min(byhand.gained(hand)) > 2
     assert "windows" not in one["found"] and "facts" not in one["found"]
     assert (folder / "train.py").read_text() == TRAIN and [*folder.parent.iterdir()] == [folder]
     assert (folder / "report.py").read_text() == REPORT and not (folder / "log.txt").exists()
     page = (folder / "out" / "byhand.md").read_text()
     assert "| fused | 1.50x ±0.10 | 6 |  | faster |" in page
     assert "| fused | as loaded | 1.40x to 1.50x | 1.50x ±0.05 |" in page
-    assert "| fused | kept | 1.50x |  |" in page
+
+
+def test_each_set_is_timed_on_kept_batches(found, tmp_path, monkeypatch):
+    folder, document = found
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(byhand, "rate_of", lambda words, copy, kept, _: 1 + kept)
+    (tmp_path / "found.json").write_text(json.dumps(document))
+    words = tmp_path / "found.json", "--each", "--result_dir", tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", ["byhand.py", *map(str, words)])
+    with pytest.raises(SystemExit) as end:
+        byhand.main()
+    (one,) = json.loads((tmp_path / "out" / "byhand.json").read_text())
+    assert not end.value.code and [(hand["data"], hand["after"]) for hand in one["hands"]] == [
+        ("as loaded", [1] * 3),
+        ("kept", [1 + byhand.KEPT] * 3),
+    ]
+    assert "| fused | kept | 1.50x |  |" in (tmp_path / "out" / "byhand.md").read_text()
+
+
+def test_the_clock_repeats_batches(tmp_path):
+    (tmp_path / "train.py").write_text("""\
+import torch
+
+weight = torch.ones(1, requires_grad=True)
+optimizer = torch.optim.SGD([weight])
+for number in torch.utils.data.DataLoader(range(9)):
+    print(int(number), end=" ")
+    optimizer.step()
+""")
+    done = run_forked(byhand.CLOCK, 2, 5, 3, "train.py", cwd=tmp_path)
+    steps, told = done.stdout.splitlines()
+    assert steps == "0 1 2 0 1 2 0 " and re.fullmatch(r"by hand: \S+ steps/s", told), done.stderr
 
 
 def test_the_sides_take_turns(found, monkeypatch):

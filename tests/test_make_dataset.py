@@ -54,8 +54,8 @@ def test_a_smaller_set_is_the_start_of_a_larger(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_interrupted_and_run_again(number, tmp_path, rng):
-    make("digits", "--dst", tmp_path / "whole", "--train", 40, "--val", 9)
-    words = [sys.executable, SCRIPT, "digits", "--dst", tmp_path / "cut", "--train", 40, "--val", 9]
+    make("digits", "--dst", tmp_path / "whole", "--train", 20, "--val", 5)
+    words = [sys.executable, SCRIPT, "digits", "--dst", tmp_path / "cut", "--train", 20, "--val", 5]
 
     def drawn():
         return sum(

@@ -841,6 +841,7 @@ def test_without_a_dataset_a_gpu_gets_work(told, batch, tmp_path, monkeypatch):
 
 
 def test_without_a_dataset_it_draws_the_digits_first(stand_ins):
+    change(stand_ins / "make_dataset.py", '"val", 250, 60', '"val", 5, 2')
     mine = stand_ins / "data" / "digits" / "mine.txt"
     mine.parent.mkdir(parents=True)
     mine.touch()

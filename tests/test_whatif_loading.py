@@ -134,7 +134,7 @@ def test_start_of_workers_is_not_in_the_rate(persistent):
         worker_init_fn=slow_start,
         persistent_workers=persistent,
     )
-    result = measured(loader, 2)
+    result = measured(loader, 4)
     assert result["rate"] == near(2 * ALONE)
     row = next(row for row in result["rows"] if row["workers"] == 2)
     assert row["start"] > 0.4
