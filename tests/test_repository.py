@@ -118,7 +118,7 @@ def test_an_installed_whatif_is_no_library_of_the_script(tmp_path):
     shutil.copytree(ROOT / "whatif", tmp_path / "site-packages" / "whatif")
     script = tmp_path / "train.py"
     shutil.copy(ROOT / "tests" / "whatif_scripts" / "plain_loop.py", script)
-    options = ["--only", "plain", *flags(minutes=0.3, json=tmp_path / "found.json")]
+    options = ["--only", "plain", *flags(minutes=0.1, json=tmp_path / "found.json")]
     words = [sys.executable, "-m", "whatif", *options, script, "--size", 8]
     done = run(*words, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "site-packages")})
     assert done.returncode == 0, done.stdout + done.stderr
