@@ -1,5 +1,6 @@
 """The site that tools/site.py builds: its pages and links, and the page in a headless browser."""
 
+import fcntl
 import functools
 import hashlib
 import html.parser
@@ -42,9 +43,14 @@ SHIFTS = """() => new Promise((resolve) => {
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Return the folder of the site."""
-    folder = tmp_path_factory.mktemp("site")
-    SITE.build(folder, FILES)
+    """Return the folder of the site, which pytest's workers share: building it takes seconds."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "site"
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            SITE.build(folder.with_suffix(".part"), FILES)
+            folder.with_suffix(".part").rename(folder)
     return folder
 
 
