@@ -262,6 +262,19 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TORCHRUN = ["-m", "torch.distributed.run"]
 
 
+def fork(begin, *args):
+    """Call `begin`, which ends the process, in a fork; return its number."""
+    # what a handler raises in a hook of os.fork would be lost
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 3.12 warns of NumPy's idle threads
+        pid = os.fork()
+    if not pid:
+        begin(*args)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    return pid
+
+
 def fork_scripts():
     """Have a driver start `python SCRIPT WORD ...` in forks of itself, without the imports.
 
@@ -279,14 +292,8 @@ def fork_scripts():
         if words[:1] != [sys.executable] or not is_known or preexec_fn or pass_fds or has_own:
             return plain(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more)
         files, session = more[3:9], more[14]
-        # what a handler raises in a hook of os.fork would be lost
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python 3.12 warns of NumPy's idle threads
-            self.pid = os.fork()
-        if not self.pid:
-            begin_fork(words, script, path, cwd, variables, files[:1] + files[3::2], session)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        ends = files[:1] + files[3::2]
+        self.pid = fork(begin_fork, words, script, path, cwd, variables, ends, session)
         self._child_created = True
         self._close_pipe_fds(*files)
 
@@ -305,11 +312,7 @@ def fork_spawned():
         code = words[words.index("-c") :]
         if "resource_tracker" in code[1]:
             return plain(executable, args, fds)
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        if not (pid := os.fork()):
-            begin_fork(words, code, path, None, dict(os.environ), (), False, fds)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        return pid
+        return fork(begin_fork, words, code, path, None, dict(os.environ), (), False, fds)
 
     multiprocessing.util.spawnv_passfds = spawn
 
