@@ -1644,8 +1644,9 @@ def test_pairs_go_on_while_they_do_not_agree(monkeypatch):
     assert machine.confirmed().line()["n"] > 3
 
 
-def test_what_is_not_confirmed_says_why(monkeypatch):
-    machine = Machine(monkeypatch, {FUSED: 1.3}, minutes=0.7)
+@pytest.mark.parametrize("given", [0.7, 0.3])  # too short for three pairs, and for one
+def test_what_is_not_confirmed_says_why(monkeypatch, given):
+    machine = Machine(monkeypatch, {FUSED: 1.3}, minutes=given)
     machine.turns(FUSED, 1.3)
     made = machine.confirmed()
     assert not made.line()["confirmed"] and "no time for enough runs" in made.line()["why"]

@@ -247,18 +247,22 @@ def test_extra_lines_give_way_to_the_patch_if_time_is_short(whatif, monkeypatch,
     assert sum(each["mode"] == "proof" for each in script.specs) == (10 if is_tried else 7)
 
 
-def test_the_minutes_that_three_pairs_need_are_told_and_are_enough(whatif, monkeypatch):
+@pytest.mark.parametrize("given, in_vain", [(5, 2), (1, 0)])
+def test_the_minutes_that_three_pairs_need_are_told_and_are_enough(
+    whatif, monkeypatch, given, in_vain
+):
+    """Where there is no time for one pair, none is begun: what a run takes is known by its start."""
     now = [0.0]
 
     class Minute(Script):
         def __call__(self, *rest):
             now[0] += 60
-            return super().__call__(*rest)
+            return super().__call__(*rest) | dict(turns_began=time.time() + 54)
 
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    found = whatif(script := Minute(), "--minutes", "5")
+    found = whatif(script := Minute(), "--minutes", str(given))
     assert found.status == 4 and found.record["proof"]["kind"] == "time"
-    assert [each["mode"] for each in script.specs] == ["turns", "proof", "proof"]  # in vain
+    assert [each["mode"] for each in script.specs] == ["turns", *["proof"] * in_vain]
     (minutes,) = re.findall(r"no time for three pairs of runs \(--minutes (\d+)\)", found.text)
     now[0] = 0.0
     assert int(minutes) > 7 and whatif(Minute(), "--minutes", minutes).status == 0

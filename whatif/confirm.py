@@ -292,10 +292,9 @@ class Confirmation(Outlook):
         return not changes and not (self.is_clear() and found.high < 1)
 
     def minutes(self):
-        """Return the option with about the minutes that the pairs need, by what runs took."""
-        if not self.took:
-            return "--minutes"
-        each = statistics.fmean(self.took) + LEAST_SECONDS
+        """Return the option with about the minutes that the pairs need."""
+        start = self.session.seconds.get("start", 15.0)
+        each = (statistics.fmean(self.took) if self.took else start) + LEAST_SECONDS
         before = self.began - self.session.began
         return minutes_for((2 * PAIRS + 1) * each, before, self.session.args)
 

@@ -54,12 +54,17 @@ class Evidence:
             and all(plain["losses"][:IDLE] == mine["losses"][:IDLE] != [] for plain, mine in pairs)
         )
 
+    def seconds_of(self, *sides):
+        """Return what a run of each of the sides takes, by the last ones or the script's start."""
+        if self.took:
+            known = statistics.fmean(self.took.values())
+        else:
+            known = self.session.seconds.get("start", 6.0) + WARM + LEAST_SECONDS
+        return sum(self.took.get(side, known) for side in sides)
+
     def minutes(self):
-        """Return the option with about the minutes that three pairs need, by what runs took."""
-        if not self.took:
-            return "--minutes"
-        mean = statistics.fmean(self.took.values())
-        runs = LEAST_PLAIN * self.took.get(PLAIN, mean) + LEAST_PAIRS * self.took.get(MAIN, mean)
+        """Return the option with about the minutes that three pairs need."""
+        runs = self.seconds_of(*[PLAIN] * LEAST_PLAIN, *[MAIN] * LEAST_PAIRS)
         return confirm.minutes_for(runs, self.before, self.session.args)
 
     def losses(self, side):
@@ -217,9 +222,8 @@ class Proof(Evidence):
         return "losses are not finite after it has loaded the other's state" * is_lost
 
     def fits(self, *sides):
-        """Return whether there is time for a run of each of the sides, by their last ones."""
-        known = statistics.fmean(self.took.values()) if self.took else 12.0
-        return self.session.left() > sum(self.took.get(side, known) for side in sides)
+        """Return whether there is time for a run of each of the sides."""
+        return self.session.left() > self.seconds_of(*sides)
 
     def measure(self):
         """Run rounds until the result is clear or a run fails; their order swaps."""
@@ -228,7 +232,7 @@ class Proof(Evidence):
         each = self.session.left() / (len(sides) * LEAST_PAIRS + 1) - overhead
         seconds = min(self.session.args.seconds, max(LEAST_SECONDS, each))
         for k in range(MOST_PAIRS):
-            if k and not self.fits(*sides * max(1, LEAST_PAIRS - k)):
+            if not self.fits(*sides * (max(1, LEAST_PAIRS - k) if k else 1)):
                 if k < LEAST_PAIRS:
                     return
                 break
