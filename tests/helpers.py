@@ -454,17 +454,19 @@ def run_forked(*words, timeout=HANG, **options):
 def wait_until(condition, seconds=HANG, pause=0.02):
     """Wait until `condition()` is true and return its value; fail after that many seconds."""
     end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, "what the test waits for does not happen"
-        time.sleep(pause)
-    return value
+    while True:
+        begin = time.monotonic()
+        if value := condition():
+            return value
+        assert begin < end, "what the test waits for does not happen"
+        time.sleep(max(pause, 3 * (time.monotonic() - begin)))  # leave the cores to others
 
 
 def wait_awhile(seconds, is_enough):
     """Wait that many seconds, or until `is_enough()` if that is sooner."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and not is_enough():
-        time.sleep(0.0005)
+        time.sleep(0.002)
 
 
 def processes_of(word):
