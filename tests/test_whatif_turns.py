@@ -1914,6 +1914,19 @@ def test_a_set_that_is_cut_off_has_failed():
     assert session_module.Session.goes_on(one, result) and one.epochs
 
 
+def test_a_loader_that_was_not_measured_is_told(monkeypatch):
+    """A set was cut off, and with it the process that would have measured its loader."""
+    session = Machine(monkeypatch, {}).session
+    session.only = ["fused", "workers"]
+    session.failed = [[FUSED, "cut off after 9 s"]]
+    told = "the loader was not measured by itself"
+    assert session.not_tried() == {"workers": told}
+    session.found["why_not"] = {"workers": "already there"}
+    assert not session.not_tried()
+    session.found |= dict(why_not={}, loading=dict(rate=20.0))
+    assert not session.not_tried()
+
+
 def test_an_error_without_time_for_another_process_is_told(monkeypatch):
     session = Machine(monkeypatch, {}, minutes=0.5).session
     session.args.write = None

@@ -131,8 +131,14 @@ class Measured:
             for name in one
             if search.kind(name) in search.COSTLY
         }
-        return {
+        left = {
             name: "no time was left for it by turns (--minutes)"
             for name in self.names()
             if not {(name,)} & {*found, *failed} and search.kind(name) not in shown
         }
+        if self.found.get("loading"):
+            return left
+        excluded = self.found.get("why_not", {})
+        loading = (each for each in techniques.LOADING if each in self.only)
+        why = "the loader was not measured by itself"
+        return left | {name: why for name in loading if name not in excluded}

@@ -469,8 +469,8 @@ def text_of(result, with_table=True):
     if result.stopped:
         lines = ["", "Stopped: this table is not finished.", *lines]
     if result.seconds:
-        told = ", ".join(f"{what} {duration(took)}" for what, took in result.seconds.items())
-        lines += ["", f"Time: {told}"]
+        parts = [(what, took) for what, took in result.seconds.items() if took >= 0.001]
+        lines += ["", f"Time: {', '.join(f'{what} {duration(took)}' for what, took in parts)}"]
     if result.writing:
         lines += result.writing.lines()
     return "\n".join(lines)
