@@ -232,8 +232,9 @@ class Proof(Evidence):
         each = self.session.left() / (len(sides) * LEAST_PAIRS + 1) - overhead
         seconds = min(self.session.args.seconds, max(LEAST_SECONDS, each))
         for k in range(MOST_PAIRS):
-            if not self.fits(*sides * (max(1, LEAST_PAIRS - k) if k else 1)):
-                if k < LEAST_PAIRS:
+            lacking = max(1, LEAST_PAIRS - k) if k else 1  # the first pair tells what one takes
+            if not self.fits(*sides * lacking):
+                if k < LEAST_PAIRS:  # nothing is proved, so no losses are compared
                     return
                 break
             for side in sides[::-1] if k % 2 else sides:
