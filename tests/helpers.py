@@ -167,7 +167,7 @@ class Server:
 
     def run(self):
         """Start the server; let workers know how to reach it."""
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
         with mock.patch.dict(os.environ, PYTHONPATH=paths):
             self.server.ensure_running()
         os.environ[self.variable] = repr([getattr(self.server, name, None) for name in KNOWN])
