@@ -194,6 +194,13 @@ def test_lazy_layers_are_a_model_once_they_have_their_shapes(scripts):
 
 
 @pytest.mark.fault("unusual training under whatif")
+def test_a_trace_sees_nothing_of_this(scripts):
+    """Else its graphs differ, and torch.jit.trace's own check fails."""
+    result = scripts.once("traced.py", only=["fused"])
+    assert not result["error"] and windows_of(result, "fused")
+    assert models(result) == {"net": "trains"}
+
+
 def test_a_loader_that_is_used_once_does_not_train(scripts):
     result = scripts.once("full_batch.py", only=["fused"])
     assert result["facts"]["training"] == [] and windows_of(result)[0]["unit"] == "steps"

@@ -44,6 +44,11 @@ def inside(module):
     return module
 
 
+def is_traced():
+    """Return whether torch records the calls: what it saw of ours would be in its graph."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
 def is_sharded(module):
     """Return the name of a library that shards a model, which turns cannot change, or ""."""
     for part in module.modules():
@@ -117,7 +122,7 @@ class Models:
 
     def call(self, original, module, *args, **kwargs):
         in_backward = torch._C._current_graph_task_id() != -1  # a checkpointed part runs again
-        if in_backward or torch.compiler.is_compiling() or not self.has_weights(module):
+        if in_backward or is_traced() or not self.has_weights(module):
             return original(module, *args, **kwargs)
         nn.Module.__call__ = self.calls[0]  # the modules inside are not watched
         try:
@@ -208,7 +213,7 @@ class Models:
     def forward(self, module, plain, *args, **kwargs):
         """Call a model's forward as the set says that is on."""
         run = self.run
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if torch.is_grad_enabled() and not is_traced():
             self.sizes.note(module, batch.times(run.names), run.steps, (args, kwargs))
         names = techniques.changes_forward(run.names)
         if not names or run.failed:
