@@ -1927,6 +1927,20 @@ def test_a_loader_that_was_not_measured_is_told(monkeypatch):
     assert not session.not_tried()
 
 
+def test_the_set_that_was_due_when_the_time_ended_is_told(monkeypatch):
+    """Both techniques gain, and the table has no row of both."""
+    machine = Machine(monkeypatch, {})
+    machine.session.only = ["fused", "channels_last"]
+    machine.session.found["loading"] = dict(rate=20.0)
+    machine.turns(FUSED, 1.2)
+    assert [*machine.session.not_tried()] == ["channels_last"]
+    machine.turns(("channels_last",), 1.5)
+    why = "no time was left for it by turns (--minutes)"
+    assert machine.session.not_tried() == {"channels_last + fused": why}
+    machine.turns(("channels_last", "fused"), 1.8)
+    assert not machine.session.not_tried()
+
+
 def test_an_error_without_time_for_another_process_is_told(monkeypatch):
     session = Machine(monkeypatch, {}, minutes=0.5).session
     session.args.write = None

@@ -60,9 +60,10 @@ class Measured:
                     if row.verdict == report.FASTER and row.speedup >= stats.ADVISED
                 }
             )
-        return search.Search(self.names(), margin=self.margin()).best(
-            self.estimates(), dict(map(tuple, self.failed))
-        )
+        return self.search().best(self.estimates(), dict(map(tuple, self.failed)))
+
+    def search(self):
+        return search.Search(self.names(), margin=self.margin())
 
     def of_set(self, names, key):
         return [each[key] for each in self.windows if each["names"] == names and each.get(key)]
@@ -119,7 +120,10 @@ class Measured:
         )
 
     def not_tried(self):
-        """Return {technique: why it has no windows}; a note says why there are no turns."""
+        """Return {technique, or the set that was due next: why it has no windows}.
+
+        A note says why there are no turns.
+        """
         if "no_turns" in self.found:
             return {}
         failed = {names for names, _ in self.failed} | {row.techniques for row in self.trials}
@@ -131,11 +135,15 @@ class Measured:
             for name in one
             if search.kind(name) in search.COSTLY
         }
+        why = "no time was left for it by turns (--minutes)"
         left = {
-            name: "no time was left for it by turns (--minutes)"
+            name: why
             for name in self.names()
             if not {(name,)} & {*found, *failed} and search.kind(name) not in shown
         }
+        for one in self.search().wanted(found, dict(map(tuple, self.failed))):
+            if found and len(one) > 1 and one not in found:
+                left[report.name_of(one)] = why
         if self.found.get("loading"):
             return left
         excluded = self.found.get("why_not", {})
