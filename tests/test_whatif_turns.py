@@ -1131,6 +1131,38 @@ def turns_of(run, net, optimizer, wanted, rounds=3):
     return turns
 
 
+def test_cuda_graphs_come_before_more_windows_of_what_stays_open(monkeypatch):
+    """The host of a small model scatters so that nothing is certain before the time ends."""
+    now, noise = [0.0], random.Random(0)
+    monkeypatch.setattr(plans, "time", types.SimpleNamespace(time=lambda: now[0]))
+    spec = dict(deadline=180.0, only=["fused", "channels_last", "compile"])
+    run = types.SimpleNamespace(
+        spec=spec, agree=lambda value: value, ranks=lambda: (0, 1), device="cuda", cycle=1
+    )
+    turns = plans.Turns(run)
+    turns.state = types.SimpleNamespace(put_back=lambda: None)
+    turns.why, turns.known, looked = {}, {(): 0.01}, []
+    turns.may_gain_workers = lambda: False
+    turns.look_for(["fused", "channels_last", "compile"])
+
+    def window(names):
+        now[0] += 0.5
+        rate = noise.gauss(1.1 if names else 1.0, 0.2)
+        turns.windows.append(dict(names=names, rate=max(0.2, rate), at=now[0]))
+        turns.known.setdefault(names, 0.01)
+        yield
+
+    def consider_graphs():
+        looked.append((now[0], {each["names"] for each in turns.windows}))
+        return False
+        yield
+
+    turns.window, turns.consider_graphs = window, consider_graphs
+    list(turns.measure())
+    assert now[0] > 170  # it stays open
+    assert looked[0][0] < 90 and any("compile" in names for names in looked[0][1])
+
+
 @pytest.mark.parametrize("kind", ["forward", "backward", "memory", "step"])
 def test_a_set_that_fails_is_given_up_and_the_training_is_as_before(
     make_run, monkeypatch, tmp_path, kind

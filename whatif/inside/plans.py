@@ -219,6 +219,9 @@ class Choice:
                 and found[names].low is None
             ]
             self.order.shuffle(sets)
+            self.is_explored = all(
+                names in found and found[names].n >= stats.LEAST_WINDOWS for names in sets
+            )
         return self.agree(sets)
 
     def may_gain_workers(self):
@@ -252,8 +255,9 @@ class Choice:
 
     def consider_graphs(self):
         """Let CUDA graphs be tried if the GPU waits for the host under the best set."""
-        run, best = self.run, self.search.best(self.estimates(), self.failed)
-        if GRAPHS in self.names or GRAPHS in self.why or "compile" not in run.spec["only"]:
+        run, best = self.run, self.agree(self.search.best(self.estimates(), self.failed))
+        known = GRAPHS in self.names or GRAPHS in self.why  # why not is known to rank 0
+        if self.agree(known or "compile" not in run.spec["only"]):
             return False
         run.switch(best)
         yield from calm_down(run, LEAST)
@@ -303,7 +307,7 @@ class Turns(Choice):
         self.windows = [dict(each) for each in spec.get("turns", ())]
         self.failed = {tuple(names): why for names, why in spec.get("failed", ())}
         self.known = {}  # seconds a step takes under a set
-        self.round = len(self.windows)
+        self.round, self.is_explored = len(self.windows), False
         self.length = spec.get("window") or WINDOW.get(run.device, 0.7)
         self.order, self.base = random.Random(self.round), {}
 
@@ -349,11 +353,13 @@ class Turns(Choice):
             if self.agree(time.time() < self.deadline):
                 yield from self.window(())
         while True:
-            if not (sets := self.wanted()):
-                if self.agree(time.time() < self.deadline - COSTLY) and (
-                    yield from self.consider_graphs()
-                ):
-                    continue
+            sets = self.wanted()
+            # before more windows of what is open: a script whose host scatters may stay open
+            if self.agree(self.is_explored and time.time() < self.deadline - COSTLY) and (
+                yield from self.consider_graphs()
+            ):
+                continue
+            if not sets:
                 break
             sets *= -(-ROUND // len(sets))  # a round is worth putting the state back
             for number, names in enumerate(sets, 1):
