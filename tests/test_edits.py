@@ -1,12 +1,17 @@
 """Techniques join edited copies of train.py, or are refused, or warned of, as edits.py says."""
 
 import functools
+import json
+import time
 
 import pytest
 
 import compose
-from edits import ALL, EDITS, edited, join, mistakes
+from edits import ALL, EDITS, OPTIONS_OF_ALL, edited, join, mistakes
+from forked_runs import Scripts
 from helpers import ROOT, run_forked
+from whatif import run, techniques
+from whatif.write import patch
 
 # each outcome, and a copy that has a technique already
 TEN = [
@@ -56,3 +61,67 @@ def test_an_edit_verified():
         done.stdout + done.stderr
     )
     assert "joined, --verify names what differs | 1 |" in done.stdout
+
+
+# ------------------------------------------------------------------------------ whatif --write
+WRITTEN = (
+    ("amp bfloat16", "channels_last", "fused", "workers"),
+    ("amp float16", "fused"),
+    ("compile",),
+)
+
+
+def losses_of(folder, edit, digits, *words):
+    """Train a copy for two epochs of four steps, uncompiled; return the losses."""
+    words = [digits if word == "" else word for word in words]
+    if edit.name != "constants in place of options":
+        words += ["--epochs", 2, "--result_dir", folder / "runs"]
+        words += ["--steps", 4] if edit.name != "option steps removed" else []
+    variables = dict(DIGITS=str(digits), TORCH_COMPILE_DISABLE="1")
+    done = run_forked(folder / "my_train.py", *words, cwd=folder, env=variables)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((folder / "runs" / "my_train.json").read_text())
+    return [epoch["loss"] for epoch in record["epochs"]]
+
+
+def facts_of(folder, words, monkeypatch):
+    """Return what whatif has seen of a copy."""
+    scripts = Scripts(folder, monkeypatch)
+    session = scripts.session("my_train.py", *words, only=["fused"])
+    spec = dict(window=0.02, deadline=time.time() + 60, rounds=1, seconds=0.1)
+    result = run.run_once(session.command, session.spec("turns", **spec), 60)
+    session.take(result)
+    assert session.facts() and not result.get("faults"), result
+    return json.loads(json.dumps(session.facts(), default=list))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EDITS)
+def test_what_whatif_writes_trains_alike(name, digits, tmp_path, monkeypatch):
+    """Each technique is refused with a reason, or the changed copy trains as the copy does."""
+    edit = EDITS[name]
+    words = [*OPTIONS_OF_ALL, *edit.options.split()]
+    if "--batch-size" in words:
+        del words[2:4]
+    if name == "constants in place of options":
+        words = []
+    monkeypatch.setenv("DIGITS", str(digits))
+    (tmp_path / "my_train.py").write_bytes(edited(edit).encode())
+    plain = losses_of(tmp_path, edit, digits, *words)
+    long = ["--epochs", 60] * bool(words)
+    facts = facts_of(
+        tmp_path, [digits if word == "" else word for word in words + long], monkeypatch
+    )
+    for names in WRITTEN:
+        seen = facts | dict(device="cuda" if "amp float16" in names else facts["device"])
+        why = techniques.reasons(seen, techniques.NAMES)
+        names = tuple(each for each in names if each not in why)
+        made = patch.make(seen, names, dict(workers=2, keeps=True), str(tmp_path))
+        assert {*made.techniques(), *made.reasons} >= {*names} and all(made.reasons.values())
+        copy = tmp_path / "_".join(names).replace(" ", "-")
+        copy.mkdir()
+        (copy / "my_train.py").write_bytes(edited(edit).encode())
+        for path, text in zip(made.changed, made.files.values()):
+            (copy / path).write_bytes(text)
+        after = losses_of(copy, edit, digits, *words, *made.words())
+        assert after == pytest.approx(plain, rel=0.05), made.techniques()
