@@ -765,6 +765,9 @@ def split_loop(text):
     start = text.index("        for step, (images, labels) in tqdm(")
     end = text.index("        # reading the loss waits")
     body = re.sub("^    ", "", text[start:end], flags=re.M)
+    timed = "        first_step_seconds = first_step_seconds or tick - start\n"
+    assert timed in body
+    body = body.replace(timed, "")
     function = ("def train_one_epoch(net, train_loader, loss_function, optimizer, scheduler, "
                 "device, rank,\n                    epoch, steps, losses, tick):\n"
                 f"    data_wait = 0\n{body}    return data_wait\n\n\n")
