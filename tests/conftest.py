@@ -1,6 +1,7 @@
 """Markers, and fixtures: tiny data sets, and a copy of the project."""
 
 import contextlib
+import fcntl
 import gc
 import os
 import random
@@ -13,6 +14,7 @@ import pytest
 from PIL import Image
 
 from forked_runs import FORKS
+from forked_workers import fork_workers
 from helpers import ROOT, SERVER, STARTED, VARIABLES, Forked, draw_digits
 
 
@@ -24,6 +26,21 @@ def pytest_configure(config):
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
         for server in SERVER, FORKS:
             server.run()
+        fork_workers()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Have one worker compile the tests, which takes seconds, before the others read them."""
+    with open(__file__) as lock:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                fcntl.flock(lock, fcntl.LOCK_SH)
+        done = yield
+    gc.freeze()  # collections need not look through all imports again
+    return done
 
 
 def pytest_collection_modifyitems(items):
@@ -62,7 +79,7 @@ def pytest_runtest_setup(item):
 
 
 def pytest_unconfigure():
-    gc.freeze()  # Python would look through all imports once more as it ends, which takes seconds
+    gc.freeze()  # Python would look through all objects once more as it ends, which takes seconds
 
 
 @pytest.fixture(autouse=True)
