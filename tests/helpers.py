@@ -4,6 +4,7 @@ import ast
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import inspect
 import json
 import multiprocessing.util
@@ -135,6 +136,18 @@ def draw_digits(folder, **counts):
     made = run_forked(*words)
     assert made.returncode == 0, made.stderr
     return folder
+
+
+def shared(tmp_path_factory, name, make):
+    """Return the path `name`, which pytest's workers share: the first calls make(another path)."""
+    base = tmp_path_factory.getbasetemp()
+    path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with open(f"{path}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            make(path.with_suffix(".part"))
+            path.with_suffix(".part").rename(path)
+    return path
 
 
 def torchrun(script, *options, processes=2):

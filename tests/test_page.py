@@ -1,15 +1,12 @@
 """The site that tools/site.py builds: its pages and links, and the page in a headless browser."""
 
-import fcntl
 import functools
-import hashlib
 import html.parser
 import http.server
 import itertools
 import os
 import re
 import shutil
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +14,10 @@ from pathlib import Path
 import pytest
 
 import compose
-from helpers import MACHINE, ROOT, SRC, TECHNIQUES, run
+from helpers import MACHINE, ROOT, SRC, TECHNIQUES, run_forked, shared
 from records import Loading
 from runs import module_of
+from test_compose import hash_of, sets_joined
 from test_whatif_report import FACTS
 from whatif.search import kind
 from whatif.techniques import NAMES, reasons
@@ -43,15 +41,16 @@ SHIFTS = """() => new Promise((resolve) => {
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Return the folder of the site, which pytest's workers share: building it takes seconds."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "site"
-    with open(f"{folder}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            SITE.build(folder.with_suffix(".part"), FILES)
-            folder.with_suffix(".part").rename(folder)
-    return folder
+    """Return the folder of the site, which takes seconds to build."""
+    return shared(tmp_path_factory, "site", build)
+
+
+def build(folder):
+    """Build the site with the command of the workflow."""
+    workflow = (ROOT / ".github" / "workflows" / "page.yml").read_text()
+    words = re.search(r"python (tools/site.py --files .*)", workflow)[1].split()
+    done = run_forked(*words[:-1], FILES, "--into", folder, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, f"{folder / 'index.html'}\n"), done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -65,38 +64,58 @@ def browser():
         path = next((path for path in paths if path and Path(path).exists()), None)
         if not path:
             pytest.skip("needs a browser: apt-get install chromium")
-        browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        browser = started.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-gpu"]
+        )
         yield browser
         browser.close()
 
 
+class Tab:
+    """A page of the browser that notes errors, and what it loads from elsewhere than `url`."""
+
+    def __init__(self, browser, **options):
+        self.context = browser.new_context(viewport=dict(width=1280, height=900), **options)
+        self.page, self.url, self.problems = self.context.new_page(), "about:blank", []
+        note = self.problems.append
+        self.page.on("console", lambda message: note(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: note(str(error)))
+        self.page.on("requestfailed", lambda request: note(request.url))
+        self.page.on("request", self.check)
+
+    def check(self, request):
+        if not request.url.startswith((self.url, "data:", "blob:")):
+            self.problems.append(request.url)
+
+
+@pytest.fixture(scope="module")
+def tab(browser):
+    """The page that most tests open one after the other: a new one takes twice as long."""
+    return Tab(browser)
+
+
 @pytest.fixture
-def visit(browser, site):
+def visit(browser, tab, site):
     """Return a function that opens the page; no page may report an error or load from elsewhere."""
-    contexts, problems = [], []
+    others = []
 
     def visit(address="", at=site, size=(1280, 900), **options):
-        context = browser.new_context(viewport=dict(width=size[0], height=size[1]), **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("requestfailed", lambda request: problems.append(request.url))
-        url = at if isinstance(at, str) else at.as_uri()
-        page.on(
-            "request",
-            lambda request: (
-                problems.append(request.url)
-                if not request.url.startswith((url, "data:", "blob:"))
-                else None
-            ),
-        )
-        page.goto(f"{url}/{address}" if ".html" in address else f"{url}/index.html{address}")
-        return page
+        if options:
+            others.append(Tab(browser, **options))
+        used = others[-1] if options else tab
+        used.page.goto("about:blank")  # so that the page is new even if its address was the same
+        used.page.set_viewport_size(dict(width=size[0], height=size[1]))
+        used.url = at if isinstance(at, str) else at.as_uri()
+        path = address if ".html" in address else f"index.html{address}"
+        used.page.goto(f"{used.url}/{path}")
+        return used.page
 
     yield visit
-    for context in contexts:
-        context.close()
+    tab.page.goto("about:blank")
+    problems = [each for used in (tab, *others) for each in used.problems]
+    tab.problems.clear()
+    for used in others:
+        used.context.close()
     assert problems == []
 
 
@@ -165,13 +184,12 @@ def test_each_markdown_file_is_a_page(site):
 
 
 def test_the_site_is_built_with_the_command_of_the_workflow(site, tmp_path):
-    words = re.search(
-        r"python (tools/site.py .*)", (ROOT / ".github" / "workflows" / "page.yml").read_text()
-    )[1].split()
-    done = run(sys.executable, *words[:-1], FILES, "--into", tmp_path, cwd=ROOT)
-    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'index.html'}\n"), done.stderr
-    for path in site.rglob("*.*"):
-        assert (tmp_path / path.relative_to(site)).read_bytes() == path.read_bytes(), path
+    """The command has built `site`; a second time all is the same."""
+    SITE.build(tmp_path, FILES)
+    built = {path.relative_to(site) for path in site.rglob("*.*")}
+    assert built == {path.relative_to(tmp_path) for path in tmp_path.rglob("*.*")}
+    for path in built:
+        assert (tmp_path / path).read_bytes() == (site / path).read_bytes(), path
 
 
 def test_the_page_is_small_and_loads_nothing_from_elsewhere(site):
@@ -250,21 +268,20 @@ def merged(techniques):
     return text
 
 
-def test_every_set_is_the_script_of_compose_sh(visit):
+def test_every_set_is_the_script_of_compose_sh(visit, tmp_path_factory):
     choices = [[[], *([name] for name in choice)] for choice in compose.choices(TECHNIQUES)]
     sets = [tuple(sorted(sum(picked, []))) for picked in itertools.product(*choices)]
     assert len(set(sets)) == 3 * 4 * 2 ** (len(TECHNIQUES) - 5)
-    assert merged(sets[-1]) == compose.join(sets[-1])
+    known = sets_joined(tmp_path_factory) | {"": dict(hash=hash_of(compose.script("train")))}
+    assert known[" ".join(sets[-1])]["hash"] == hash_of(compose.join(sets[-1]))
     hashes = visit().evaluate(HASHES, ["train", sets])
-    assert hashes == [hashlib.sha256(merged(each).encode()).hexdigest() for each in sets]
+    assert hashes == [known[" ".join(each)]["hash"] for each in sets]
 
 
 def test_the_loaders_are_those_of_src(visit):
     names = [[], *([path.stem.split("_")[1]] for path in SRC.glob("loader_*.py"))]
-    texts = [(SRC / f"{'_'.join(['loader', *name])}.py").read_bytes() for name in names]
-    assert visit().evaluate(HASHES, ["loader", names]) == [
-        hashlib.sha256(text).hexdigest() for text in texts
-    ]
+    texts = [(SRC / f"{'_'.join(['loader', *name])}.py").read_text() for name in names]
+    assert visit().evaluate(HASHES, ["loader", names]) == [hash_of(text) for text in texts]
 
 
 def test_the_shown_script_has_all_lines_and_the_diff_leads_from_one_to_the_other(visit):
@@ -567,27 +584,30 @@ def test_all_by_keyboard_with_a_visible_focus(visit):
 
 
 @pytest.mark.parametrize("size", [(360, 740), (1280, 900)], ids=lambda size: f"{size[0]}px")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_both_colour_schemes_and_sizes(visit, size, scheme):
-    page = visit("#train=DDP,amp", size=size, color_scheme=scheme)
-    assert page.evaluate("document.documentElement.scrollWidth") == size[0]
-    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (background == "rgb(255, 255, 255)") == (scheme == "light")
+def test_both_colour_schemes_and_sizes(visit, size):
+    page = visit("#train=DDP,amp", size=size)
     assert page.evaluate(SHIFTS) < 0.01
+    for scheme in "dark", "light":
+        page.emulate_media(color_scheme=scheme)
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (background == "rgb(255, 255, 255)") == (scheme == "light")
+        assert page.evaluate("document.documentElement.scrollWidth") == size[0]
     too_small = page.evaluate("""[...document.querySelectorAll("button, select, summary, input")]
       .map((it) => (it.closest("label") ?? it).getBoundingClientRect())
       .filter((box) => box.height && box.height < 22).length""")
     assert too_small == 0
 
 
-@pytest.mark.parametrize("width", [360, 1280])
 @pytest.mark.parametrize(
     "name", ["docs/whatif", "docs/techniques", "results/h100-first-run/README"]
 )
-def test_pages_of_text_fit_the_window(visit, site, name, width):
-    page = visit(f"{name}.html", size=(width, 900))
-    assert page.evaluate("document.documentElement.scrollWidth") == width
+def test_pages_of_text_fit_the_window(visit, site, name):
+    page = visit(f"{name}.html", size=(360, 900))
+    for width in 360, 1280:
+        page.set_viewport_size(dict(width=width, height=900))
+        assert page.evaluate("document.documentElement.scrollWidth") == width
     page.click("nav a >> text=All scripts")
+    page.wait_for_load_state()
     assert page.url == f"{site.as_uri()}/index.html#scripts"
 
 
