@@ -280,7 +280,7 @@ def test_the_real_scripts(project, digits, tmp_path):
         for word in ("--without", name)
     ]
     words += flags(runs=1, part="staircase", result_dir=tmp_path / "r")
-    done = run(project / "running.sh", "2", digits, *words, *QUICK)
+    done = drive(project, "2", digits, *words, *QUICK)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(tmp_path / "r")
     assert [(row["row"], row["column"], row["status"]) for row in rows] == [
