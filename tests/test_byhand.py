@@ -137,17 +137,25 @@ def test_what_cannot_be_timed_is_told(found):
     for changes, told in [
         (dict(proof=None), "whatif has proved nothing"),
         (dict(facts=facts | {"optimizers": optimizers}), "fused: already there"),
-        (dict(arguments=[]), "fused: before: IndexError: list index out of range"),
     ]:
         done, (one,) = timed(found, **changes)
         assert done.returncode == 1 and told in done.stdout and not one["hands"], done.stdout
 
 
-def test_a_script_that_ends_too_soon(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "code, told",
+    [
+        ("", "before: it ended before 7 steps of its own process"),
+        ("print(7); [][1]", "before: IndexError: list index out of range"),
+    ],
+)
+def test_a_script_that_ends_too_soon(code, told, found, tmp_path, monkeypatch):
+    folder, document = found
+    monkeypatch.chdir(folder)
     monkeypatch.setattr(byhand, "CLOCK", tmp_path / "clock.py")
-    (tmp_path / "clock.py").touch()
-    with pytest.raises(RuntimeError, match="it ended before 7 steps of its own process"):
-        byhand.rate_of(["train.py"], tmp_path, 0, byhand.parse("x --first 2 --steps 5".split()))
+    (tmp_path / "clock.py").write_text(code)
+    with pytest.raises(RuntimeError, match=told):
+        byhand.measure(document, ["fused"], 0, byhand.parse("x --first 2 --steps 5".split()))
 
 
 def test_what_is_no_record_of_a_script_is_refused(found, tmp_path):

@@ -7,14 +7,15 @@ import time
 import pytest
 
 import compose
+import layout
 from edits import ALL, EDITS, OPTIONS_OF_ALL, edited, join, mistakes
 from forked_runs import Scripts
 from helpers import ROOT, run_forked
 from whatif import run, techniques
 from whatif.write import patch
 
-# each outcome, and a copy that has a technique already
 SMALL = ["--image_size", "16", "--steps", "2"]
+# each outcome, and a copy that has a technique already
 TEN = [
     "own module",
     "scores in a dict",
@@ -40,7 +41,8 @@ def test_every_edit_applies_and_compiles():
 @pytest.mark.fault("join that is refused", "clean merge that is wrong")
 def test_joins_are_refused_or_warned_of(tmp_path, monkeypatch):
     """Ten edits with every technique. `python benchmarks/edits.py --merge` joins all."""
-    monkeypatch.setattr(compose, "find_origin", functools.cache(compose.find_origin))
+    for module, name in (compose, "find_origin"), (layout, "relaid"):  # of the same texts
+        monkeypatch.setattr(module, name, functools.cache(getattr(module, name)))
     path, wrong = tmp_path / "my_train.py", []
     for edit in map(EDITS.get, TEN):
         text = edited(edit).encode()
