@@ -70,6 +70,7 @@ def script(name, commit=None):
     return (ROOT / "src" / f"{name}.py").read_bytes().decode(*UTF8)
 
 
+@functools.lru_cache(maxsize=256)  # which techniques exclude each other is asked often
 def merge(current, base, variant, name):
     """Return (`current` with the changes from `base` to `variant`, its conflicts as matches)."""
     with tempfile.TemporaryDirectory() as folder:
@@ -95,7 +96,7 @@ def merge(current, base, variant, name):
         )
     merged = done.stdout.decode(*UTF8)
     conflict = re.compile(r"^<<<<<<< .*?\n(.*?)^=======\n(.*?)^>>>>>>> .*?\n", re.M | re.S)
-    conflicts = list(conflict.finditer(merged)) if done.returncode else []
+    conflicts = tuple(conflict.finditer(merged)) if done.returncode else ()
     if done.returncode >= 128 or done.returncode and not conflicts:
         raise RuntimeError(f"git merge-file failed: {done.stderr.decode(*UTF8).strip()}")
     return merged, conflicts
