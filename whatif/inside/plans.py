@@ -255,10 +255,11 @@ class Choice:
 
     def consider_graphs(self):
         """Let CUDA graphs be tried if the GPU waits for the host under the best set."""
-        run, best = self.run, self.agree(self.search.best(self.estimates(), self.failed))
+        run = self.run
         known = GRAPHS in self.names or GRAPHS in self.why  # why not is known to rank 0
         if self.agree(known or "compile" not in run.spec["only"]):
             return False
+        best = self.agree(self.search.best(self.estimates(), self.failed))
         run.switch(best)
         yield from calm_down(run, LEAST)
         busy, _ = yield from gpu.time_kernels(run, KERNELS)
