@@ -126,6 +126,13 @@ class Edit:
         }
         return {"same", "said", "differs"} if "either" in found else found or {"same"}
 
+    def words(self):
+        """Return the options of a run of the copy."""
+        words = [*OPTIONS_OF_ALL, *self.options.split()]
+        if "--batch-size" in words:
+            del words[2:4]
+        return words
+
 
 def after(place, text):
     return place, place + text
@@ -1010,9 +1017,7 @@ def judge(name, techniques, merge_only):
     import verify
 
     edit, found = EDITS[name], {}
-    text, words = edited(edit), [*OPTIONS_OF_ALL, *edit.options.split()]
-    if "--batch-size" in words:
-        del words[2:4]
+    text, words = edited(edit), edit.words()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "my_train.py"
         benches = [verify.Bench(path, words, Path(folder) / name) for name in ("runs", "augment")]

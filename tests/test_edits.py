@@ -8,7 +8,7 @@ import pytest
 
 import compose
 import layout
-from edits import ALL, EDITS, OPTIONS_OF_ALL, edited, join, mistakes
+from edits import ALL, EDITS, edited, join, mistakes
 from forked_runs import Scripts
 from helpers import ROOT, run_forked
 from whatif import run, techniques
@@ -83,9 +83,9 @@ WRITTEN = (
 )
 
 
-def losses_of(folder, edit, digits, *words):
+def losses_of(folder, edit, digits, words):
     """Train a copy for two epochs of four steps; return the losses."""
-    words = [digits if word == "" else word for word in words]
+    words = [*words]
     if edit.name != "constants in place of options":
         words += ["--epochs", 2, "--result_dir", folder / "runs"]
         words += ["--steps", 4] if edit.name != "option steps removed" else []
@@ -111,18 +111,13 @@ def facts_of(folder, words, monkeypatch):
 def test_what_whatif_writes_trains_alike(name, digits, tmp_path, monkeypatch):
     """Each technique is refused with a reason, or the changed copy trains as the copy does."""
     edit = EDITS[name]
-    words = [*OPTIONS_OF_ALL, *edit.options.split()]
-    if "--batch-size" in words:
-        del words[2:4]
+    words = [digits if word == "" else word for word in edit.words()]
     if name == "constants in place of options":
         words = []
     monkeypatch.setenv("DIGITS", str(digits))
     (tmp_path / "my_train.py").write_bytes(edited(edit).encode())
-    plain = losses_of(tmp_path, edit, digits, *words)
-    long = ["--epochs", 60] * bool(words)
-    facts = facts_of(
-        tmp_path, [digits if word == "" else word for word in words + long], monkeypatch
-    )
+    plain = losses_of(tmp_path, edit, digits, words)
+    facts = facts_of(tmp_path, words + ["--epochs", 60] * bool(words), monkeypatch)
     for names in WRITTEN:
         seen = facts | dict(device="cuda" if "amp float16" in names else facts["device"])
         why = techniques.reasons(seen, techniques.NAMES)
@@ -134,5 +129,5 @@ def test_what_whatif_writes_trains_alike(name, digits, tmp_path, monkeypatch):
         (copy / "my_train.py").write_bytes(edited(edit).encode())
         for path, text in zip(made.changed, made.files.values()):
             (copy / path).write_bytes(text)
-        after = losses_of(copy, edit, digits, *words, *made.words())
+        after = losses_of(copy, edit, digits, words + made.words())
         assert after == pytest.approx(plain, rel=0.05), made.techniques()
