@@ -1,10 +1,14 @@
-"""On a GPU: the lines that make the host wait, and what the kernels of a step do."""
+"""On a GPU: the lines that make the host wait, how long it waits for the host, and its kernels."""
 
 import collections
 import re
+import statistics
+import time
 import warnings
 
 import torch
+
+CYCLES = 1_000_000  # of a sleep by which others are measured
 
 
 def find_waits(run, steps):
@@ -32,8 +36,63 @@ def find_waits(run, steps):
     run.send(lines=[(at, texts[at]) for at in texts if len(waits[at]) == steps])
 
 
+def queued_share(run, steps):
+    """Return what share of its time a step takes whose kernels wait in the queue, or None.
+
+    That is from the first call of a model to the optimizer's step. In every second step the GPU
+    sleeps until the host has started all of that; what is left then is the GPU's own time. Where
+    the host waits for the GPU on the way, only what comes before is queued, so the share is not
+    too small. A profiler would tell more, but it slows the start of each kernel from then on.
+    """
+    took, length = {False: [], True: []}, 0.0
+    per_second = CYCLES / slept(CYCLES)
+    for number in range(2 * steps):
+        began = []
+        cycles = int(1.5 * length * per_second) if number % 2 else 0
+        run.on_forward = lambda: began.append((begin(cycles), time.perf_counter()))
+        yield
+        run.on_forward, end = None, mark()
+        end.synchronize()
+        if not began:
+            return None  # no model was called
+        start, since = began[0]
+        took[bool(cycles)].append(start.elapsed_time(end))
+        length = time.perf_counter() - since
+    alone, queued = map(statistics.median, took.values())
+    return min(1.0, queued / alone)
+
+
+def begin(cycles):
+    """Let the GPU sleep once it has done all; return the event that is reached after that."""
+    torch.cuda.synchronize()
+    if cycles:
+        torch.cuda._sleep(cycles)
+    return mark()
+
+
+def mark():
+    """Return an event that tells when the GPU has done all that was started before."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def slept(cycles):
+    """Return for how many seconds the GPU sleeps if it is to for so many cycles."""
+    torch.cuda._sleep(cycles)  # the first one loads the kernel
+    begin = mark()
+    torch.cuda._sleep(cycles)
+    end = mark()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1000
+
+
 def time_kernels(run, steps):
-    """Return for how many seconds of a step the GPU works, and the shares of what it does."""
+    """Return for how many seconds of a step the GPU works, and the shares of what it does.
+
+    Windows after this are slower, by up to a quarter where the host starts many kernels: what the
+    profiler has put into each start stays until the process ends.
+    """
     busy, until, kinds, cuda = 0, 0, collections.Counter(), torch.autograd.DeviceType.CUDA
     try:
         profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])

@@ -214,6 +214,9 @@ class Models:
         """Call a model's forward as the set says that is on."""
         run = self.run
         if torch.is_grad_enabled() and not is_traced():
+            if run.on_forward:
+                begin, run.on_forward = run.on_forward, None
+                begin()
             self.sizes.note(module, batch.times(run.names), run.steps, (args, kwargs))
         names = techniques.changes_forward(run.names)
         if not names or run.failed:

@@ -31,11 +31,11 @@ SHARE = 0.1  # of the watched time, from which long gaps between steps count, as
 WARMUP = 3.0  # seconds of a whole process before its clock begins
 GRACE = 20.0  # seconds after the deadline, for sets that have begun
 COSTLY = 25.0  # seconds before it, in which nothing begins to compile
-BUSY = 0.9  # a GPU that works for a larger share of a step does not wait for the host
+BUSY = 0.9  # a GPU whose own time is a larger share of a step does not wait for the host
 GRAPHS = "compile reduce-overhead"
 COUNTED = 2.0  # seconds after which a process that trains beside the first one tells its rate
 BESIDE = 3.0  # seconds in which steps and the loader run at once
-WAITS, KERNELS = 3, 10  # steps in which waiting lines and kernels are looked for
+WAITS, QUEUED, KERNELS = 3, 5, 10  # steps in which these are looked for
 
 
 def watch(run):
@@ -259,15 +259,14 @@ class Choice:
         known = GRAPHS in self.names or GRAPHS in self.why  # why not is known to rank 0
         if self.agree(known or "compile" not in run.spec["only"]):
             return False
-        best = self.agree(self.search.best(self.estimates(), self.failed))
-        run.switch(best)
+        run.switch(self.agree(self.search.best(self.estimates(), self.failed)))
         yield from calm_down(run, LEAST)
-        busy, _ = yield from gpu.time_kernels(run, KERNELS)
+        share = self.agree((yield from gpu.queued_share(run, QUEUED)) or 0.0)
         run.switch(())
-        share = self.agree(busy / self.known[best] if busy and best in self.known else 0)
+        self.state.put_back()
         self.why[GRAPHS] = (
-            f"the GPU works in {share:.0%} of a step of the best set, so the host "
-            "does not hold it back"
+            f"a step of the best set takes {share:.0%} of its time if its kernels are queued "
+            "before, so the host does not hold the GPU back"
         )
         if share < BUSY:
             del self.why[GRAPHS]
@@ -477,14 +476,16 @@ def by_turns(run):
         yield from turns.measure()
         run.switch(())
         run.send(turns_over=time.time())
-    if run.device == "cuda" and run.ranks()[1] == 1:
+    is_alone = run.ranks()[1] == 1
+    if run.device == "cuda" and is_alone:
         yield from gpu.find_waits(run, WAITS)
-        busy, kinds = yield from gpu.time_kernels(run, KERNELS)
-        run.send(busy=busy, kernels=kinds)
     if run.ranks()[0] == 0:
         loader, found = measure_loading(run, turns.needed() if turns else None)
-        if turns and found and run.ranks()[1] == 1:
+        if turns and found and is_alone:
             yield from compute_beside(run, turns, loader, found)
+    if run.device == "cuda" and is_alone:  # last: it slows what comes after it
+        busy, kinds = yield from gpu.time_kernels(run, KERNELS)
+        run.send(busy=busy, kernels=kinds)
     run.send(facts=run.facts())
 
 

@@ -46,6 +46,7 @@ class Run(Hooks):
         self.plain_steps, self.unfused, self.layouts = {}, {}, WeakIdKeyDictionary()
         self.failed, self.plan, self.is_over, self.cycle = "", None, False, 1
         self.group = None  # of all processes that train
+        self.on_forward = None  # what the next call of a model that trains calls first
         self.times = []  # (when a step ended, seconds waited until then) while it is watched
 
     # ---- what it tells, and what it knows of itself
