@@ -199,6 +199,14 @@ def test_a_trace_sees_nothing_of_this(scripts):
     result = scripts.once("traced.py", only=["fused"])
     assert not result["error"] and windows_of(result, "fused")
     assert models(result) == {"net": "trains"}
+    facts = result["facts"]
+    first, second = (each["at"] for each in facts["sites"]["traces"])
+    text = advice.write("compile", facts)  # a compiled model cannot be traced
+    assert text.startswith(f"below {first}  torch.jit.trace(net, torch.ones(2, 3, 8, 8)), which ")
+    assert f"cannot trace a compiled model ({second})" in text and "net.compile()\n" in text
+    facts["models"][0]["is_wrapped"] = True
+    text = advice.write("compile", facts)
+    assert text.startswith("before Distr") and f"compiled model ({first}, {second})" in text
 
 
 def test_a_loader_that_is_used_once_does_not_train(scripts):

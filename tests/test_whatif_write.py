@@ -64,6 +64,7 @@ class Seen:
         floats=(),
         has_loss=False,
         unseen=(),
+        traces=(),
         **about,
     ):
         self.tree, self.file = ast.parse(text), file
@@ -91,6 +92,9 @@ class Seen:
             ],
             optimizers=[self.optimizer(name, made[name]) for name in optimizers],
         )
+        self.facts["sites"]["traces"] = [
+            dict(at=f"{file}:{line}", text="", is_early=is_early) for line, is_early in traces
+        ]
         for number, node in enumerate(self.calls("DataLoader")):
             self.facts["loaders"].append(self.loader(node))
             self.facts["training"].append(number)
@@ -975,6 +979,35 @@ def test_a_model_that_is_traced_is_not_compiled(write, line, is_written):
     made = write(LOOP + line + "\n", ["compile"], version=version)
     assert (made.written == ("compile",)) == is_written
     assert is_written or made.reasons["compile"].startswith("train.py:15 traces a model, which")
+
+
+TRACED = LOOP.replace("loader = ", "if args.graph:\n    writer.add_graph(model, images)\nloader = ")
+
+
+def test_compile_stands_below_a_line_that_traces_before_the_training(write):
+    text = only(write(TRACED, ["compile"], traces=[(9, True)]), "compile")
+    assert "    writer.add_graph(model, images)\n# new #\n# layers are" in text
+
+
+@pytest.mark.parametrize(
+    "source, traces, at",
+    [
+        (TRACED, (), 9),  # it has not been seen
+        (TRACED, [(9, False)], 9),
+        (TRACED + "writer.add_graph(model, images)\n", [(9, True)], 17),  # nor has the last one
+        (TRACED.replace("if args.graph", "for each in loaders"), [(9, True)], 9),
+        (
+            LOOP.replace(
+                "import torch\n", "import torch\ndef graph():\n    add_graph(model)\n", 1
+            ).replace("loader = ", "graph()\nloader = "),
+            [(3, True)],
+            3,
+        ),  # it may be called again
+    ],
+)
+def test_compile_is_not_written_where_a_trace_may_come_later(write, source, traces, at):
+    made = write(source, ["compile"], traces=traces)
+    assert made.reasons["compile"].startswith(f"train.py:{at} traces a model, which fails")
 
 
 def test_a_compiled_model_is_scripted_and_not_traced():

@@ -121,6 +121,8 @@ class Models:
         self.calls = self.calls[0], self.calls[0]
 
     def call(self, original, module, *args, **kwargs):
+        if torch.jit.is_tracing():
+            self.run.note_trace()
         in_backward = torch._C._current_graph_task_id() != -1  # a checkpointed part runs again
         if in_backward or is_traced() or not self.has_weights(module):
             return original(module, *args, **kwargs)

@@ -37,7 +37,7 @@ class Run(Hooks):
         self.about, self.parsers = facts.Facts(self.places), parsers.Parsers()
         self.optimizer_facts, self.autocasts = [], []
         self.numbers = weakref.WeakKeyDictionary()  # {optimizer: its number in optimizer_facts}
-        self.sites = dict(backwards=[], steps=[], clips=[])  # the user's lines of them
+        self.sites = dict(backwards=[], steps=[], clips=[], traces=[])  # the user's lines of them
         self.lead = Lead()
         self.losses, self.last_loss = [], None
         self.scaler, self.scalers, self.stepping, self.skipped = None, {}, False, False

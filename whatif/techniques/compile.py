@@ -32,6 +32,9 @@ def write(name, facts, extra):
         else "watch: shapes must not change; it takes memory"
     )
     mode = f'mode="{name.split()[1]}"' if name != "compile" else ""
+    early, late = traced_in(facts)
+    if late:
+        note += f"; torch.jit cannot trace a compiled model ({', '.join(late)})"
     if option := advice.built_in(name, facts, extra):
         return advice.paragraphs(option, note)
     _, entry = advice.driven(facts)
@@ -43,6 +46,8 @@ def write(name, facts, extra):
         new = f"{own} = torch.compile({words})" if is_fitted else f"{own}.compile({mode})"
         return advice.paragraphs(f"{place}{advice.INDENT}{new}", note)
     place, called = advice.before_use(model, facts)
+    if early:
+        place = f"below {advice.line(early[-1])}, which cannot trace a compiled model"
     text = advice.paragraphs(
         f"{place}{advice.INDENT}{called}.compile({mode})",
         advice.likewise(advice.other_models(models)),
@@ -52,12 +57,25 @@ def write(name, facts, extra):
     return advice.inside(model["library"], text) if model.get("library") else text
 
 
+def traced_in(facts):
+    """Return (the lines that trace a model before the training, the places of the others).
+
+    A model that DistributedDataParallel gets is compiled before that, so none is early enough.
+    """
+    traces = (facts.get("sites") or {}).get("traces", ())
+    is_wrapped = any(each.get("before") or each.get("is_wrapped") for each in facts["models"])
+    early = [each for each in traces if each["is_early"] and not is_wrapped]
+    return early, [each["at"] for each in traces if each not in early]
+
+
 def edit(name, facts, extra, sources):
     """Write compile() for each model; the names in its state_dict stay."""
-    if traced := traces(facts, sources):
-        raise Refused(f"{traced} traces a model, which fails for one that is compiled")
     mode = f'mode="{name.split()[1]}"' if name != "compile" else ""
-    for model in anchors.models_once(facts):
+    models = anchors.models_once(facts)
+    below = last_trace(facts, sources)
+    if below and len(models) > 1:
+        raise Refused(below[2])
+    for model in models:
         anchors.spots_of(model)
         anchors.change_model(
             model,
@@ -65,11 +83,19 @@ def edit(name, facts, extra, sources):
             sources,
             [f"{{name}}.compile({mode})"],
             "layers are fused into fewer kernels; the first step compiles",
+            below=below,
         )
 
 
-def traces(facts, sources):
-    """Return "file:line" of the user's first call that traces a model with torch.jit, or ""."""
+def last_trace(facts, sources):
+    """Return (source, statement, why) of the last line that traces a model with torch.jit, or None.
+
+    Refused if it is not known that all of them are run before the training.
+    """
+    early, last = [], None
+    for each in traced_in(facts)[0]:
+        source, line = sources.find(each["at"])
+        early.append(source.statement_at(line))
     for file in facts.get("files", ()):
         try:
             source, _ = sources.find(f"{file}:1")
@@ -77,8 +103,13 @@ def traces(facts, sources):
             continue  # what cannot be read is not changed
         for call in ast.walk(source.tree):
             if isinstance(call, ast.Call) and is_traced(call, facts.get("torch", "2.3")):
-                return source.where(call)
-    return ""
+                statement = source.statement_of(call)
+                why = f"{source.where(call)} traces a model, which fails for one that is compiled"
+                if statement not in early:
+                    raise Refused(why)
+                if not last or last[0] is not source or statement.lineno > last[1].lineno:
+                    last = source, statement, why
+    return last
 
 
 def is_traced(call, torch):

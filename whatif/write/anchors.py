@@ -354,9 +354,29 @@ def rebinds(node, name):
     )
 
 
-def change_model(model, facts, sources, lines, *reasons):
-    """Write lines that change a model; `{name}` in them is its name there."""
+def below_too(source, place, lowest, why):
+    """Return the statement below which a model is changed that may change only below `lowest`.
+
+    That is None if it is changed below in any case; Refused says `why` where that is not known.
+    """
+    block, low = block_of(source, place), [lowest, *(source.ancestors(lowest) if lowest else ())]
+    at = next((each for each in low if each in block), None)
+    if at is None or any(
+        isinstance(each, (*LOOPS, *FUNCTIONS)) for each in low[: low.index(at) + 1]
+    ):
+        raise Refused(why)
+    return at if block.index(at) >= block.index(place) else None
+
+
+def change_model(model, facts, sources, lines, *reasons, below=None):
+    """Write lines that change a model; `{name}` in them is its name there.
+
+    `below`, (source, statement, why not elsewhere), is what has to run before.
+    """
     source, statement, name, later = place_for(model, facts, sources)
+    if below:
+        lowest, why = (below[1] if below[0] is source else None), below[2]
+        later = below_too(source, later or statement, lowest, why) or later
     lines = [line.replace("{name}", name) for line in lines]
     if "torch." in lines[0]:
         lines = [line.replace("torch.", f"{torch_name(source)}.") for line in lines]
