@@ -53,7 +53,7 @@ SETTINGS = {
     "whatif.md": {
         "95%": "COVERAGE in stats.py",
         "10%": "APART in forecast.py",
-        "0.4 s": "WINDOW in plans.py",
+        "0.2 s": "WINDOW in plans.py",
         "0.7 s": "WINDOW there",
         "20 s": "WATCH_SECONDS there",
         "90%": "BUSY there",
