@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from whatif import techniques
+from whatif import options, techniques
 from whatif.inside import parsers
 from whatif.scriptoptions import add_words, options_for
 from whatif.search import kind
@@ -533,3 +533,15 @@ def test_a_library_that_changed_costs_its_options_only(watch, monkeypatch):
     parser.add_argument("--amp", action="store_true")
     parser.parse_args()
     assert [option["dest"] for option in found(watch)] == ["amp"]
+
+
+def test_help_names_whatif_as_it_was_started(monkeypatch, tmp_path):
+    (tmp_path / "whatif.pyz").touch()
+    for path, words in {
+        tmp_path: "python whatif",
+        tmp_path / "whatif.pyz": "python whatif.pyz",
+        options.__file__.replace("options.py", "__main__.py"): "python -m whatif",
+        "-m": "python -m whatif",
+    }.items():
+        monkeypatch.setattr(sys, "argv", [str(path)])
+        assert options.own_parser().usage.startswith(f"{words} [OPTIONS] my_train.py")

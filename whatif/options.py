@@ -12,10 +12,11 @@ from whatif.techniques import KINDS
 
 ABOUT = """Run your PyTorch training script, unchanged, and measure how much faster each technique
 makes it. The report says what holds it back and what to write."""
-USAGE = """python whatif [OPTIONS] my_train.py ITS OWN ARGUMENTS
-       python whatif [OPTIONS] -m package.train ITS OWN ARGUMENTS
-       python whatif [OPTIONS] -- COMMAND ITS ARGUMENTS
-       python whatif --compare OLD.json NEW.json [--fail-above PERCENT]"""
+COMPARE = "{0} --compare OLD.json NEW.json [--fail-above PERCENT]"
+USAGE = f"""{{0}} [OPTIONS] my_train.py ITS OWN ARGUMENTS
+       {{0}} [OPTIONS] -m package.train ITS OWN ARGUMENTS
+       {{0}} [OPTIONS] -- COMMAND ITS ARGUMENTS
+       {COMPARE}"""
 MORE = """--compare says whether the script as it is became slower between two records of --json, by more
 than PERCENT (default: 0). Exit status: 0 a report, or a proved patch; 1 the script as it is fails or
 ends too early; 2 a wrong option; 3 not all that gains could be written; 4 the patch was not proved;
@@ -31,9 +32,18 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"whatif: error: {message}\n")
 
 
+def started():
+    """Return the words that started whatif: its folder, an archive, -m, or the installed command."""
+    path = Path(sys.argv[0])
+    if path.is_file() and path.name != "__main__.py":
+        return f"python {path.name}" if path.suffix else path.name
+    return "python whatif" if path.is_dir() else "python -m whatif"
+
+
 def own_parser():
     """Return the parser of whatif's own options."""
-    parser = Parser("whatif", allow_abbrev=False, description=ABOUT, usage=USAGE, epilog=MORE)
+    parser = Parser("whatif", allow_abbrev=False, description=ABOUT, epilog=MORE)
+    parser.usage = USAGE.format(started())
     add = parser.add_argument
     add("--minutes", type=float, help="time limit for everything (default: 10, with --write 15)")
     add(
@@ -100,11 +110,7 @@ def read_command(args, words):
 
 def parse_comparison(words):
     """Return the options of --compare; end with one line and status 2 if one is wrong."""
-    parser = Parser(
-        "whatif --compare",
-        allow_abbrev=False,
-        usage="python whatif --compare OLD.json NEW.json [--fail-above PERCENT]",
-    )
+    parser = Parser("whatif --compare", allow_abbrev=False, usage=COMPARE.format(started()))
     parser.set_defaults(kind="comparison")
     parser.add_argument(
         "--compare",
