@@ -107,7 +107,7 @@ class Session(Measured):
         loader = min(LOADER_SHARE * 60 * self.args.minutes, LOADER_MOST)
         self.clock = time.time()
         last = max(deadline, time.time() + self.left() - loader - SPARE)  # nothing to confirm
-        if self.args.write:  # workers may gain, which is known only after the turns
+        if self.args.write and "workers" in self.only:  # they may gain, as is known after the turns
             last = max(deadline, time.time() + self.left() / 2)
         while True:
             limit = last - time.time() + loader + SLACK
