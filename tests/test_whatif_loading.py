@@ -160,6 +160,7 @@ def test_start_of_workers_is_not_in_the_rate(persistent):
     assert between["as_is"] == between["persistent" if persistent else "fresh"]
 
 
+@at_the_third_time
 def test_epoch_of_one_batch():
     result = measured(data.DataLoader(Sleeping(4), batch_size=4, num_workers=1))
     assert result["rate"] == near(ALONE)
@@ -174,6 +175,7 @@ def test_slow_batches_end():
     assert result["summary"]
 
 
+@at_the_third_time
 def test_iterable_datasets():
     result = measured(data.DataLoader(Stream(100), batch_size=4, num_workers=2), 1.5)
     assert rates(result)[0] == near(2 * ALONE) and rates(result)[2] == near(4 * ALONE)
@@ -204,6 +206,7 @@ def test_dataset_that_fails(workers):
     assert "a broken picture" in result["summary"]
 
 
+@at_the_third_time
 def test_failure_after_some_batches():
     result = measured(data.DataLoader(Sleeping(16, fails_at=14), batch_size=2), 3)
     assert result["rows"][0]["reason"] == "ValueError: a broken picture"
@@ -434,6 +437,7 @@ def test_threads_are_told_if_a_worker_takes_more_than_a_core(cores, is_told):
     assert told == [result["threads"]["note"]] * is_told
 
 
+@at_the_third_time
 def test_load_beside():
     loader = data.DataLoader(Sleeping(), batch_size=4, shuffle=True)
     with loading.Beside(loader, 2) as beside:
