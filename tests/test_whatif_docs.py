@@ -3,16 +3,18 @@
 import json
 import re
 import shlex
+import sys
 import time
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from helpers import ROOT
 from test_whatif_report import BASELINE, FACTS, LOADER
-from whatif import options, report, run, session, techniques
+from whatif import advice, options, report, run, session, techniques
 from whatif.inside import loading, plans
+from whatif.write import patch
 
 PAGE = (ROOT / "docs" / "whatif.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks/README.md"]
@@ -158,6 +160,18 @@ def test_options_and_techniques_are_documented():
     assert {name for row in rows_of(table)[1:] for name in row[0].split(", ")} >= {
         *techniques.NAMES
     }
+
+
+def test_a_new_technique_is_one_file_with_names_and_what_to_write(monkeypatch):
+    """The docstring of whatif/techniques/__init__.py says so: all other functions are optional."""
+    new = ModuleType("whatif.techniques.faster")
+    new.NAMES, new.write = ("faster",), lambda name, facts, extra: "torch.faster()"
+    monkeypatch.setitem(sys.modules, new.__name__, new)
+    monkeypatch.setattr(techniques, "MODULES", [*techniques.MODULES, new])
+    assert techniques.reasons(SEEN, new.NAMES) == {}
+    assert advice.write("faster", SEEN) == "torch.faster()"
+    made = patch.make(SEEN, new.NAMES, {}, ".")
+    assert made.is_empty() and made.reasons == {"faster": "no lines are known for it"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

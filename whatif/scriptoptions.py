@@ -483,7 +483,8 @@ def options_for(technique, options, libraries=(), extra=None):
     workers and times, for the techniques of these names.
     """
     options = [option for option in options if option["flags"]]
-    found = FINDERS[technique.split()[0]](technique, options, libraries, extra or {})
+    find = FINDERS.get(technique.split()[0], lambda *_: [])
+    found = find(technique, options, libraries, extra or {})
     return found or hydra_argument(technique, options)
 
 

@@ -1,8 +1,8 @@
 """The techniques, one file each: when one applies, how it is switched on and off, what to write.
 
 A new technique is a new file in this folder. A module names its techniques in NAMES; "amp bfloat16"
-and "amp float16" are two of one kind, and a set holds one of a kind at most. Each function is
-optional:
+and "amp float16" are two of one kind, and a set holds one of a kind at most. Each function but
+write is optional:
 
     on(run, name), off(run, name)   change the script's process, where no step is under way
     forward(plain, name, run)       return a forward that does what `plain` does, with the technique
@@ -55,7 +55,7 @@ def ordered(names):
 
 def reasons(facts, names):
     """Return {technique: why it cannot be tried}."""
-    found = {name: module_of(name).why_not(name, facts) for name in names}
+    found = {name: call("why_not", name, name, facts) for name in names}
     return {name: why for name, why in found.items() if why}
 
 
