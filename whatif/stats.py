@@ -46,7 +46,7 @@ class Estimate:
 
     @property
     def spread(self):
-        """Return half the width of the interval, the number after the ±; None without one."""
+        """Return half the width of the interval; None without one."""
         return None if self.low is None else (self.high - self.low) / 2
 
 

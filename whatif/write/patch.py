@@ -1,7 +1,7 @@
 """--write: the techniques of a set as a unified diff over the user's own files.
 
 Nothing here writes a file of the user's. The Patch holds the new text of each file; proof.py runs
-it, and session.py writes the diff to the file that --write names.
+it, and writing.py writes the diff to the file that --write names.
 """
 
 import dataclasses
