@@ -769,3 +769,32 @@ def test_cores_of_this_machine():
     from whatif import machine
 
     assert 1 <= machine.cores() <= os.cpu_count()
+
+
+@pytest.mark.parametrize(
+    "flags, only, emulates",
+    [
+        ("avx2 fma", None, True),
+        ("avx2 avx512_bf16", None, False),
+        ("asimd bf16", None, False),
+        ("", None, False),  # not known
+        ("avx2 fma", "amp,fused", False),  # the user wants it
+    ],
+)
+def test_a_cpu_that_emulates_bfloat16_does_not_try_amp_unasked(
+    flags, only, emulates, tmp_path, monkeypatch
+):
+    from whatif import machine, options, session, techniques
+
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(flags and f"flags : {flags}\n")
+    found = machine.has_bfloat16(tmp_path)
+    monkeypatch.setattr(machine, "has_bfloat16", lambda: found)
+    args = options.parse([*(["--only", only] if only else []), "-m", "train"])
+    spec = session.Session(args, args.command, tmp_path, tmp_path).spec("turns")
+    assert spec["emulates"] == emulates
+    facts = dict(
+        seen=[], models=[dict(role="trains")], device="cpu", emulates=spec["emulates"], files=[]
+    )
+    why = techniques.reasons(facts, ["amp bfloat16"])
+    assert ("would emulate it" in why.get("amp bfloat16", "")) == emulates

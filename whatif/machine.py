@@ -1,4 +1,4 @@
-"""How many cores this process may use, also in a container or a job."""
+"""How many cores this process may use, also in a container or a job, and what they compute in."""
 
 import math
 import os
@@ -54,3 +54,9 @@ def cores(root="/"):
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, math.ceil(min([allowed or 1, *map(quota, groups(root))])))
+
+
+def has_bfloat16(root="/"):
+    """Return whether this CPU calculates in bfloat16; where that is not known, it may."""
+    words = read(Path(root, "proc/cpuinfo")).split()
+    return not words or not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(words)

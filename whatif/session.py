@@ -11,6 +11,7 @@ from pathlib import Path
 
 from whatif import confirm, copies, machine, report, run, search, trials
 from whatif.measured import Measured
+from whatif.techniques import KINDS
 from whatif.write import writing
 
 COMPUTE_SHARE, COMPUTE_MOST = 0.5, 180.0  # of --minutes, and seconds, for the turns
@@ -76,6 +77,8 @@ class Session(Measured):
                 roots=sorted(roots),
                 folder=os.path.join(self.folder, str(self.number)),
                 cores=machine.cores(),
+                # a step may take a minute; who names amp has it tried
+                emulates={*self.only} == {*KINDS} and not machine.has_bfloat16(),
                 seconds=self.args.seconds,
                 least_steps=confirm.STEPS,
                 training=self.facts().get("training", []),

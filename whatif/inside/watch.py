@@ -176,6 +176,7 @@ class Run(Hooks):
             training=self.loaders.training(),
             processes=self.ranks()[1],
             cores=self.spec["cores"],
+            emulates=not on_gpu and self.spec.get("emulates", False),
             autocasts=self.autocasts,
             cycle=self.cycle,
             sites=self.sites,

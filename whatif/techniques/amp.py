@@ -22,6 +22,8 @@ def why_not(name, facts):
         return "already there"
     if facts["models"] and all("float64" in each.get("traits", ()) for each in facts["models"]):
         return "the weights are float64, which autocast leaves as they are"
+    if name == "amp bfloat16" and facts.get("emulates"):
+        return "this CPU has no bfloat16, so PyTorch would emulate it (--only amp tries it)"
     return advice.needs_gpu(facts) if name == "amp float16" else ""
 
 
