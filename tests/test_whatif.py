@@ -230,9 +230,10 @@ def test_where_a_model_is_compiled_that_is_traced(tmp_path, text, stack, below, 
     """`stack` are the lines that run in the trace, innermost first; SGD() is where it is made."""
     file = str(tmp_path / "train.py")
     (tmp_path / "train.py").write_text(text)
-    found = traces.Traces(places.Places(tmp_path))
+    found = traces.Traces(places.Places(tmp_path), [])
     lines = [(file, line) for line in stack]
-    found.found.append(dict(at=found.places.line_of(*lines[0]), lines=lines, early=True))
+    site = dict(at=found.places.line_of(*lines[0]), lines=lines, early=True, first=False)
+    found.found.append(site)
     made = text[: text.index("SGD")].count("\n") + 1
     place, at = dict(at=f"train.py:{made}"), f"train.py:{stack[0]}"
     for kind in "above", "before":
@@ -243,6 +244,9 @@ def test_where_a_model_is_compiled_that_is_traced(tmp_path, text, stack, below, 
     found.stack = lambda: lines
     found.begin()  # they have called the training, too
     assert found.of(dict(above=place)) == dict(below={}, late=[at])
+    site["first"] = True  # no optimizer was made before it
+    assert found.of(dict(above=place)) == dict(below={}, late=[])
+    assert found.of(dict(before=place))["late"] == [at]
 
 
 def test_a_loader_that_is_used_once_does_not_train(scripts):

@@ -995,6 +995,14 @@ def test_compile_stands_below_a_line_that_traces_before_the_training(write, call
     assert f"    {call}(model, images)\n# new #\n# layers are" in text
 
 
+def test_compile_stands_below_a_count_of_fvcore(write):
+    """Its object traces the model where it is asked, which is not where it is made."""
+    made = "flops = FlopCountAnalysis(model, images)\n"
+    source = LOOP.replace("loader = ", f"{made}print(flops.total())\nloader = ")
+    text = only(write(source, ["compile"], traces=[(9, True)]), "compile")
+    assert f"{made}print(flops.total())\n# new #" in text
+
+
 def test_compile_stands_between_a_trace_and_ddp(write):
     source = LOOP.replace("loader = ", "net = DDP(model)\nloader = ")
     source = source.replace("= model(images)", "= net(images)")
@@ -1033,6 +1041,17 @@ def test_compile_stands_between_a_trace_and_ddp(write):
             3,
         ),
         (LOOP + "    draw(model)\n", [(15, False)], 15),  # a function of a package
+        (
+            LOOP.replace("optimizer =", "if 1:\n    add_graph(model)\noptimizer =", 1)
+            .replace("\noptimizer", "\n    optimizer")
+            .replace("\nloader", "\n    loader")
+            .replace("\nfor", "\n    for")
+            .replace("labels in loader:\n    output", "labels in loader:\n        output")
+            .replace("\n    loss", "\n        loss")
+            .replace("\n    optimizer.", "\n        optimizer."),
+            [(8, True)],
+            8,
+        ),  # the training is in the same branch
     ],
 )
 def test_compile_is_not_written_where_a_trace_may_come_later(write, source, traces, at):

@@ -26,8 +26,9 @@ def function_around(file, line):
 class Traces:
     """The lines of traces, each with those that called its functions, from it outwards."""
 
-    def __init__(self, places):
-        self.places, self.found, self.seen = places, [], set()
+    def __init__(self, places, optimizers):
+        self.places, self.optimizers = places, optimizers  # of the script, as they are made
+        self.found, self.seen = [], set()
         self.is_in_model = False
 
     def stack(self):
@@ -50,10 +51,11 @@ class Traces:
 
     def note(self, is_early):
         """Note a line that traces a model, once before the training and once in it."""
+        at = dict(early=is_early, first=not self.optimizers)
         lines = self.stack()
         if (is_early, *lines) not in self.seen and len(self.found) < MANY:
             self.seen.add((is_early, *lines))
-            self.found.append(dict(at=self.places.line_of(*lines[0]), lines=lines, early=is_early))
+            self.found.append(at | dict(at=self.places.line_of(*lines[0]), lines=lines))
 
     def begin(self):
         """In the first step, leave out the lines that have called the training as well."""
@@ -76,6 +78,8 @@ class Traces:
         file, _, number = (place or {"at": ":0"})["at"].rpartition(":")
         file, number, below, late = self.places.whole(file), int(number), 0, []
         for trace in self.found:
+            if trace["first"] and model.get("above") and not model.get("is_wrapped"):
+                continue  # it is changed where its optimizer is made
             line = self.beside(trace, file, number) if trace["early"] else None
             if line is None or line >= number and (model.get("before") or model.get("is_wrapped")):
                 late.append(trace["at"]["at"])

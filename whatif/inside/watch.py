@@ -36,7 +36,7 @@ class Run(Hooks):
         self.made = {"optimizers": [], "schedulers": [], "scalers": []}  # weak references
         self.about, self.parsers = facts.Facts(self.places), parsers.Parsers()
         self.optimizer_facts, self.autocasts = [], []
-        self.traces = traces.Traces(self.places)
+        self.traces = traces.Traces(self.places, self.optimizer_facts)
         self.numbers = weakref.WeakKeyDictionary()  # {optimizer: its number in optimizer_facts}
         self.sites = dict(backwards=[], steps=[], clips=[])  # the user's lines of them
         self.lead = Lead()

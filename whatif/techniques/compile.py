@@ -112,9 +112,25 @@ def traces(facts, sources):
         imported = imports_of(source.tree)
         for call in ast.walk(source.tree):
             if isinstance(call, ast.Call) and is_traced(call, facts.get("torch", "2.3"), imported):
-                if source.statement_of(call) not in early:
+                statement = source.statement_of(call)
+                if statement not in early and not is_asked_in(early, statement, source):
                     raise Refused(f"{source.where(call)} {words}")
     return found
+
+
+def is_asked_in(early, statement, source):
+    """Return whether a statement makes fvcore's object, which a line of its function then asks.
+
+    It traces a model when it is asked first, and keeps what it has found.
+    """
+    match statement:
+        case ast.Assign([ast.Name(name)], ast.Call(function)):
+            return ast.unparse(function).endswith("CountAnalysis") and any(
+                each in anchors.block_of(source, statement)
+                and any(anchors.is_of(node, name, ast.Load) for node in ast.walk(each))
+                for each in early
+            )
+    return False
 
 
 def imports_of(tree):

@@ -361,8 +361,11 @@ def below_too(source, place, lowest, why):
     """
     block, low = block_of(source, place), [lowest, *(source.ancestors(lowest) if lowest else ())]
     at = next((each for each in low if each in block), None)
-    if at is None or any(
-        isinstance(each, (*LOOPS, *FUNCTIONS)) for each in low[: low.index(at) + 1]
+    if (
+        at is None
+        or at is place
+        and at is not lowest  # a branch with both in it, and perhaps the training
+        or any(isinstance(each, (*LOOPS, *FUNCTIONS)) for each in low[: low.index(at) + 1])
     ):
         raise Refused(why)
     return at if block.index(at) >= block.index(place) else None
