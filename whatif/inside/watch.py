@@ -38,8 +38,7 @@ class Run(Hooks):
         self.optimizer_facts, self.autocasts = [], []
         self.traces = traces.Traces(self.places, self.optimizer_facts)
         self.numbers = weakref.WeakKeyDictionary()  # {optimizer: its number in optimizer_facts}
-        self.sites = dict(backwards=[], steps=[], clips=[])  # the user's lines of them
-        self.lead = Lead()
+        self.lead, self.sites = Lead(), dict(backwards=[], steps=[], clips=[])  # the user's lines
         self.losses, self.last_loss = [], None
         self.scaler, self.scalers, self.stepping, self.skipped = None, {}, False, False
         self.late = self.is_scaling = False  # whether steps were made since the last update
@@ -106,8 +105,6 @@ class Run(Hooks):
         if not self.lead.is_stepping(optimizer):
             return
         self.steps += 1
-        if self.steps == 1:
-            self.traces.begin()
         self.thread = threading.get_ident()
         self.loaders.step()
         self.clock.step()
@@ -135,6 +132,7 @@ class Run(Hooks):
 
     def begin(self, optimizer):
         """Choose the plan at the first step."""
+        self.traces.begin()
         self.device = next(
             (each.device.type for group in optimizer.param_groups for each in group["params"]),
             "cpu",
