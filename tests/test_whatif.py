@@ -16,6 +16,7 @@ import pytest
 from forked_runs import Scripts, windows_of
 from helpers import ROOT, free_port, processes_of, run, start, wait_until
 from whatif import advice, confirm, report, session, stats
+from whatif.inside import places, traces
 
 WHATIF = [sys.executable, ROOT / "whatif"]
 AMP = ("amp bfloat16",)
@@ -199,14 +200,53 @@ def test_a_trace_sees_nothing_of_this(scripts):
     result = scripts.once("traced.py", only=["fused"])
     assert not result["error"] and windows_of(result, "fused")
     assert models(result) == {"net": "trains"}
-    facts = result["facts"]
-    first, second = (each["at"] for each in facts["sites"]["traces"])
-    text = advice.write("compile", facts)  # a compiled model cannot be traced
-    assert text.startswith(f"below {first}  torch.jit.trace(net, torch.ones(2, 3, 8, 8)), which ")
-    assert f"cannot trace a compiled model ({second})" in text and "net.compile()\n" in text
-    facts["models"][0]["is_wrapped"] = True
-    text = advice.write("compile", facts)
-    assert text.startswith("before Distr") and f"compiled model ({first}, {second})" in text
+    found = [(each["text"], each["is_early"]) for each in result["facts"]["sites"]["traces"]]
+    assert [(text.rpartition("(")[0], is_early) for text, is_early in found] == [
+        ("torch.jit.trace(net, torch.ones", True),
+        ("return torch.jit._get_trace_graph", True),
+        ("torch.jit.trace", True),
+        ("torch.jit.trace", False),
+    ]
+    text = advice.write("compile", result["facts"])  # a compiled model cannot be traced
+    assert text.startswith("below traced.py:25  draw(net, torch.ones(2, 3, 8, 8)), which cannot ")
+    assert "cannot trace a compiled model (traced.py:30)\n" in text and "net.compile()\n" in text
+
+
+STEPS = "for x in batches:\n    if i == 0:\n        trace(net)\n    sgd.step()\n"
+
+
+@pytest.mark.parametrize(
+    "text, stack, below, late",
+    [
+        ("sgd = SGD(net)\ntrace(net)\n", [2], 2, False),
+        ("trace(net)\nsgd = SGD(net)\n", [1], 0, False),  # it is above already
+        (f"sgd = SGD(net)\n{STEPS}", [4], 0, True),
+        ("def log(m):\n    trace(m)\nsgd = SGD(net)\nlog(net)\n", [2, 4], 4, False),
+        ("def make():\n    trace(net)\n    return net\nsgd = SGD(make())\n", [2, 4], 4, False),
+        ("def main():\n    sgd = SGD(net)\ntrace(net)\nmain()\n", [3], 0, True),
+    ],
+)
+def test_where_a_model_is_compiled_that_is_traced(tmp_path, text, stack, below, late):
+    """`stack` are the lines that run in the trace, innermost first; SGD() is where it is made."""
+    file = str(tmp_path / "train.py")
+    (tmp_path / "train.py").write_text(text)
+    found = traces.Traces(places.Places(tmp_path), [])
+    lines = [(file, line) for line in stack]
+    site = dict(at=found.places.line_of(*lines[0]), lines=lines, early=True, first=False)
+    found.found.append(site)
+    made = text[: text.index("SGD")].count("\n") + 1
+    place, at = dict(at=f"train.py:{made}"), f"train.py:{stack[0]}"
+    for kind in "above", "before":
+        line = found.of({kind: place})["below"].get("at", "train.py:0")
+        assert line == f"train.py:{below if kind == 'above' else 0}"
+    assert found.of(dict(above=place))["late"] == [at] * late
+    assert found.of(dict(before=place))["late"] == [at] * (late or bool(below))  # DDP gets it
+    found.stack = lambda: lines
+    found.begin()  # they have called the training, too
+    assert found.of(dict(above=place)) == dict(below={}, late=[at])
+    site["first"] = True  # no optimizer was made before it
+    assert found.of(dict(above=place)) == dict(below={}, late=[])
+    assert found.of(dict(before=place))["late"] == [at]
 
 
 def test_a_loader_that_is_used_once_does_not_train(scripts):

@@ -92,7 +92,26 @@ def test_a_host_that_waits_on_the_way_is_found_all_the_same(device, start, work)
 
 
 def test_nothing_is_found_where_no_model_is_called(device):
-    assert share_of(lambda: device.launch(1e-5, 1e-5), called=False) is None
+    """It takes all of its steps, as other processes do that wait for this one in each of them."""
+    steps = []
+    assert share_of(lambda: steps.append(device.launch(1e-5, 1e-5)), called=False) is None
+    assert len(steps) == 10
+
+
+def test_a_step_without_a_call_of_a_model_does_not_count(device):
+    def step():
+        for _ in range(KERNELS):
+            device.launch(10e-6, 4e-6)
+
+    called = iter([False, True, True, False, *[True] * 6])
+    run = types.SimpleNamespace(on_forward=None)
+    plan = gpu.queued_share(run, 5)
+    with pytest.raises(StopIteration) as found:
+        while next(plan) is None:
+            if next(called):
+                run.on_forward()
+            step()
+    assert found.value.value == pytest.approx(0.4, abs=0.01)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.95, None])

@@ -971,6 +971,10 @@ def test_compile_stands_below_the_last_change_of_a_model(write):
         ("torch.onnx.export(model, (images,), 'model.onnx', dynamo=False)  # torch 2.10", False),
         ("scripted = torch.jit.script(model)", True),
         ("found.trace(model)", True),
+        ("from torch.jit import trace as draw; draw(model, images)", False),
+        ("import fvcore.nn as fv; fv.flop_count(model, images)", False),
+        ("flop_count(model, images)", True),
+        ("torch.onnx.export(model, (images,), 'model.onnx', **options)  # torch 2.10", False),
     ],
 )
 def test_a_model_that_is_traced_is_not_compiled(write, line, is_written):
@@ -984,9 +988,35 @@ def test_a_model_that_is_traced_is_not_compiled(write, line, is_written):
 TRACED = LOOP.replace("loader = ", "if args.graph:\n    writer.add_graph(model, images)\nloader = ")
 
 
-def test_compile_stands_below_a_line_that_traces_before_the_training(write):
-    text = only(write(TRACED, ["compile"], traces=[(9, True)]), "compile")
-    assert "    writer.add_graph(model, images)\n# new #\n# layers are" in text
+@pytest.mark.parametrize("call", ["writer.add_graph", "draw"])  # draw may be a package's
+def test_compile_stands_below_a_line_that_traces_before_the_training(write, call):
+    source = TRACED.replace("writer.add_graph", call)
+    text = only(write(source, ["compile"], traces=[(9, True)]), "compile")
+    assert f"    {call}(model, images)\n# new #\n# layers are" in text
+
+
+def test_compile_stands_below_a_count_of_fvcore(write):
+    """Its object traces the model where it is asked, which is not where it is made."""
+    made = "flops = FlopCountAnalysis(model, images)\n"
+    source = LOOP.replace("loader = ", f"{made}print(flops.total())\nloader = ")
+    text = only(write(source, ["compile"], traces=[(9, True)]), "compile")
+    assert f"{made}print(flops.total())\n# new #" in text
+
+
+def test_compile_stands_between_a_trace_and_ddp(write):
+    source = LOOP.replace("loader = ", "net = DDP(model)\nloader = ")
+    source = source.replace("= model(images)", "= net(images)")
+    ddp, trace = dict(at="train.py:8", text=""), "writer.add_graph(model, images)\n"
+    about = dict(models=["net"], bare="model", is_wrapped=True)
+    early = source.replace("optimizer = ", f"{trace}optimizer = ", 1)
+    text = only(
+        write(early, ["compile"], traces=[(7, True)], before=ddp | dict(at="train.py:9"), **about),
+        "compile",
+    )
+    assert f"{trace}optimizer = " in text and "model.compile()\n\nnet = DDP(model)" in text
+    late = source.replace("loader = ", f"{trace}loader = ", 1)
+    made = write(late, ["compile"], traces=[(9, True)], before=ddp, **about)
+    assert made.reasons["compile"].startswith("train.py:9 traces a model, which fails")
 
 
 @pytest.mark.parametrize(
@@ -1003,6 +1033,25 @@ def test_compile_stands_below_a_line_that_traces_before_the_training(write):
             [(3, True)],
             3,
         ),  # it may be called again
+        (
+            LOOP.replace(
+                "import torch\n", "import torch\ndef graph():\n    add_graph(model)\n", 1
+            ).replace("loader = ", "graph()\nwriter.add_graph(model, images)\nloader = "),
+            [(3, True), (11, True)],
+            3,
+        ),
+        (LOOP + "    draw(model)\n", [(15, False)], 15),  # a function of a package
+        (
+            LOOP.replace("optimizer =", "if 1:\n    add_graph(model)\noptimizer =", 1)
+            .replace("\noptimizer", "\n    optimizer")
+            .replace("\nloader", "\n    loader")
+            .replace("\nfor", "\n    for")
+            .replace("labels in loader:\n    output", "labels in loader:\n        output")
+            .replace("\n    loss", "\n        loss")
+            .replace("\n    optimizer.", "\n        optimizer."),
+            [(8, True)],
+            8,
+        ),  # the training is in the same branch
     ],
 )
 def test_compile_is_not_written_where_a_trace_may_come_later(write, source, traces, at):

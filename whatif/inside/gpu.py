@@ -53,11 +53,12 @@ def queued_share(run, steps):
         yield
         run.on_forward, end = None, mark()
         end.synchronize()
-        if not began:
-            return None  # no model was called
-        start, since = began[0]
-        took[bool(cycles)].append(start.elapsed_time(end))
-        length = time.perf_counter() - since
+        if began:
+            start, since = began[0]
+            took[bool(cycles)].append(start.elapsed_time(end))
+            length = time.perf_counter() - since
+    if not all(took.values()):
+        return None  # no model was called; of several processes, each has made as many steps
     alone, queued = map(statistics.median, took.values())
     return min(1.0, queued / alone)
 

@@ -105,15 +105,6 @@ class Hooks:
             if site not in self.sites[what] and len(self.sites[what]) < 20:
                 self.sites[what].append(site)
 
-    def note_trace(self):
-        """Note the user's line that has torch.jit trace a model, such as TensorBoard's add_graph.
-
-        In a trace each module is called, but a line is noted once.
-        """
-        site = self.places.place() | dict(is_early=not self.steps)
-        if site not in self.sites["traces"] and len(self.sites["traces"]) < 20:
-            self.sites["traces"].append(site)
-
     def clip(self, original, parameters, *args, **kwargs):
         """Take the place of torch's functions that clip gradients."""
         if not self.models.chosen:

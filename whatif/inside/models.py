@@ -122,7 +122,9 @@ class Models:
 
     def call(self, original, module, *args, **kwargs):
         if torch.jit.is_tracing():
-            self.run.note_trace()
+            return self.run.traces.call(self.run.steps, original, module, *args, **kwargs)
+        if type(module).__name__ == "ONNXTracedModule":  # of torch.jit; it traces what is inside
+            return original(module, *args, **kwargs)
         in_backward = torch._C._current_graph_task_id() != -1  # a checkpointed part runs again
         if in_backward or is_traced() or not self.has_weights(module):
             return original(module, *args, **kwargs)

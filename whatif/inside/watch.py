@@ -11,7 +11,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from whatif import records, techniques
-from whatif.inside import changes, facts, parsers, plans
+from whatif.inside import changes, facts, parsers, plans, traces
 from whatif.inside.batches import Loaders
 from whatif.inside.clock import Clock, Lead, compiled, numbers
 from whatif.inside.hooks import Hooks
@@ -36,9 +36,9 @@ class Run(Hooks):
         self.made = {"optimizers": [], "schedulers": [], "scalers": []}  # weak references
         self.about, self.parsers = facts.Facts(self.places), parsers.Parsers()
         self.optimizer_facts, self.autocasts = [], []
+        self.traces = traces.Traces(self.places, self.optimizer_facts)
         self.numbers = weakref.WeakKeyDictionary()  # {optimizer: its number in optimizer_facts}
-        self.sites = dict(backwards=[], steps=[], clips=[], traces=[])  # the user's lines of them
-        self.lead = Lead()
+        self.lead, self.sites = Lead(), dict(backwards=[], steps=[], clips=[])  # the user's lines
         self.losses, self.last_loss = [], None
         self.scaler, self.scalers, self.stepping, self.skipped = None, {}, False, False
         self.late = self.is_scaling = False  # whether steps were made since the last update
@@ -132,6 +132,7 @@ class Run(Hooks):
 
     def begin(self, optimizer):
         """Choose the plan at the first step."""
+        self.traces.begin()
         self.device = next(
             (each.device.type for group in optimizer.param_groups for each in group["params"]),
             "cpu",
@@ -170,7 +171,7 @@ class Run(Hooks):
             device=self.device,
             torch=torch.__version__,
             python=sys.version.split()[0],
-            models=self.models.facts(),
+            models=[each | dict(traced=self.traces.of(each)) for each in self.models.facts()],
             optimizers=self.optimizer_facts,
             loaders=changes.changes_in(self.places, self.loaders.about.values()),
             training=self.loaders.training(),
@@ -179,7 +180,7 @@ class Run(Hooks):
             emulates=not on_gpu and self.spec.get("emulates", False),
             autocasts=self.autocasts,
             cycle=self.cycle,
-            sites=self.sites,
+            sites=self.sites | dict(traces=self.traces.sites()),
             files=self.places.files(),
             settings=facts.settings_in(self.places),
             has_scaler=self.has_scaler(),

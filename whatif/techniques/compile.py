@@ -12,7 +12,10 @@ from ..write.sources import Refused
 
 NAMES = "compile", "compile reduce-overhead"
 # torch.jit.trace also makes TensorBoard's graph, older ONNX files and what fvcore counts
-TRACES = re.compile(r"(.*\.)?(add_graph|FlopCountAnalysis|jit\.trace(_module)?|onnx\.export)")
+TRACES = re.compile(
+    r"(.*\.)?(add_graph|(Flop|Activation)CountAnalysis|fvcore\..*(flop|activation)_count"
+    r"|jit\.(trace(_module)?|_get_trace_graph)|onnx\.export)"
+)
 EXPORT_WITHOUT_TRACE = 2, 9  # torch from which that is onnx.export's default
 
 
@@ -32,7 +35,7 @@ def write(name, facts, extra):
         else "watch: shapes must not change; it takes memory"
     )
     mode = f'mode="{name.split()[1]}"' if name != "compile" else ""
-    early, late = traced_in(facts)
+    late = traced_late(facts)
     if late:
         note += f"; torch.jit cannot trace a compiled model ({', '.join(late)})"
     if option := advice.built_in(name, facts, extra):
@@ -46,35 +49,35 @@ def write(name, facts, extra):
         new = f"{own} = torch.compile({words})" if is_fitted else f"{own}.compile({mode})"
         return advice.paragraphs(f"{place}{advice.INDENT}{new}", note)
     place, called = advice.before_use(model, facts)
-    if early:
-        place = f"below {advice.line(early[-1])}, which cannot trace a compiled model"
+    below = [(each.get("traced") or {}).get("below") or {} for each in models]
+    if below[0] and facts["optimizers"]:
+        place = f"below {advice.line(below[0])}, which cannot trace a compiled model"
+    others = [
+        (other, line.get("at", at))
+        for (other, at), line in zip(advice.other_models(models), below[1:])
+    ]
     text = advice.paragraphs(
         f"{place}{advice.INDENT}{called}.compile({mode})",
-        advice.likewise(advice.other_models(models)),
+        advice.likewise(others),
         note,
         advice.example(name),
     )
     return advice.inside(model["library"], text) if model.get("library") else text
 
 
-def traced_in(facts):
-    """Return (the lines that trace a model before the training, the places of the others).
-
-    A model that DistributedDataParallel gets is compiled before that, so none is early enough.
-    """
-    traces = (facts.get("sites") or {}).get("traces", ())
-    is_wrapped = any(each.get("before") or each.get("is_wrapped") for each in facts["models"])
-    early = [each for each in traces if each["is_early"] and not is_wrapped]
-    return early, [each["at"] for each in traces if each not in early]
+def traced_late(facts):
+    """Return the places that trace a model, or may, where it has to be compiled before."""
+    traced = [each.get("traced") or {} for each in advice.models_of(facts)]
+    return [*dict.fromkeys(at for each in traced for at in each.get("late", ()))]
 
 
 def edit(name, facts, extra, sources):
     """Write compile() for each model; the names in its state_dict stay."""
     mode = f'mode="{name.split()[1]}"' if name != "compile" else ""
     models = anchors.models_once(facts)
-    below = last_trace(facts, sources)
+    below = traces(facts, sources)
     if below and len(models) > 1:
-        raise Refused(below[2])
+        raise Refused(below[-1][2])
     for model in models:
         anchors.spots_of(model)
         anchors.change_model(
@@ -87,38 +90,69 @@ def edit(name, facts, extra, sources):
         )
 
 
-def last_trace(facts, sources):
-    """Return (source, statement, why) of the last line that traces a model with torch.jit, or None.
+def traces(facts, sources):
+    """Return (source, statement, why not above it) of each line that traces a model with torch.jit.
 
     Refused if it is not known that all of them are run before the training.
     """
-    early, last = [], None
-    for each in traced_in(facts)[0]:
+    words = "traces a model, which fails for one that is compiled"
+    found, sites = [], (facts.get("sites") or {}).get("traces", ())
+    late = [each["at"] for each in sites if not each["is_early"]] or traced_late(facts)
+    if late:
+        raise Refused(f"{late[0]} {words}")
+    for each in sites:
         source, line = sources.find(each["at"])
-        early.append(source.statement_at(line))
+        found.append((source, source.statement_at(line), f"{each['at']} {words}"))
+    early = [statement for _, statement, _ in found]
     for file in facts.get("files", ()):
         try:
             source, _ = sources.find(f"{file}:1")
         except Refused:
             continue  # what cannot be read is not changed
+        imported = imports_of(source.tree)
         for call in ast.walk(source.tree):
-            if isinstance(call, ast.Call) and is_traced(call, facts.get("torch", "2.3")):
+            if isinstance(call, ast.Call) and is_traced(call, facts.get("torch", "2.3"), imported):
                 statement = source.statement_of(call)
-                why = f"{source.where(call)} traces a model, which fails for one that is compiled"
-                if statement not in early:
-                    raise Refused(why)
-                if not last or last[0] is not source or statement.lineno > last[1].lineno:
-                    last = source, statement, why
-    return last
+                if statement not in early and not is_asked_in(early, statement, source):
+                    raise Refused(f"{source.where(call)} {words}")
+    return found
 
 
-def is_traced(call, torch):
+def is_asked_in(early, statement, source):
+    """Return whether a statement makes fvcore's object, which a line of its function then asks.
+
+    It traces a model when it is asked first, and keeps what it has found.
+    """
+    match statement:
+        case ast.Assign([ast.Name(name)], ast.Call(function)):
+            return ast.unparse(function).endswith("CountAnalysis") and any(
+                each in anchors.block_of(source, statement)
+                and any(anchors.is_of(node, name, ast.Load) for node in ast.walk(each))
+                for each in early
+            )
+    return False
+
+
+def imports_of(tree):
+    """Return {name: what it is from outside} of the imports in a file: {trace: torch.jit.trace}."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {each.asname: each.name for each in node.names if each.asname}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
+    return found
+
+
+def is_traced(call, torch, imported):
     """Return whether a call traces a model; from torch 2.9 on, ONNX is exported without that."""
-    name, words = ast.unparse(call.func), {*map(ast.unparse, call.keywords)}
+    root, dot, rest = ast.unparse(call.func).partition(".")
+    name = imported.get(root, root) + dot + rest
     is_new = name.endswith("onnx.export") and (
         tuple(map(int, torch.split(".")[:2])) >= EXPORT_WITHOUT_TRACE
     )
-    is_old = "dynamo=False" in words if is_new else "dynamo=True" not in words
+    given = [ast.unparse(each.value) for each in call.keywords if each.arg in ("dynamo", None)]
+    is_old = given not in (["True"], []) if is_new else given != ["True"]
     return bool(TRACES.fullmatch(name)) and is_old
 
 

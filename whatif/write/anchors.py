@@ -361,22 +361,27 @@ def below_too(source, place, lowest, why):
     """
     block, low = block_of(source, place), [lowest, *(source.ancestors(lowest) if lowest else ())]
     at = next((each for each in low if each in block), None)
-    if at is None or any(
-        isinstance(each, (*LOOPS, *FUNCTIONS)) for each in low[: low.index(at) + 1]
+    if (
+        at is None
+        or at is place
+        and at is not lowest  # a branch with both in it, and perhaps the training
+        or any(isinstance(each, (*LOOPS, *FUNCTIONS)) for each in low[: low.index(at) + 1])
     ):
         raise Refused(why)
     return at if block.index(at) >= block.index(place) else None
 
 
-def change_model(model, facts, sources, lines, *reasons, below=None):
+def change_model(model, facts, sources, lines, *reasons, below=()):
     """Write lines that change a model; `{name}` in them is its name there.
 
-    `below`, (source, statement, why not elsewhere), is what has to run before.
+    `below`, of (source, statement, why not elsewhere), are what has to run before.
     """
     source, statement, name, later = place_for(model, facts, sources)
-    if below:
-        lowest, why = (below[1] if below[0] is source else None), below[2]
-        later = below_too(source, later or statement, lowest, why) or later
+    for its, lowest, why in below:
+        at = below_too(source, later or statement, lowest if its is source else None, why)
+        if at and (model.get("before") or model.get("is_wrapped")):
+            raise Refused(why)
+        later = at or later
     lines = [line.replace("{name}", name) for line in lines]
     if "torch." in lines[0]:
         lines = [line.replace("torch.", f"{torch_name(source)}.") for line in lines]
