@@ -215,3 +215,28 @@ def test_sync_bn_equals_one_gpu(digits, tmp_path):
     assert not same_bits(one, many)
     for name in one:
         torch.testing.assert_close(many[name], one[name], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.gpus
+def test_whatif_measures_on_the_gpu_that_trains(tmp_path):
+    """The script names cuda:1, and leaves cuda:0 the current device."""
+    script = tmp_path / "second.py"
+    script.write_text("""\
+import torch
+
+device = torch.device("cuda:1")
+net = torch.nn.Sequential(torch.nn.Linear(2048, 2048), torch.nn.Linear(2048, 1)).to(device)
+optimizer = torch.optim.SGD(net.parameters(), 0.001)
+while True:
+    loss = net(torch.randn(4096, 2048, device=device)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""")
+    found = tmp_path / "found.json"
+    words = ["--only", "fused,compile", *flags(minutes=1, json=found), script]
+    done = run(sys.executable, ROOT / "whatif", *words)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(found.read_text())
+    assert record["facts"]["busy"] > 0 and record["facts"]["kernels"]
+    assert all(each["memory"] > 2048 * 4096 for each in record["windows"])  # beyond what it holds

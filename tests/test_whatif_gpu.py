@@ -52,7 +52,7 @@ def device(monkeypatch):
 
 def share_of(step, called=True):
     """Return the share that is found of a script whose steps call `step`."""
-    run = types.SimpleNamespace(on_forward=None)
+    run = types.SimpleNamespace(on_forward=None, gpu=None)
     plan = gpu.queued_share(run, 5)
     next(plan)
     try:
@@ -104,7 +104,7 @@ def test_a_step_without_a_call_of_a_model_does_not_count(device):
             device.launch(10e-6, 4e-6)
 
     called = iter([False, True, True, False, *[True] * 6])
-    run = types.SimpleNamespace(on_forward=None)
+    run = types.SimpleNamespace(on_forward=None, gpu=None)
     plan = gpu.queued_share(run, 5)
     with pytest.raises(StopIteration) as found:
         while next(plan) is None:

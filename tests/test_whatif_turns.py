@@ -1131,6 +1131,45 @@ def turns_of(run, net, optimizer, wanted, rounds=3):
     return turns
 
 
+def test_a_script_on_the_second_gpu_is_timed_there(make_run, monkeypatch):
+    """Its current device may be the first one: "cuda:1", without set_device."""
+    run, net = make_run(), Net()
+    optimizer = OPTIMIZERS["momentum"](net.parameters())
+    current, used = [0], []
+
+    @contextlib.contextmanager
+    def device(number):
+        before, current[0] = current[0], number
+        yield
+        current[0] = before
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "synchronize", used.append)
+    monkeypatch.setattr(watch, "place_of", lambda optimizer: ("cuda", 1))
+    seen = []
+
+    def plan(run):
+        while True:
+            run.synchronize()
+            seen.append(current[0])
+            yield
+
+    monkeypatch.setattr(plans, "by_turns", plan)
+    run.plan = None
+    train(net, [optimizer], 3, run)
+    assert seen == [1, 1, 1] and {*used} == {1} and current == [0]
+
+
+def test_where_an_optimizers_weights_are():
+    weights = [torch.zeros(1, device="meta"), torch.zeros(1)]
+    assert clock.place_of(torch.optim.SGD(weights, 0.1)) == ("meta", None)
+    optimizer = types.SimpleNamespace(
+        param_groups=[dict(params=[types.SimpleNamespace(device=torch.device("cuda:1"))])]
+    )
+    assert clock.place_of(optimizer) == ("cuda", 1)
+    assert clock.place_of(types.SimpleNamespace(param_groups=[])) == ("cpu", None)
+
+
 def test_cuda_graphs_come_before_more_windows_of_what_stays_open(monkeypatch):
     """The host of a small model scatters so that nothing is certain before the time ends."""
     now, noise = [0.0], random.Random(0)

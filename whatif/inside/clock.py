@@ -1,6 +1,7 @@
 """What is measured of a training: work and seconds of windows without validation, and losses."""
 
 import collections
+import contextlib
 import sys
 import time
 import weakref
@@ -25,6 +26,18 @@ def numbers(losses):
     """Return losses as numbers; what is not finite is a string."""
     found = [float(each) for each in losses]
     return [each if abs(each) < float("inf") else str(each) for each in found]
+
+
+def place_of(optimizer):
+    """Return (type of the device that an optimizer's weights are on, number of the GPU or None)."""
+    weights = (each for group in optimizer.param_groups for each in group["params"])
+    device = next((each.device for each in weights), torch.device("cpu"))
+    return device.type, device.index if device.type == "cuda" else None
+
+
+def on(gpu):
+    """Return a context in which a GPU is the current one; a script may train on cuda:1 from 0."""
+    return contextlib.nullcontext() if gpu is None else torch.cuda.device(gpu)
 
 
 def compiled():

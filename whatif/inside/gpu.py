@@ -8,6 +8,8 @@ import warnings
 
 import torch
 
+from whatif.inside.clock import on
+
 CYCLES = 1_000_000  # of a sleep by which others are measured
 
 
@@ -49,7 +51,7 @@ def queued_share(run, steps):
     for number in range(2 * steps):
         began = []
         cycles = int(1.5 * length * per_second) if number % 2 else 0
-        run.on_forward = lambda: began.append((begin(cycles), time.perf_counter()))
+        run.on_forward = lambda: began.append((begin(run.gpu, cycles), time.perf_counter()))
         yield
         run.on_forward, end = None, mark()
         end.synchronize()
@@ -63,12 +65,13 @@ def queued_share(run, steps):
     return min(1.0, queued / alone)
 
 
-def begin(cycles):
+def begin(gpu, cycles):
     """Let the GPU sleep once it has done all; return the event that is reached after that."""
-    torch.cuda.synchronize()
-    if cycles:
-        torch.cuda._sleep(cycles)
-    return mark()
+    with on(gpu):
+        torch.cuda.synchronize()
+        if cycles:
+            torch.cuda._sleep(cycles)
+        return mark()
 
 
 def mark():

@@ -35,7 +35,7 @@ BUSY = 0.9  # a GPU whose own time is a larger share of a step does not wait for
 GRAPHS = "compile reduce-overhead"
 COUNTED = 2.0  # seconds after which a process that trains beside the first one tells its rate
 BESIDE = 3.0  # seconds in which steps and the loader run at once
-WAITS, QUEUED, KERNELS = 3, 5, 10  # steps in which these are looked for
+WAITS, QUEUED, KERNELS = 3, 5, 10  # steps in which these are looked for, at most
 
 
 def watch(run):
@@ -261,7 +261,8 @@ class Choice:
             return False
         run.switch(self.agree(self.search.best(self.estimates(), self.failed)))
         yield from calm_down(run, LEAST)
-        share = self.agree((yield from gpu.queued_share(run, QUEUED)) or 0.0)
+        steps = self.agree(max(1, min(QUEUED, int(QUEUED / self.known.get((), 1.0)))))
+        share = self.agree((yield from gpu.queued_share(run, steps)) or 0.0)
         run.switch(())
         self.state.put_back()
         self.why[GRAPHS] = (

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from whatif import records
 from whatif.imports import wrap
-from whatif.inside.clock import LOSSES, MANY, Lead, compiled, loss_of, numbers
+from whatif.inside.clock import LOSSES, MANY, Lead, compiled, loss_of, numbers, place_of
 from whatif.inside.open_files import all_objects
 
 CALM = 3  # steps in which nothing compiles, before the window may begin
@@ -106,11 +106,7 @@ class Proving:
         """Warm up, time the window, compare states, and take some steps with the other's."""
         spec, begin = self.spec, time.perf_counter()
         yield
-        self.device = next(
-            each.device.type
-            for group in self.lead.optimizer().param_groups
-            for each in group["params"]
-        )
+        self.device, self.gpu = place_of(self.lead.optimizer())
         calm, before = 0, compiled()
         while (
             self.steps < spec["warm"]
@@ -120,9 +116,9 @@ class Proving:
             yield
             calm, before = (calm + 1 if compiled() == before else 0), compiled()
         if self.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.reset_peak_memory_stats(self.gpu)
         yield from self.window()
-        memory = torch.cuda.max_memory_allocated() if self.device == "cuda" else None
+        memory = torch.cuda.max_memory_allocated(self.gpu) if self.device == "cuda" else None
         while self.steps < spec["least_steps"]:
             yield
         self.is_late = True
@@ -176,7 +172,7 @@ class Proving:
 
     def now(self):
         if self.device == "cuda":
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.gpu)
         return time.perf_counter()
 
     def ended(self):

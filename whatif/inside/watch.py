@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from whatif import records, techniques
 from whatif.inside import changes, facts, parsers, plans, traces
 from whatif.inside.batches import Loaders
-from whatif.inside.clock import Clock, Lead, compiled, numbers
+from whatif.inside.clock import Clock, Lead, compiled, numbers, on, place_of
 from whatif.inside.hooks import Hooks
 from whatif.inside.models import Models
 from whatif.inside.places import Places
@@ -30,7 +30,7 @@ class Run(Hooks):
         self.spec, self.pid = spec, os.getpid()
         self.places = Places(spec["cwd"], spec.get("roots", ()))
         self.steps, self.names, self.seen = 0, (), []
-        self.device, self.thread = "cpu", threading.get_ident()
+        self.device, self.gpu, self.thread = "cpu", None, threading.get_ident()
         self.clock = Clock(self.synchronize)
         self.loaders, self.models = Loaders(self), Models(self)
         self.made = {"optimizers": [], "schedulers": [], "scalers": []}  # weak references
@@ -62,7 +62,7 @@ class Run(Hooks):
 
     def synchronize(self):
         if self.device == "cuda":
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.gpu)
 
     def ranks(self):
         """Return (the rank of this process, the number of processes that train)."""
@@ -111,7 +111,8 @@ class Run(Hooks):
         if self.plan is None:
             self.begin(optimizer)
         try:
-            next(self.plan)
+            with on(self.gpu):
+                next(self.plan)
         except StopIteration:
             self.finish()
         except Exception as error:  # of ours
@@ -133,10 +134,7 @@ class Run(Hooks):
     def begin(self, optimizer):
         """Choose the plan at the first step."""
         self.traces.begin()
-        self.device = next(
-            (each.device.type for group in optimizer.param_groups for each in group["params"]),
-            "cpu",
-        )
+        self.device, self.gpu = place_of(optimizer)
         rank, count = self.ranks()
         is_first = rank > 0 or count > 1
         if not is_first:  # of several processes without a group, the first one takes the turns
@@ -189,12 +187,12 @@ class Run(Hooks):
         things = [*found["models"], *found["optimizers"]]
         found["name_of_torch"] = facts.name_of_torch(self.places, things)
         if on_gpu:
-            about = torch.cuda.get_device_properties(self.device)
+            about = torch.cuda.get_device_properties(self.gpu)
             found |= dict(
                 gpu=about.name,
                 memory=about.total_memory,
                 capability=about.major,
-                peak=torch.cuda.max_memory_allocated(),
+                peak=torch.cuda.max_memory_allocated(self.gpu),
             )
         return found
 
