@@ -32,6 +32,7 @@ from test_whatif_loading import Endless
 from whatif import confirm, parts, report, trials
 from whatif import session as session_module
 from whatif.inside import batches, clock, hooks, models, places, plans, proving, state, watch
+from whatif.options import parse
 from whatif.techniques import amp
 from whatif.techniques import batch as larger
 from whatif.techniques import compile as compiling
@@ -1181,7 +1182,7 @@ def test_cuda_graphs_come_before_more_windows_of_what_stays_open(monkeypatch):
     turns = plans.Turns(run)
     turns.state = types.SimpleNamespace(put_back=lambda: None)
     turns.why, turns.known, looked = {}, {(): 0.01}, []
-    turns.may_gain_workers = lambda: False
+    turns.may_gain_workers = lambda waiting: False
     turns.look_for(["fused", "channels_last", "compile"])
 
     def window(names):
@@ -1200,6 +1201,46 @@ def test_cuda_graphs_come_before_more_windows_of_what_stays_open(monkeypatch):
     list(turns.measure())
     assert now[0] > 170  # it stays open
     assert looked[0][0] < 90 and any("compile" in names for names in looked[0][1])
+
+
+@pytest.mark.parametrize(
+    "write, data_time, best, until",
+    [
+        (False, 0.05, (), "last"),
+        (False, 0.2, (), "deadline"),
+        (True, 0.01, (), "last"),
+        (True, 0.05, (), "half"),
+        (True, 0.05, ("fused",), "deadline"),
+    ],
+)
+def test_turns_end_where_what_may_gain_can_still_be_proved(
+    write, data_time, best, until, tmp_path, monkeypatch
+):
+    """With --write a proof takes as long as the turns, and workers are known only after them."""
+    words = ["--write", str(tmp_path / "p")] if write else []
+    args = parse([*words, "--minutes", "10", "-m", "json"])
+    session, specs = session_module.Session(args, args.command, tmp_path, tmp_path), []
+
+    def run_once(command, spec, limit, show):
+        specs.append(spec)
+        return dict(windows=[], failed=[], error="no", ended=True)
+
+    monkeypatch.setattr(session_module.run, "run_once", run_once)
+    session.take_turns()
+    spec = specs[0] | dict(only=["fused", "workers"])
+    run = types.SimpleNamespace(
+        spec=spec, agree=lambda value: value, ranks=lambda: (0, 1), device="cpu", cycle=1
+    )
+    monkeypatch.setattr(plans.parts, "only_steps", lambda *_: dict(seconds=1.0, wait=data_time))
+    run.watched = {}
+    turns = plans.Turns(run)
+    turns.why, turns.known = {}, {(): 1.0}
+    turns.look_for(["fused"])
+    turns.search.best = lambda found, failed: best
+    turns.wanted()
+    now = time.time()
+    want = dict(deadline=now + 180, half=now + 300, last=now + 560)[until]
+    assert turns.until == pytest.approx(want, abs=15)
 
 
 @pytest.mark.parametrize("kind", ["forward", "backward", "memory", "step"])

@@ -18,6 +18,7 @@ COMPUTE_SHARE, COMPUTE_MOST = 0.5, 180.0  # of --minutes, and seconds, for the t
 WRITE_SHARE = 0.3  # with --write, whose proof takes the place of the confirmation
 LOADER_SHARE, LOADER_MOST = 0.08, 24.0
 CLOSING = 5.0  # seconds that are kept for the report
+WAITING = 0.1, 0.02  # data time from which workers may gain; with --write, which has to prove it
 SPARE = 10.0  # seconds of --minutes that turns leave where nothing has to be confirmed
 AGAIN = 20.0  # seconds with which a process is worth starting once more
 SLACK = 60.0  # seconds after the deadline, after which a process is cut off
@@ -110,8 +111,8 @@ class Session(Measured):
         loader = min(LOADER_SHARE * 60 * self.args.minutes, LOADER_MOST)
         self.clock = time.time()
         last = max(deadline, time.time() + self.left() - loader - SPARE)  # nothing to confirm
-        if self.args.write and "workers" in self.only:  # they may gain, as is known after the turns
-            last = max(deadline, time.time() + self.left() / 2)
+        # or workers alone, if the loader says so after the turns: --write leaves time to prove them
+        half = max(deadline, time.time() + self.left() / 2) if self.args.write else deadline
         while True:
             limit = last - time.time() + loader + SLACK
             failed, epochs = len(self.failed), self.epochs
@@ -121,6 +122,7 @@ class Session(Measured):
                     "turns",
                     deadline=deadline,
                     last=last,
+                    waiting=(half, WAITING[bool(self.args.write)]),
                     loader_seconds=loader,
                     turns=self.windows,
                     failed=self.failed,

@@ -18,7 +18,6 @@ SETTING_UP = 3  # steps after the first one, at most, before that
 WATCH_SECONDS = 2.0, 20.0  # the least, and the most
 CHECKED = 0.2  # seconds between two checks of several processes whether that is over
 WINDOW = {"cuda": 0.2, "cpu": 0.7}  # seconds; what drifts within seconds cancels in short ones
-WAITING = 0.1  # data time, from which workers may gain
 TURNS = 30.0  # seconds for turns, at least, or half of what is left
 LONGER = 1.5  # times its length, from which a first window counts
 LEAST = 3  # steps of a window
@@ -206,8 +205,10 @@ class Choice:
         sets, found = [], self.estimates()
         if self.run.ranks()[0] == 0:
             self.until = self.deadline
-            if not self.search.best(found, self.failed) and not self.may_gain_workers():
-                self.until = max(self.deadline, self.run.spec.get("last", 0))  # none to confirm
+            if not self.search.best(found, self.failed):  # nothing to confirm but workers
+                half, waiting = self.run.spec.get("waiting", (0, 0.0))
+                last = half if self.may_gain_workers(waiting) else self.run.spec.get("last", 0)
+                self.until = max(self.deadline, last)
             left = self.until - time.time()
             sets = [
                 names
@@ -224,13 +225,13 @@ class Choice:
             )
         return self.agree(sets)
 
-    def may_gain_workers(self):
+    def may_gain_workers(self, waiting):
         """Return whether steps wait for data and workers can be tried, in whole processes."""
         watched = parts.only_steps(self.run.watched, self.known.get((), 0.0))
         return (
             "workers" in self.run.spec["only"]
             and "workers" not in self.why
-            and (watched["wait"] > WAITING * watched["seconds"])
+            and (watched["wait"] > waiting * watched["seconds"])
         )
 
     def search_now(self, left, found):
