@@ -22,7 +22,7 @@ from pathlib import Path
 from paths import ROOT
 
 from terminal import say, show
-from whatif.machine import cores  # those of a quota, too; one place says how many
+from whatif.machine import cores, has_bfloat16  # one place says how many cores, of a quota, too
 
 with contextlib.suppress(ImportError):  # --help needs no packages; need_packages() tells
     import psutil
@@ -43,12 +43,6 @@ class GiveUp(Exception):
 
 
 # ------------------------------------------------------------------------------ the machine
-def has_bfloat16():
-    """Return whether this CPU calculates in bfloat16."""
-    words = Path("/proc/cpuinfo").read_text().split()
-    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(words)
-
-
 def machine(*others):
     """Return what figures depend on: CPU, cores, GPUs, driver, Python and packages, as a dict.
 

@@ -6,10 +6,10 @@ import functools
 import linecache
 import re
 
+from whatif.write.sources import FUNCTIONS, LOOPS
+
 from .places import statements
 
-FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
-LOOPS = ast.For, ast.AsyncFor, ast.While
 LOADER = re.compile(r"^(?!.*(val|test|dev)).*(load|train|dl$)", re.I)  # the name of one to train
 
 

@@ -1,11 +1,9 @@
 """The user's lines that have torch.jit trace a model, such as TensorBoard's add_graph."""
 
-import ast
+from whatif.write.sources import FUNCTIONS, LOOPS
 
 from .places import statement_of, statements
 
-FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
-LOOPS = ast.For, ast.AsyncFor, ast.While
 MANY = 20  # lines that are noted
 
 

@@ -38,7 +38,8 @@ class Run(Hooks):
         self.optimizer_facts, self.autocasts = [], []
         self.traces = traces.Traces(self.places, self.optimizer_facts)
         self.numbers = weakref.WeakKeyDictionary()  # {optimizer: its number in optimizer_facts}
-        self.lead, self.sites = Lead(), dict(backwards=[], steps=[], clips=[])  # the user's lines
+        self.sites = dict(backwards=[], steps=[], clips=[])  # the user's lines of them
+        self.lead = Lead()
         self.losses, self.last_loss = [], None
         self.scaler, self.scalers, self.stepping, self.skipped = None, {}, False, False
         self.late = self.is_scaling = False  # whether steps were made since the last update
@@ -141,10 +142,8 @@ class Run(Hooks):
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(f"{self.spec['folder']}/first", os.O_CREAT | os.O_EXCL))
                 is_first = True
-        if not is_first:
-            self.plan = plans.watch_only(self)
-        else:
-            self.plan = {"turns": plans.by_turns, "fixed": plans.whole}[self.spec["mode"]](self)
+        modes = {"turns": plans.by_turns, "fixed": plans.whole}
+        self.plan = (modes[self.spec["mode"]] if is_first else plans.watch_only)(self)
 
     def switch(self, names, again=False):
         """Switch from the set that is on to another, between two steps."""
