@@ -512,7 +512,7 @@ class Measurement:
             tried = numbers[-fitting:] if fitting else []
             self.note_untried(sorted({*numbers} - {*tried}))
             numbers = tried
-        best, without_gain = alone["rate"] or 0, 0
+        best, without_gain, known = alone["rate"] or 0, 0, as_is["rate"] or 0
         for place, number in enumerate(numbers):
             if self.left() < self.window:
                 self.note_untried(numbers[place:])
@@ -521,6 +521,9 @@ class Measurement:
             row = self.row(number, self.window, min(limit, self.left()), between=not workers)
             if row.get("reason"):
                 break
+            if number < workers and known >= GAINS * best:
+                continue  # few workers may be slower than none where more, as the script has, gain
+            best = max(best, known)
             without_gain = without_gain + 1 if row["rate"] < GAINS * best else 0
             best = max(best, row["rate"])
             if without_gain == 2 or self.needed and row["rate"] > 3 * self.needed:
