@@ -473,7 +473,9 @@ def test_more_workers_are_tried_where_few_are_slower_than_none(monkeypatch):
         tried.append(number)
         return dict(workers=number, rate=rates[number], start=0.1)
 
-    one = loading.Measurement(DataLoader(range(8), num_workers=4), 100, 16, is_users, 148)
+    one = loading.Measurement(
+        torch.utils.data.DataLoader(range(8), num_workers=4), 100, 16, is_users, 148
+    )
     monkeypatch.setattr(one, "row", row)
     monkeypatch.setattr(one, "left", lambda: 100.0)
     alone, as_is = (dict(rate=rates[number], start=0.1) for number in (0, 4))
