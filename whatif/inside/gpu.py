@@ -44,7 +44,7 @@ def queued_share(run, steps):
     That is from the first call of a model to the optimizer's step. In every second step the GPU
     sleeps until the host has started all of that; what is left then is the GPU's own time. Where
     the host waits for the GPU on the way, only what comes before is queued, so the share is not
-    too small. A profiler would tell more, but it slows the start of each kernel from then on.
+    too small. A profiler would tell more, but it may slow the start of kernels from then on.
     """
     took, length = {False: [], True: []}, 0.0
     per_second = CYCLES / slept(CYCLES)
@@ -94,8 +94,8 @@ def slept(cycles):
 def time_kernels(run, steps):
     """Return for how many seconds of a step the GPU works, and the shares of what it does.
 
-    Windows after this are slower, by up to a quarter where the host starts many kernels: what the
-    profiler has put into each start stays until the process ends.
+    This comes after all windows, since what the profiler has put into the start of a kernel may
+    stay until the process ends.
     """
     busy, until, kinds, cuda = 0, 0, collections.Counter(), torch.autograd.DeviceType.CUDA
     try:

@@ -485,7 +485,7 @@ def by_turns(run):
         loader, found = measure_loading(run, turns.needed() if turns else None)
         if turns and found and is_alone:
             yield from compute_beside(run, turns, loader, found)
-    if run.device == "cuda" and is_alone:  # last: it slows what comes after it
+    if run.device == "cuda" and is_alone:  # last: it may slow what comes after it
         busy, kinds = yield from gpu.time_kernels(run, KERNELS)
         run.send(busy=busy, kernels=kinds)
     run.send(facts=run.facts())
