@@ -481,6 +481,11 @@ def test_more_workers_are_tried_where_few_are_slower_than_none(monkeypatch):
     alone, as_is = (dict(rate=rates[number], start=0.1) for number in (0, 4))
     one.try_numbers(as_is, alone)
     assert tried == [1, 2, 8, 16]
+    tried.clear()
+    one.needed = 6  # one worker gives over three times that
+    one.try_numbers(as_is, alone)
+    assert tried == [1]
+    one.needed = 148
     rates.update({4: 20.0, 8: 21.0, 16: 20.0})  # none of them gains
     tried.clear()
     one.try_numbers(dict(rate=20.0, start=0.1), alone)

@@ -521,11 +521,11 @@ class Measurement:
             row = self.row(number, self.window, min(limit, self.left()), between=not workers)
             if row.get("reason"):
                 break
-            if number < workers and known >= GAINS * best:
-                continue  # few workers may be slower than none where more, as the script has, gain
-            best = max(best, known)
-            without_gain = without_gain + 1 if row["rate"] < GAINS * best else 0
-            best = max(best, row["rate"])
+            # few workers may be slower than none where more, as the script has, gain
+            if number > workers or known < GAINS * best:
+                best = max(best, known)
+                without_gain = without_gain + 1 if row["rate"] < GAINS * best else 0
+                best = max(best, row["rate"])
             if without_gain == 2 or self.needed and row["rate"] > 3 * self.needed:
                 break
 
