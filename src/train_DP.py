@@ -243,8 +243,8 @@ def main():
 
     # new #
     # each step copies the weights to every GPU and gives each GPU an equal part of the batch
-    if hasattr(net, "_orig_mod") and torch.cuda.device_count() > 1:  # net is compiled
-        fail("DataParallel cannot copy a compiled model to several GPUs: take DDP")
+    if type(net) is not nn.Sequential and torch.cuda.device_count() > 1:  # compile or graphs
+        fail("DataParallel cannot copy a compiled or captured model to several GPUs: take DDP")
     net = nn.DataParallel(net)
 
     # -------------------------------------------------------------------------------- training

@@ -25,7 +25,7 @@ import layout
 from helpers import ROOT, SRC, TECHNIQUES, SmallDisk, replaced, run, shared, tiny, train
 
 # Techniques of which a script can have one: parallel training, and the source of data.
-EXCLUSIVE = [("DDP", "DP"), ("DALI", "LMDB", "cache")]
+EXCLUSIVE = [("DDP", "DP"), ("DALI", "LMDB", "cache"), ("compile", "graphs")]
 
 
 def sets_of_techniques():
@@ -93,8 +93,8 @@ def run_compose(*words, **options):
 
 
 def test_the_sets_are_all_of_one_from_each_group():
-    assert len(SETS) == 3 * 4 * 2 ** (len(TECHNIQUES) - 5) - 1
-    assert len(WHOLE) == 6
+    assert len(SETS) == 3 * 4 * 3 * 2 ** (len(TECHNIQUES) - 7) - 1
+    assert len(WHOLE) == 12
 
 
 def test_every_set_joins(tmp_path_factory):
@@ -146,7 +146,8 @@ def test_groups_follow_from_the_scripts(project):
         {
             "data": [["DALI", "LMDB", "cache"]],
             "compute": [
-                [name] for name in "amp channels_last compile cudnn fused progressive".split()
+                names.split()
+                for names in "amp,channels_last,compile graphs,cudnn,fused,progressive".split(",")
             ],
             "parallel": [["DDP", "DP"]],
         }

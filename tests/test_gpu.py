@@ -27,7 +27,7 @@ from helpers import (
 )
 from test_compose import SETS, WHOLE
 from test_ddp import without_batch_norm
-from test_variants import composed
+from test_variants import assert_equal_epochs, composed, in_float64
 
 GPUS = torch.cuda.device_count()
 ONE_PROCESS = sorted(
@@ -102,6 +102,12 @@ def test_no_step_waits_for_the_gpu(name, digits, tmp_path):
 
 
 @pytest.mark.gpu
+def test_whatif_sees_captured_graphs(digits, tmp_path):
+    record, _ = seen_by_whatif(SRC / "train_graphs.py", digits, tmp_path, epochs=9999)
+    assert record["windows"] and "graphs" in record["facts"]["seen"]
+
+
+@pytest.mark.gpu
 def test_whatif_names_what_waits_inside_a_line(digits, tmp_path):
     """torchvision's Normalize copies mean and std to the GPU each time that it is called."""
     script = edited(
@@ -131,9 +137,13 @@ def test_bfloat16_has_no_scaler(digits, tmp_path):
 @pytest.mark.gpu
 def test_float16_reaches_the_baselines_accuracy(tmp_path):
     options = flags(dataset=draw_digits(tmp_path / "digits"), result_dir=tmp_path)
-    records = [train(SRC / name, *options)[0] for name in ("train.py", "train_amp.py")]
-    assert records[0]["val_top1"] > 0.97
-    assert abs(records[0]["val_top1"] - records[1]["val_top1"]) <= 0.01
+    graphs = composed(tmp_path, "amp", "cache", "channels_last", "cudnn", "fused", "graphs")
+    baseline, *others = (
+        train(script, *options)[0]["val_top1"]
+        for script in (SRC / "train.py", SRC / "train_amp.py", graphs)
+    )
+    assert baseline > 0.97
+    assert all(abs(top1 - baseline) <= 0.01 for top1 in others)
 
 
 @pytest.mark.gpu
@@ -184,6 +194,43 @@ def test_profile_of_a_compiled_model_shows_kernels(digits, tmp_path):
             event.get("cat") == "kernel" and event["name"].startswith("triton_")
             for event in json.load(file)["traceEvents"]
         )
+
+
+# ------------------------------------------------------------------------------------ graphs
+def assert_equal_with_graphs(scripts, start, digits, folder):
+    """Check that two scripts, without graphs and with them, learn the same."""
+    records, states = [], []
+    for script in scripts:
+        place = folder / script.stem
+        start(script, *tiny(digits, place, epochs=4, steps=6, image_size=32, workers=2))
+        records.append(json.loads((place / f"{script.stem}.json").read_text()))
+        states.append(weights(place, script.stem))
+    assert_equal_epochs(*records)
+    for name, value in states[0].items():
+        torch.testing.assert_close(states[1][name], value, rtol=0, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("more", params([(), ("channels_last", "fused"), ("DALI", "progressive")]))
+def test_graphs_learn_what_eager_steps_learn(more, digits, tmp_path):
+    """To capture leaves no trace in weights, statistics and counts; each size has its graphs."""
+    scripts = [
+        in_float64(composed(tmp_path, *names) if names else "train", tmp_path)
+        for names in (more, (*more, "graphs"))
+    ]
+    assert_equal_with_graphs(scripts, train, digits, tmp_path)
+
+
+@pytest.mark.gpu
+def test_graphs_below_ddp(digits, tmp_path):
+    """Two processes share a GPU, which NCCL refuses, so gloo averages."""
+    one_gpu = ('"nccl" if on_gpu else "gloo"', '"gloo"'), ('os.environ["LOCAL_RANK"]', "0")
+    scripts = [
+        edited(in_float64(composed(tmp_path, *names), tmp_path), tmp_path, *one_gpu)
+        for names in (["DDP"], ["DDP", "graphs"])
+    ]
+    start = functools.partial(start_all, processes=2)
+    assert_equal_with_graphs(scripts, start, digits, tmp_path)
 
 
 def without_tf32(script, folder):

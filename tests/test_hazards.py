@@ -56,6 +56,27 @@ def test_the_layout_is_set_above_ddp():
     assert said(layout, wrap, techniques=["DDP"]) == []
 
 
+@pytest.mark.parametrize(
+    "line, codes",
+    [
+        ("                if (step + 1) % 4 == 0:", ["C404"]),
+        ("                if epoch % 4 == 0:", []),
+        ("optimizer.zero_grad(set_to_none=False)", ["C404"]),
+        ("kept.append(output.detach())", ["C405"]),
+        ("kept.append(output.detach().cpu())", []),
+        ("model[0].register_forward_hook(look)", ["C406"]),
+        ("                model[0].requires_grad_(True)", ["C407"]),
+        ("    model[0].requires_grad_(False)", []),
+    ],
+)
+def test_what_replayed_graphs_do_not_see(line, codes):
+    lines = ["    for epoch in range(2):", "        for step in range(2):", line]
+    assert (
+        said(*lines, *["                    pass"] * line.endswith(":"), techniques=["graphs"])
+        == codes
+    )
+
+
 def test_noqa_silences_one_line_of_a_statement_only():
     first = ["nn.utils.clip_grad_norm_(", "    model.parameters(), 1)  # noqa: C101"]
     assert said(*first) == [] and said(*first, "x = weight.grad") == ["C101"]

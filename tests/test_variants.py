@@ -68,7 +68,8 @@ def assert_equal_epochs(one, other, tolerance=1e-6):
 
 # ---------------------------------------------------------------------------------- equality
 @pytest.mark.parametrize(
-    "name, more", [("DP", []), ("cudnn", []), ("profile", []), ("progressive", ["--small", 1])]
+    "name, more",
+    [("DP", []), ("cudnn", []), ("graphs", []), ("profile", []), ("progressive", ["--small", 1])],
 )
 def test_equal_to_the_baseline_bit_for_bit(name, more, digits, tmp_path):
     options = tiny(digits, tmp_path, image_size=20, augment="crop")
@@ -105,6 +106,12 @@ def test_amp_learns(digits, tmp_path):
     options = tiny(digits, tmp_path, epochs=6, steps=6)
     losses = [epoch["loss"] for epoch in train(SRC / "train_amp.py", *options)[0]["epochs"]]
     assert losses[-1] < 0.8 * losses[0], losses
+
+
+def test_graphs_of_an_older_pytorch_are_refused(digits, tmp_path):
+    script = edited("train_graphs", tmp_path, ('__version__ < "2.14"', '__version__ < "99"'))
+    done = run_forked(script, *tiny(digits, tmp_path))
+    assert_one_line(done, 2, "graphs need PyTorch 2.14", torch.__version__)
 
 
 # ----------------------------------------------------------------------------------- compile

@@ -817,6 +817,23 @@ def test_autocast_in_a_half_type_is_amp(watched):
     assert "amp float16" in reasons(facts)
 
 
+def test_captured_graphs_keep_out_what_changes_a_forward(watched):
+    facts = watched.run("""\
+        import torch
+        model = torch.nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            model(torch.rand(4, 8)).mean().backward()
+            optimizer.step()
+        """) | {"seen": ["graphs"], "device": "cuda"}
+    found = reasons(facts)
+    assert {name for name in found if "replays CUDA graphs" in found[name]} == {
+        name for name in NAMES if name not in ("fused", "workers")
+    }
+    facts["seen"] = ["graphs", "compile"]  # compiled code captures anew
+    assert not any("replays CUDA graphs" in why for why in reasons(facts).values())
+
+
 # ------------------------------------------------------------------------------------- arguments
 LOADER = (
     """

@@ -89,6 +89,17 @@ RULES = [
          "gradients: move it above the line that makes net", below=DDP),
     Rule("C401", "compile", r"\bdrop_last=False", "a smaller last batch is compiled for itself"),
     Rule("C402", "profile", r"^ {12,}(if .*: )?continue\b", "the profiler counts a step at its end"),
+    Rule("C403", "graphs", r"\bdrop_last=False", "a smaller last batch has graphs of its own, which "
+         "take memory"),
+    Rule("C404", "graphs", r"set_to_none=False|^ {12,}if .*\b(step|i)\b.* % |\baccum",
+         "gradients of all backward passes are in one place: with two before zero_grad(), the last "
+         "counts twice"),
+    Rule("C405", "graphs", r"\.(append|extend|update)\(.*(output|logits)|\w+\[.*\] = output",
+         "the next step writes over output: keep output.clone()", r"clone\(|\.cpu\("),
+    Rule("C406", "graphs", r"\bregister_(full_|forward_|backward_|module_)\w*hook\(",
+         "a module's hook runs only while graphs are captured"),
+    Rule("C407", "graphs", r"^ {12,}.*requires_grad(_\(| = )",
+         "graphs train what needed gradients when they were captured"),
     Rule("C501", "DALI LMDB", r"\bloader=(?!load_image)", "the technique does not call this loader"),
     Rule("C502", "DALI", r"ImageOps\.|\.convert\(|\.point\(|Image\.open",
          "DALI does not call load_image"),

@@ -62,6 +62,7 @@ QUICK = {  # what a quick table, without a DATASET on a GPU, leaves out
     "DALI": "it starts slowly, and cache holds all of the few drawn digits",
     "LMDB": "it is for many files on a slow disk, and the drawn digits are few",
     "cudnn": "it starts slowly, and no table of results/ shows a clear gain",
+    "graphs": "it is for steps that wait for the host, and these compute",
 }
 GRID = "more runs of each technique take its time"  # why a quick table has no grid
 VERDICTS = {
@@ -98,7 +99,8 @@ def reasons_to_leave_out(here, is_quick=False):
         "progressive": "it trains differently: compare accuracy and training seconds"
     }
     if not here["gpus"]:
-        reasons |= {"DP": "it does nothing without GPUs", "cudnn": "it does nothing without a GPU"}
+        reasons |= {"DP": "it does nothing without GPUs"}
+        reasons |= dict.fromkeys(("cudnn", "graphs"), "it does nothing without a GPU")
         if not here["bfloat16"]:
             reasons["amp"] = "this CPU has no bfloat16, so PyTorch would emulate it"
     elif here["gpus"] == 1:

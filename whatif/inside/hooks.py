@@ -47,6 +47,7 @@ class Hooks:
         torch.optim.Optimizer.profile_hook_step = staticmethod(hook)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             wrap(torch.nn.utils, name, self.clip)
+        before(torch.cuda.CUDAGraph, "replay", lambda *_: self.see("graphs", not self.names))
         for each in (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel):
             before(each, "__init__", self.note_wrapper)
         self.parsers.install()
