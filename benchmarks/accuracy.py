@@ -39,7 +39,8 @@ NOTES = [
     "- whole run s: a process from its start to its end: imports, warm-up, training, "
     "validation, checkpoints",
     "- images/s: the median of a run's epochs after the first; of several runs, their median",
-    "- kept: finds code that an earlier run has compiled; the other rows compile in each run",
+    "- kept: finds code that an earlier run has compiled, if the set compiles; other rows compile "
+    "in each run",
 ]
 DECODED = (
     "- kept rows with cache also find the images that an earlier run has decoded (--cache_dir)"

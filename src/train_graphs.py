@@ -141,12 +141,6 @@ def conv11(width, classes):
     )
 
 
-def lr_factor(step, total):
-    """Return what multiplies --lr in a step: it rises for a fifth of all steps, then falls to 0."""
-    # at most 1: the rise is (step + 1) / (0.2 * total), the fall (total - step) / (0.8 * total)
-    return min((step + 1) / 0.2, (total - step) / 0.8, total) / total
-
-
 # new #
 # a graph starts all kernels of a pass at once; one by one they may take longer to start than to run
 class Graphed(nn.Sequential):
@@ -174,6 +168,12 @@ class Graphed(nn.Sequential):
             )
             self.load_state_dict(state)
         return self.graphs[images.shape](images)
+
+
+def lr_factor(step, total):
+    """Return what multiplies --lr in a step: it rises for a fifth of all steps, then falls to 0."""
+    # at most 1: the rise is (step + 1) / (0.2 * total), the fall (total - step) / (0.8 * total)
+    return min((step + 1) / 0.2, (total - step) / 0.8, total) / total
 
 
 def main():
