@@ -144,7 +144,7 @@ def conv11(width, classes):
 # new #
 # a graph starts all kernels of a pass at once; one by one they may take longer to start than to run
 class Graphed(nn.Sequential):
-    """On a GPU, replay the layers as CUDA graphs, captured at the first images of each shape."""
+    """Replay the layers as CUDA graphs, on a GPU. Each call writes over output and gradients."""
 
     # new #
     # the weights are those of the layers, so that optimizer and checkpoint see no difference

@@ -159,8 +159,10 @@ function buildSwitches() {
     if (choice.length > 1) {
       const none = input("radio", `choice${i}`, "");
       none.checked = !choice.some((name) => state.chosen.includes(name));
+      // beside other techniques of its group, "none" would not say of what
+      const alone = choices.filter(([name]) => variants[name].group === group).length === 1;
       groups.get(group).append(make("label", { className: "switch" }, none,
-        make("b", {}, "none")));
+        make("b", {}, alone ? "none" : choice.map((name) => `no ${name}`).join(", "))));
     }
     const type = choice.length > 1 ? "radio" : "checkbox";
     groups.get(group).append(...choice.map((name) => label(input(type, `choice${i}`, name), name)));
