@@ -1,5 +1,6 @@
 """What whatif prints, and what it writes to the file of --json, of a result."""
 
+import dataclasses
 import json
 import math
 import sys
@@ -8,6 +9,7 @@ import pytest
 
 from helpers import AMP_OPTION
 from whatif import report
+from whatif.measured import Measured
 from whatif.parts import of_watched, only_steps
 from whatif.report import FASTER, OPEN, SAME, SLOWER, Result, Row
 
@@ -115,6 +117,28 @@ def result(**changes):
 
 def text_of(**changes):
     return report.text_of(result(**changes))
+
+
+def test_a_baseline_that_changes_is_told():
+    """As of a host whose speed changes while nothing else does."""
+    assert "baseline:" not in text_of()
+    told = report.text_of(
+        dataclasses.replace(result(), baseline=BASELINE | dict(low=790, high=820))
+    )
+    assert "baseline:" not in told
+    told = report.text_of(
+        dataclasses.replace(result(), baseline=BASELINE | dict(low=9512, high=12480))
+    )
+    assert "eight of ten of its windows had 9,512 to 12,480 samples/s" in " ".join(told.split())
+
+
+def test_the_windows_of_the_baseline_that_are_told_leave_out_the_ends():
+    one = Measured({"fused"})
+    one.windows = [dict(names=(), rate=rate, seconds=1, steps=1) for rate in range(1, 10)]
+    assert one.baseline()["low"] is None  # too few
+    one.windows += [dict(names=(), rate=rate, seconds=1, steps=1) for rate in (0.001, 9.5, 1e6)]
+    found = one.baseline()
+    assert 0.1 < found["low"] < 3 and 8 < found["high"] < 1e6
 
 
 def test_the_table():

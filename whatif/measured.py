@@ -109,8 +109,11 @@ class Measured:
         watched, compute = self.only_steps(self.found.get("watched")), self.computes()
         rates = self.of_set((), "rate")
         step = watched["seconds"] / watched["steps"] if watched.get("steps") else None
+        tenths = statistics.quantiles(rates, n=10) if len(rates) >= 10 else [None]
         return dict(
             rate=statistics.median(rates) if rates else None,
+            low=tenths[0],
+            high=tenths[-1],
             n=len(rates),
             memory=max(self.of_set((), "memory"), default=None),
             step_seconds=step or compute,

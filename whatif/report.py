@@ -15,6 +15,7 @@ from . import advice, parts
 
 VERSION = 1  # of the record
 WAITS = 0.2  # from this data time on, loading is what holds a script back
+DRIFT = 1.25  # the baseline's fast windows to its slow ones, from which that is told
 WIDTH = 100
 NAME = 24  # columns of a set's name, at least
 FASTER, SLOWER, SAME, OPEN = "faster", "slower", "not significant", "open"
@@ -190,13 +191,26 @@ def baseline_line(result, width=NAME):
     return f"{'baseline':<{width}}  {'1':<15} {plain.get('n', 0):>3}  {memory:>6}  {told}"
 
 
+def drift_line(result):
+    """Return what tells that the machine's own speed changed, or ""."""
+    low, high = (result.baseline.get(name) for name in ("low", "high"))
+    if not low or high < DRIFT * low:
+        return ""
+    return (
+        f"baseline: eight of ten of its windows had {speed(low)} to {speed(high)} {result.unit}/s, so "
+        "this machine's speed changes while nothing else does; each speedup is over the baseline "
+        "right beside it"
+    )
+
+
 def table(result):
     """Return the lines of the table."""
-    width = width_of(result.rows)
+    width, drift = width_of(result.rows), drift_line(result)
     return [
         heading(width),
         baseline_line(result, width),
         *(line_of(row, width) for row in result.rows),
+        *([paragraph(drift)] if drift else []),
         *(paragraph(f"{name_of(row.techniques)}: {row.note}") for row in result.rows if row.note),
     ]
 
