@@ -262,8 +262,8 @@ def main():
     # new #
     # DDP averages the gradients of all processes while the backward pass runs
     if args.sync_bn:
-        if not on_gpu:
-            fail("--sync_bn needs GPUs")
+        if not on_gpu or hasattr(net, "graphs"):  # NCCL waits at the end for graphs that use it
+            fail("--sync_bn needs GPUs, and no graphs")
         net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
     net = nn.parallel.DistributedDataParallel(net)
     net.broadcast_buffers = False  # batch norm statistics are sent once an epoch, below

@@ -243,7 +243,8 @@ def main():
 
     # new #
     # each step copies the weights to every GPU and gives each GPU an equal part of the batch
-    if type(net) is not nn.Sequential and torch.cuda.device_count() > 1:  # compile or graphs
+    alone = hasattr(net, "_orig_mod") or hasattr(net, "graphs")  # compiled or captured
+    if alone and torch.cuda.device_count() > 1:
         fail("DataParallel cannot copy a compiled or captured model to several GPUs: take DDP")
     net = nn.DataParallel(net)
 

@@ -144,30 +144,36 @@ def conv11(width, classes):
 # new #
 # a graph starts all kernels of a pass at once; one by one they may take longer to start than to run
 class Graphed(nn.Sequential):
-    """Replay the layers as CUDA graphs, on a GPU. Each call writes over output and gradients."""
+    """Replay the layers as CUDA graphs, on a GPU. Each step writes over output and gradients."""
 
     # new #
     # the weights are those of the layers, so that optimizer and checkpoint see no difference
     def __init__(self, *layers):
         super().__init__(*layers)
-        if torch.__version__ < "2.14":  # older ones cannot capture while a loader uses the GPU
+        # older ones cannot capture while the threads of a loader use the GPU
+        if torch.cuda.is_available() and torch.__version__ < "2.14.0a0":
             fail(f"graphs need PyTorch 2.14, this is {torch.__version__}")
         self.graphs = {}
 
     # new #
-    # to capture takes some steps, so what they change, as batch norm does, is put back
+    # to capture takes some passes, so the buffers, as those of batch norm, are put back after it
     def forward(self, images):
         if not images.is_cuda or not torch.is_grad_enabled():
             return super().forward(images)
-        if images.shape not in self.graphs:
+        key = images.shape, images.dtype
+        if key not in self.graphs:
             torch.set_autocast_cache_enabled(False)  # a graph has to convert the weights each time
             torch.autograd.graph.set_override_stale_capture_stream(True)  # DDP knows another stream
-            state = {name: each.clone() for name, each in self.state_dict().items()}
-            self.graphs[images.shape] = torch.cuda.make_graphed_callables(
-                nn.Sequential(*self), (images.clone(),), capture_error_mode="thread_local"
+            buffers = [(buffer, buffer.clone()) for buffer in self.buffers()]
+            self.graphs[key] = torch.cuda.make_graphed_callables(
+                nn.Sequential(*self),
+                (images.clone(),),
+                allow_unused_input=True,
+                capture_error_mode="thread_local",
             )
-            self.load_state_dict(state)
-        return self.graphs[images.shape](images)
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        return self.graphs[key](images)
 
 
 def lr_factor(step, total):

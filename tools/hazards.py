@@ -91,15 +91,20 @@ RULES = [
     Rule("C402", "profile", r"^ {12,}(if .*: )?continue\b", "the profiler counts a step at its end"),
     Rule("C403", "graphs", r"\bdrop_last=False", "a smaller last batch has graphs of its own, which "
          "take memory"),
-    Rule("C404", "graphs", r"set_to_none=False|^ {12,}if .*\b(step|i)\b.* % |\baccum",
-         "gradients of all backward passes are in one place: with two before zero_grad(), the last "
-         "counts twice"),
-    Rule("C405", "graphs", r"\.(append|extend|update)\(.*(output|logits)|\w+\[.*\] = output",
-         "the next step writes over output: keep output.clone()", r"clone\(|\.cpu\("),
+    Rule("C404", "graphs", r"set_to_none=False|\.backward\(|^ {12,}if .*\+ 1\) % |\baccum",
+         "a gradient that is kept, by a second backward() or set_to_none=False, is written over: the "
+         "last one counts twice"),
+    Rule("C405", "graphs",
+         r"\.append\((output|logits)(\.detach\(\))?\)|= \[?(output|logits)(\.detach\(\))?\]?$",
+         "the next step writes over output: keep output.clone()"),
     Rule("C406", "graphs", r"\bregister_(full_|forward_|backward_|module_)\w*hook\(",
-         "a module's hook runs only while graphs are captured"),
+         "a hook of a module does not run in replayed steps"),
     Rule("C407", "graphs", r"^ {12,}.*requires_grad(_\(| = )",
-         "graphs train what needed gradients when they were captured"),
+         "graphs train what needed gradients in the first step: set it before"),
+    Rule("C408", "graphs", r"(?<!output = )\bnet\(",
+         "a second net(...) before backward() writes over what the first one keeps for it"),
+    Rule("C409", "graphs", r"\.register_hook\(", "a hook of a weight runs twice, in the graph and "
+         "after it: change .grad before optimizer.step()"),
     Rule("C501", "DALI LMDB", r"\bloader=(?!load_image)", "the technique does not call this loader"),
     Rule("C502", "DALI", r"ImageOps\.|\.convert\(|\.point\(|Image\.open",
          "DALI does not call load_image"),

@@ -192,14 +192,14 @@ def baseline_line(result, width=NAME):
 
 
 def drift_line(result):
-    """Return what tells that the machine's own speed changed, or ""."""
+    """Return what tells that the baseline's own speed changed, or ""."""
     low, high = (result.baseline.get(name) for name in ("low", "high"))
     if not low or high < DRIFT * low:
         return ""
     return (
-        f"baseline: eight of ten of its windows had {speed(low)} to {speed(high)} {result.unit}/s, so "
-        "this machine's speed changes while nothing else does; each speedup is over the baseline "
-        "right beside it"
+        f"baseline: eight of ten of its windows had {speed(low)} to {speed(high)} {result.unit}/s: "
+        "its steps differ, or the speed of this machine does; each speedup is over the baseline's "
+        "windows right beside it"
     )
 
 

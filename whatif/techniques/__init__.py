@@ -55,16 +55,16 @@ def ordered(names):
 
 def reasons(facts, names):
     """Return {technique: why it cannot be tried}."""
-    found = {name: captured(name, facts) or call("why_not", name, name, facts) for name in names}
+    found = {name: call("why_not", name, name, facts) or captured(name, facts) for name in names}
     return {name: why for name, why in found.items() if why}
 
 
 def captured(name, facts):
-    """Return why CUDA graphs of the script's own, which replay what they are, keep it out, or ""."""
+    """Return why a technique is kept out by CUDA graphs that the script itself replays, or ""."""
     if "graphs" not in facts["seen"] or "compile" in facts["seen"]:  # compiled code captures anew
         return ""
     free = kind(name) in ("fused", *LOADING)
-    return "" if free else "your script replays CUDA graphs, which it would have to capture anew"
+    return "" if free else "your script replays CUDA graphs, captured without it"
 
 
 def call(function, name, *args):
