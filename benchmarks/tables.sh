@@ -17,11 +17,11 @@ mnist=${MNIST:-data/mnist}
 cifar10=${CIFAR10:-data/cifar10}
 imagenet=${IMAGENET:-data/imagenet}
 limit=(--minutes "${MINUTES:-25}")
-graphs=(--compile_mode reduce-overhead)
-best="cache amp channels_last compile fused cudnn ${graphs[*]}"
+mode=(--compile_mode reduce-overhead)
+best="cache amp channels_last compile fused cudnn ${mode[*]}"
 eager="cache amp channels_last fused"
 quick="cache amp channels_last graphs fused"
-compiled="amp channels_last compile fused ${graphs[*]}"
+compiled="amp channels_last compile fused ${mode[*]}"
 conv11=(--width 64 --batch_size 512)
 resnet50=(--model resnet50 --image_size 224 --augment resized --batch_size 256)
 
@@ -30,12 +30,13 @@ for table in "${@:2}"; do
   case $table in
     mnist)
       command=(./running.sh 5 "$mnist" --part staircase "${limit[@]}" "${to[@]}"
-        -- "${conv11[@]}" "${graphs[@]}") ;;
+        -- "${conv11[@]}" "${mode[@]}") ;;
     resnet50)
       command=(./running.sh 4 "$imagenet" --part staircase --without LMDB --without cache "${limit[@]}" "${to[@]}"
-        -- "${resnet50[@]}" "${graphs[@]}") ;;
+        -- "${resnet50[@]}" "${mode[@]}") ;;
     mnist-99)
-      command=("$python" benchmarks/accuracy.py "$mnist" --set "$quick" --kept "$quick" --goal 0.99 "${limit[@]}" "${to[@]}" -- "${conv11[@]}" --epochs 5) ;;
+      command=("$python" benchmarks/accuracy.py "$mnist" --set "$quick" --kept "$quick" --goal 0.99
+        "${limit[@]}" "${to[@]}" -- "${conv11[@]}" --epochs 5) ;;
     cifar10)
       command=("$python" benchmarks/accuracy.py "$cifar10" --set "$quick cudnn" --kept "$quick cudnn" --goal 0.9
         "${limit[@]}" "${to[@]}" -- "${conv11[@]}" --augment crop --epochs 100 --lr 0.4) ;;
@@ -65,7 +66,7 @@ for table in "${@:2}"; do
       larger=(--image_size 64 "${conv11[@]}")
       for number in {1..10}; do
         ./running.sh 4 "$cifar10" --part staircase --without DALI --without LMDB --minutes 3 \
-          --result_dir "runs/$machine-staircases/$number" -- "${larger[@]}" "${graphs[@]}" || [[ $? = 1 ]]
+          --result_dir "runs/$machine-staircases/$number" -- "${larger[@]}" "${mode[@]}" || [[ $? = 1 ]]
       done
       command=("$python" benchmarks/peers.py train "$cifar10" --ends "runs/$machine-staircases"/*/running.json
         --only "*staircases" --runs 5 "${limit[@]}" "${to[@]}" -- "${larger[@]}" --epochs 6) ;;

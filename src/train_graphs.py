@@ -147,7 +147,7 @@ class Graphed(nn.Sequential):
     """Replay the layers as CUDA graphs, on a GPU. Each step writes over output and gradients."""
 
     # new #
-    # the weights are those of the layers, so that optimizer and checkpoint see no difference
+    # a graph is for one shape of images only, so each shape has its own
     def __init__(self, *layers):
         super().__init__(*layers)
         # older ones cannot capture while the threads of a loader use the GPU

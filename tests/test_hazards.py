@@ -77,10 +77,8 @@ def test_the_layout_is_set_above_ddp():
 )
 def test_what_replayed_graphs_do_not_see(line, codes):
     lines = ["    for epoch in range(2):", "        for step in range(2):", line]
-    assert (
-        said(*lines, *["                    pass"] * line.endswith(":"), techniques=["graphs"])
-        == codes
-    )
+    body = ["                    pass"] * line.endswith(":")
+    assert said(*lines, *body, techniques=["graphs"]) == codes
 
 
 def test_noqa_silences_one_line_of_a_statement_only():

@@ -20,7 +20,8 @@ BUDGETS = {
     "train_progressive": 165,
     "train_graphs": 196,  # each shape has graphs, which leave no trace; older PyTorch is told
     "train_profile": 232,
-    "train_DDP": 227,  # --sync_bn without GPUs or with graphs, and another checkpoint a machine, are refused
+    "train_DDP": 227,  # --sync_bn is refused without GPUs and with graphs, and a resume if machines
+    # have other checkpoints
     "train_fused": 86,  # a resumed or skipped first step would otherwise train wrong, unsaid
     "train_LMDB": 547,  # two processes build one file; a cut file is an error and no crash; a map of
     # a terabyte would be refused under `ulimit -v`

@@ -121,15 +121,14 @@ def text_of(**changes):
 
 def test_a_baseline_that_changes_is_told():
     """As of a host whose speed changes while nothing else does."""
-    assert "baseline:" not in text_of()
-    told = report.text_of(
-        dataclasses.replace(result(), baseline=BASELINE | dict(low=790, high=820))
-    )
-    assert "baseline:" not in told
-    told = report.text_of(
-        dataclasses.replace(result(), baseline=BASELINE | dict(low=9512, high=12480))
-    )
-    assert "eight of ten of its windows had 9,512 to 12,480 samples/s" in " ".join(told.split())
+
+    def told(**more):
+        one = dataclasses.replace(result(), baseline=BASELINE | more)
+        return " ".join(report.text_of(one).split())
+
+    assert "baseline:" not in told() and "baseline:" not in told(low=790, high=820)
+    found = told(low=9512, high=12480)
+    assert "eight of ten of its windows had 9,512 to 12,480 samples/s" in found
 
 
 def test_the_windows_of_the_baseline_that_are_told_leave_out_the_ends():

@@ -191,26 +191,27 @@ def baseline_line(result, width=NAME):
     return f"{'baseline':<{width}}  {'1':<15} {plain.get('n', 0):>3}  {memory:>6}  {told}"
 
 
-def drift_line(result):
-    """Return what tells that the baseline's own speed changed, or ""."""
+def drift_lines(result):
+    """Return the lines that tell that the baseline's own speed changed, if it did."""
     low, high = (result.baseline.get(name) for name in ("low", "high"))
     if not low or high < DRIFT * low:
-        return ""
-    return (
+        return []
+    told = (
         f"baseline: eight of ten of its windows had {speed(low)} to {speed(high)} {result.unit}/s: "
         "its steps differ, or the speed of this machine does; each speedup is over the baseline's "
         "windows right beside it"
     )
+    return [paragraph(told)]
 
 
 def table(result):
     """Return the lines of the table."""
-    width, drift = width_of(result.rows), drift_line(result)
+    width = width_of(result.rows)
     return [
         heading(width),
         baseline_line(result, width),
         *(line_of(row, width) for row in result.rows),
-        *([paragraph(drift)] if drift else []),
+        *drift_lines(result),
         *(paragraph(f"{name_of(row.techniques)}: {row.note}") for row in result.rows if row.note),
     ]
 
