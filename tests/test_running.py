@@ -21,6 +21,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from torchvision import datasets
 
 import calibration
 import compose
@@ -573,19 +574,79 @@ def test_time_left_by_the_lines_of_epochs():
     ],
 )
 def test_epochs_fit_the_time(minutes, epochs, runs, step, whole, between, steps, then):
-    found = calibration.fit(step, whole, between, epochs, minutes, 1 not in (epochs, runs))
-    assert found[:2] == (steps, then) and bool(found[2]) == bool(steps or then > epochs)
+    found = calibration.fit((step, whole, 0, between), epochs, minutes, 1 not in (epochs, runs))
+    assert found[:3] == (steps, then, 1) and bool(found[3]) == bool(steps or then > epochs)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "step", "whole", "validation", "aside", "steps", "part"),
+    [
+        (20, 0.025, 417, 13, 0.1, 236, 2 / 13),  # CIFAR-10 on two cores
+        (20, 0.02, 100, 13, 0.1, None, 2 / 13),  # all steps fit, validation does not
+        (20, 0.025, 417, 1.5, 0.1, 256, 1),
+        (20, 0.01, 300, 4, 0.1, None, 1),  # all fits
+        (math.inf, 0.025, 417, 500, 0.1, None, 1),
+    ],
+)
+def test_a_validation_that_takes_most_of_a_run_is_cut(
+    minutes, step, whole, validation, aside, steps, part
+):
+    found = calibration.fit((step, whole, validation, aside), 5, minutes, True)
+    assert (found[0], found[2]) == (steps, pytest.approx(part)) and found[1] == 5
+    assert ("validation takes fewer images" in found[3]) == (part < 1)
+    assert ("all epochs end" in found[3]) == bool(steps)
+
+
+@pytest.fixture
+def many(tmp_path):
+    """A dataset with 12 training images, and 70 and 30 of two classes to validate on."""
+    for split, counts in (("training", (6, 6)), ("valid", (70, 30))):
+        for name, count in zip("ab", counts):
+            for number in range(count):
+                path = tmp_path / "many" / split / name / f"deep{number % 2}" / f"{number:02}.jpeg"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(str(number))
+    (tmp_path / "many/valid/a/notes.txt").touch()
+    (tmp_path / "many/training/list.csv").touch()
+    return tmp_path / "many"
+
+
+def test_fewer_images_to_validate_on_are_of_each_class(many, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # links hold from anywhere
+    made, count, of = calibration.fewer(Path("many"), Path("links"), 20)
+    assert (made, count, of) == (Path("links/many"), 20, 100)
+    monkeypatch.chdir("links")
+    train = datasets.ImageFolder("many/training", loader=str)
+    assert len(train) == 12 and train.classes == ["a", "b"]
+    valid = datasets.ImageFolder("many/valid", loader=lambda name: int(Path(name).read_text()))
+    assert [label for _, label in valid] == [0] * 14 + [1] * 6
+    assert len({*valid.samples}) == 20 and {number % 2 for number, _ in valid} == {0, 1}
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "many_train.lmdb").touch()
+    made, count, of = calibration.fewer(Path("many"), Path("links"), 1)  # at least one of each
+    assert (count, of) == (2, 100)
+    assert Path("links/many_train.lmdb").resolve() == tmp_path / "many_train.lmdb"
+
+
+def test_a_dataset_that_is_none_is_left_to_the_script(many, tmp_path):
+    links = tmp_path / "links"
+    assert calibration.fewer(many, links, 100) == (many, 100, 100)
+    assert calibration.fewer(tmp_path / "missing", links, 10) == (tmp_path / "missing", 0, 0)
+    (many / "training" / "c").mkdir()
+    assert calibration.fewer(many, links, 10) == (many, 0, 0) and not links.exists()
 
 
 def test_a_quick_table_gives_a_run_more_of_the_time(monkeypatch):
     """9 steps of 0.25 s, then 0.8 s of validation: about what an H100 takes."""
-    monkeypatch.setattr(calibration, "calibrate", lambda *_: (0.25, 9, 0.8))
+    monkeypatch.setattr(calibration, "calibrate", lambda *_: (0.25, 9, 0.7, 0.1))
     found = []
     for kind in (running.Table, running.QuickTable):
-        table = kind([], 5, 4, 5, time.monotonic() + 300, Path("folder"), {})
+        options = ["--dataset", "missing"]
+        table = kind(options, 5, 4, 5, time.monotonic() + 300, Path("folder"), {})
         table.calibrate()
         found.append((table.options, table.epochs))
-    assert found == [(["--steps", "5"], 5), (["--steps", "8"], 5)]
+    few, more = ([*options, "--steps", steps] for steps in ("5", "8"))
+    assert found == [(few, 5), (more, 5)]
 
 
 # ------------------------------------------------------------------------------ the display

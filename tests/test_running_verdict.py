@@ -502,10 +502,10 @@ def test_a_later_run_that_fails_is_not_tried_again_in_a_quick_table(monkeypatch)
 @pytest.mark.parametrize(
     "step, images, options, ran, found",
     [
-        (0.2, 1000, [], [5], (0.2, 10, 3)),
-        (0.01, 5050, [], [5, 40], (0.01, 50, 3)),
-        (0.01, 300, [], [5], (0.01, 3, 3)),  # shorter than five steps
-        (0.01, 5000, ["--steps", "9", "--steps=30"], [5, 30], (0.01, 30, 3)),
+        (0.2, 1000, [], [5], (0.2, 10, 2, 3)),
+        (0.01, 5050, [], [5, 40], (0.01, 50, 2, 3)),
+        (0.01, 300, [], [5], (0.01, 3, 2, 3)),  # shorter than five steps
+        (0.01, 5000, ["--steps", "9", "--steps=30"], [5, 30], (0.01, 30, 2, 3)),
     ],
 )
 def test_some_steps_of_the_baseline_are_timed(step, images, options, ran, found, tmp_path):
@@ -520,8 +520,8 @@ def test_some_steps_of_the_baseline_are_timed(step, images, options, ran, found,
             0,
             dict(
                 options=dict(batch_size=100),
-                epochs=[dict(seconds=9), dict(seconds=seconds)],
-                lines=[20, 20 + seconds + 3],
+                epochs=[dict(seconds=9), dict(seconds=seconds, val_seconds=2)],
+                lines=[20, 20 + seconds + 2 + 3],
             ),
         )
 
@@ -545,11 +545,15 @@ def test_a_calibration_that_fails_leaves_all_as_it_is(tmp_path, capsys):
         ]
     )
     assert calibration.calibrate(lambda _: next(answers), [], tmp_path / "log") == pytest.approx(
-        (0.02, 111, 1.9)
+        (0.02, 111, 0, 1.9)
     )
     given_up = calibration.calibrate(lambda _: ("skip", 0, {}), [], tmp_path / "log")
-    steps, epochs, told = calibration.fit(*given_up, 3, 5, True)
-    assert (steps, epochs) == (5, 3) and "a run would take too much of the 5 minutes" in told
+    steps, epochs, part, told = calibration.fit(given_up, 3, 5, True)
+    assert (steps, epochs, part) == (
+        5,
+        3,
+        1,
+    ) and "a run would take too much of the 5 minutes" in told
     with pytest.raises(SystemExit) as end:
         calibration.calibrate(lambda _: ("skip", 2, {"error": "no data"}), [], tmp_path / "log")
     assert end.value.code == 2 and capsys.readouterr().err == "no data\n"

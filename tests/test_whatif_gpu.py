@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from whatif.inside import gpu, plans
+from whatif.inside import clock, gpu, plans
 
 KERNELS = 300  # of a step
 
@@ -48,6 +48,54 @@ def device(monkeypatch):
     monkeypatch.setattr(gpu, "torch", types.SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(gpu, "time", types.SimpleNamespace(perf_counter=lambda: made.host))
     return made
+
+
+def seconds_of(device, monkeypatch, steps, in_flow, pauses=()):
+    """Return what a clock finds of steps that the host prepares for 5 ms and the GPU does in 20."""
+    monkeypatch.setattr(clock, "time", types.SimpleNamespace(perf_counter=lambda: device.host))
+    found = clock.Clock(device.synchronize, gpu.mark)
+
+    def step():
+        device.host += 5e-3
+        for _ in range(20):
+            device.launch(1e-5, 1e-3)
+        found.step()
+
+    step()  # a window comes after a step
+    found.begin(in_flow)
+    for number in range(steps):
+        step()
+        if number in pauses:
+            found.pause()
+            device.host += 1.0  # an evaluation
+            found.resume()
+    return found.end()["seconds"]
+
+
+def test_a_window_in_flow_has_steps_as_they_follow_each_other(device, monkeypatch):
+    """Without a pause a step takes the GPU 20 ms, while the host prepares the next one."""
+    assert seconds_of(device, monkeypatch, 1, True) == pytest.approx(0.020)
+    assert seconds_of(device, monkeypatch, 10, True) == pytest.approx(0.200)
+    assert seconds_of(device, monkeypatch, 1, False) == pytest.approx(0.025, rel=0.01)
+    assert seconds_of(device, monkeypatch, 10, False) == pytest.approx(0.205, rel=0.01)
+
+
+def test_a_pause_does_not_count_in_a_window_in_flow(device, monkeypatch):
+    """The step after it begins with a GPU that stands still."""
+    took = seconds_of(device, monkeypatch, 4, True, pauses=[1])
+    assert took == pytest.approx(0.085, rel=0.01)
+
+
+def test_windows_of_long_steps_are_one_step_on_a_gpu():
+    turns = types.SimpleNamespace(
+        run=types.SimpleNamespace(device="cuda", cycle=1), length=plans.WINDOW["cuda"]
+    )
+    found = []
+    for turns.run.device in ("cuda", "cpu"):
+        for seconds in (0.3, 0.06):
+            turns.known = {(): seconds}
+            found.append(plans.Turns.steps_of(turns, ()))
+    assert found == [1, 4, 3, 4]
 
 
 def share_of(step, called=True):

@@ -1,7 +1,13 @@
-"""Time some steps of a script before its runs, to say how many steps and epochs they get."""
+"""Time some steps of a script before its runs, to say how long these are.
+
+Where time is short, that is the steps of an epoch, the images of its validation, or more epochs.
+"""
 
 import math
+import os
 import re
+import shutil
+from pathlib import Path
 
 from runs import refuse
 
@@ -12,17 +18,59 @@ QUICK_SHARE = 20  # ... or this part, if few sets run
 LEAST_STEPS = 5  # an epoch is not made shorter than this
 STEPS = (LEAST_STEPS, 8 * LEAST_STEPS)  # so many are timed, the second number ...
 ENOUGH = 0.5  # ... only if the first takes less than these seconds
+VALIDATED = 1000  # images of the validation, while that is timed
+VALIDATION = 4  # a validation that is cut takes at most this part of its epoch
+FOLDERS = "val", "valid", "validation", "test", "testing"  # where train.py looks for it
+
+
+def fewer(dataset, folder, most):
+    """Return (a dataset with about `most` of the validation images of `dataset`, how many, of all).
+
+    It is made in `folder`, of links to the training images as they are and to validation images of
+    each class. It is `dataset` itself if that has no more, or (dataset, 0, 0) if that is none.
+    """
+    from torchvision.datasets import ImageFolder  # takes seconds
+
+    train = [name for name in ("train", "training") if (dataset / name).is_dir()]
+    names = [name for name in FOLDERS if (dataset / name).is_dir()]
+    try:
+        whole = ImageFolder(dataset / names[0])
+        trained = {each.name for each in os.scandir(dataset / train[0]) if each.is_dir()}
+        assert trained == {*whole.classes} and all(name[0] != "." for name in trained)
+    except Exception:
+        return dataset, 0, 0  # the script tells what is wrong with it
+    if len(whole) <= most:
+        return dataset, len(whole), len(whole)
+    shutil.rmtree(folder, ignore_errors=True)
+    made = folder / dataset.resolve().name
+    files = {name: [] for name in whole.classes}
+    for path, label in whole.samples:
+        files[whole.classes[label]].append(Path(path).resolve())
+    made.mkdir(parents=True)
+    (made / train[0]).symlink_to((dataset / train[0]).resolve())
+    copied = Path(f"{dataset.resolve()}_train.lmdb")  # by train_LMDB.py
+    if copied.exists():
+        (folder / copied.name).symlink_to(copied)
+    count = 0
+    for name, every in files.items():
+        kept = max(1, round(len(every) * most / len(whole)))
+        (made / names[0] / name).mkdir(parents=True)
+        for place in range(kept):
+            file = every[place * len(every) // kept]
+            (made / names[0] / name / f"{place}_{file.name}").symlink_to(file)
+        count += kept
+    return made, count, len(whole)
 
 
 def calibrate(run, options, log):
-    """Return the seconds of a step, the steps of an epoch, and the seconds from epoch to epoch.
+    """Return the seconds of a step, steps of an epoch, seconds of validation and of a checkpoint.
 
-    The latter are validation and checkpoint. `run(options)` trains two epochs, with its output in
-    `log`, and returns (status, exit code, record with "lines"). A step takes for ever if `run` gave
-    up at once. Return None if it does not end well: the baseline's run will tell why.
+    `run(options)` trains two epochs, with its output in `log`, and returns (status, exit code,
+    record with "lines"). A step takes for ever if `run` gave up at once. Return None if it does not
+    end well: the baseline's run will tell why.
     """
     given = re.findall(r"--steps?[ =](\d+)", " ".join(options))
-    whole, found = int(given[-1]) if given else math.inf, (math.inf, math.inf, 0)
+    whole, found = int(given[-1]) if given else math.inf, (math.inf, math.inf, 0, 0)
     for steps in STEPS:
         steps = min(steps, whole)
         status, code, record = run([*options, "--steps", str(steps)])
@@ -33,34 +81,42 @@ def calibrate(run, options, log):
         images = re.search(r"parameters, ([\d,]+) images", log.read_text(errors="replace"))
         if status != "ok" or len(record["lines"]) != 2 or not images:
             return None
-        batch, seconds = record["options"]["batch_size"], record["epochs"][-1]["seconds"]
+        batch, last = record["options"]["batch_size"], record["epochs"][-1]
+        seconds, validation = last["seconds"], last.get("val_seconds", 0)
         whole = min(whole, int(images[1].replace(",", "")) // batch)
         steps, (first, second) = min(steps, whole), record["lines"]
-        found = seconds / steps, whole, max(0, second - first - seconds)
+        aside = max(0, second - first - seconds - validation)
+        found = seconds / steps, whole, validation, aside
         if seconds > ENOUGH or steps == whole:
             break
     return found
 
 
-def fit(step, whole, between, epochs, minutes, is_compared, share=SHARE):
-    """Return the steps of an epoch (None: all), the epochs of all runs, and a line about a change.
+def fit(found, epochs, minutes, is_compared, share=SHARE):
+    """Return the steps of an epoch (None: all), the epochs of all runs, the part of its validation.
 
-    `epochs` and `minutes` are what the user gave, the first three are of `calibrate`. Short epochs
-    become more if `is_compared`. The baseline's run takes at most 1 / `share` of the minutes.
+    The fourth is a line about a change. `found` is what `calibrate` returns, `epochs` and `minutes`
+    are what the user gave. Short epochs become more if `is_compared`. The baseline's run takes at
+    most 1 / `share` of the minutes.
     """
+    step, whole, validation, aside = found
     most = max(60 * minutes / share, SECONDS)
-    takes = epochs * (whole * step + between)
+    takes = epochs * (whole * step + validation + aside)
     if takes > most:
         seconds = most / epochs
+        part = min(1.0, seconds / VALIDATION / max(validation, 1e-9))
+        between = part * validation + aside
         steps = max(LEAST_STEPS, int(max(seconds - between, seconds / 2) / step))
-        if steps < whole:
+        if steps < whole or part < 1:
+            ends = f"all epochs end after {steps} steps (--steps)" if steps < whole else ""
+            cut = "validation takes fewer images" if part < 1 else ""
             told = (
                 f"a run would take {f'{takes:.0f} s' if takes < math.inf else 'too much'} of the "
-                f"{minutes:g} minutes, so all epochs end after {steps} steps (--steps)"
+                f"{minutes:g} minutes, so {' and '.join(filter(None, [ends, cut]))}"
             )
-            return steps, epochs, told
+            return steps if steps < whole else None, epochs, part, told
     more = int(min(1 + math.ceil(SECONDS / (whole * step)), min(most, LONGEST) / takes * epochs))
     if not is_compared or more <= epochs:
-        return None, epochs, ""
+        return None, epochs, 1.0, ""
     told = f"epochs are short, so all runs have {more}: more to compare (not with --runs 1)"
-    return None, more, told
+    return None, more, 1.0, told

@@ -126,6 +126,7 @@ class Training(Row):
     techniques: list = dataclasses.field(default_factory=list)
     processes: int | None = None
     left_out: dict | None = None  # {technique: why it was not tried}
+    validated: str | None = None  # on how many images, if not on all
     val_top1: float | None = None
     train_seconds: float | None = None
     warmup_seconds: float | None = None

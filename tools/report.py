@@ -425,11 +425,12 @@ def markdown(rows):
     ]
     if good := first_good(rows):
         spent = parts_of(rows)
+        validated = f", validation on {good.validated}" if good.validated else ""
         pieces += [
             parts_table(spent),
             import_note(good, spent),
-            f"{recipe(good)}. Seconds and images/s are of {which_epochs(good)}; the warm-up "
-            "is start and first epoch. A ratio compares each run with the other set's speed "
+            f"{recipe(good)}{validated}. Seconds and images/s are of {which_epochs(good)}; the "
+            "warm-up is start and first epoch. A ratio compares each run with the other set's speed "
             "at that time, so it can differ from the quotient of two images/s; ± is its 95 % "
             "uncertainty.",
             setting(good),

@@ -298,16 +298,30 @@ class Table:
         if self.minutes == math.inf and not is_compared:
             return
         say("Timing some steps of train.py.")
-        log = self.folder / "train.log"
+        word, dataset, *options = self.options
+        dataset, few = Path(dataset), self.folder / "fewer"
+        fast, timed, of = calibration.fewer(dataset, few, calibration.VALIDATED)
         found = calibration.calibrate(
-            lambda options: self.run([], options, 2, self.time_left() / 2), self.options, log
+            lambda words: self.run([], words, 2, self.time_left() / 2),
+            [word, str(fast), *options],
+            self.folder / "train.log",
         )
-        if found:
-            limits = self.epochs, self.minutes, is_compared, self.share
-            steps, self.epochs, told = calibration.fit(*found, *limits)
-            self.options += ["--steps", str(steps)] * bool(steps)
-            if told:
-                say(f"        {told}")
+        if not found:
+            return
+        step, whole, validation, aside = found
+        if of:
+            found = step, whole, validation * of / timed, aside
+        else:  # it cannot be cut
+            found = step, whole, 0, validation + aside
+        limits = self.epochs, self.minutes, is_compared, self.share
+        steps, self.epochs, part, told = calibration.fit(found, *limits)
+        if part < 1:
+            dataset, count, _ = calibration.fewer(dataset, few, part * of)
+            self.common["validated"] = f"{count:,} of {of:,} images"
+            told += f": {self.common['validated']}"
+        self.options = [word, str(dataset), *options, *["--steps", str(steps)] * bool(steps)]
+        if told:
+            say(f"        {told}")
 
     def measure(self, techniques):
         """Run a set of techniques if the time allows; return what `run` returns, with "runs"."""

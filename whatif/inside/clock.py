@@ -68,20 +68,27 @@ class Clock:
 
     pause() is called where the script begins to do something else (another loader gives a batch, an
     epoch ends), resume() where it fetches a batch to train on. The first step after a pause whose
-    beginning is not known is not counted.
+    beginning is not known is not counted. `mark` returns an event of a GPU, or None.
     """
 
-    def __init__(self, synchronize):
+    def __init__(self, synchronize, mark=lambda: None):
         self.synchronize, self.since, self.is_on = synchronize, None, False
+        self.mark, self.start = mark, None
         self.reset()
 
     def reset(self):
         self.counts = dict(seconds=0.0, steps=0, samples=0, wait=0.0)
 
-    def begin(self):
-        """Begin a window."""
+    def begin(self, in_flow=False):
+        """Begin a window; `in_flow`: when the GPU, not the host, comes to this place.
+
+        Then the GPU does not stand still at the beginning, while the host prepares a step, which
+        would weigh most in a window of a single step.
+        """
         self.reset()
-        self.is_on, self.since = True, None
+        self.is_on, self.since, self.start = True, None, None
+        if in_flow and (start := self.mark()):
+            self.start, self.since = start, time.perf_counter()
         self.resume()
         self.began = self.since
 
@@ -92,9 +99,11 @@ class Clock:
 
     def pause(self):
         if self.since is not None:
+            end = self.start and self.mark()
             self.synchronize()
-            self.counts["seconds"] += time.perf_counter() - self.since
-            self.since = None
+            took = self.start.elapsed_time(end) / 1000 if end else time.perf_counter() - self.since
+            self.counts["seconds"] += took
+            self.since = self.start = None
 
     def fetched(self, samples, wait):
         """Count samples, and the seconds for which a step waited for them."""

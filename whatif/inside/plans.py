@@ -20,11 +20,13 @@ CHECKED = 0.2  # seconds between two checks of several processes whether that is
 WINDOW = {"cuda": 0.2, "cpu": 0.7}  # seconds; what drifts within seconds cancels in short ones
 TURNS = 30.0  # seconds for turns, at least, or half of what is left
 LONGER = 1.5  # times its length, from which a first window counts
-LEAST = 3  # steps of a window
+LEAST = 3  # steps of a window on a CPU, of a measurement, and before one
+SHORTEST = {"cuda": 1, "cpu": LEAST}  # steps of a window, at least
 ALONE = 8  # windows of the script as it is, if nothing is tried
 ROUND = 3  # windows of sets in a round, at least
 WARM = {"cuda": 1, "cpu": 2}  # steps before a window, after a switch
-FIRST_WARM = 6, 80, 240.0  # the first time: at least and at most so many steps, or seconds
+FIRST_WARM = 6, 80, 240.0  # the first time: at least and at most so many steps, or seconds, ...
+LONG = 0.1  # ... but LEAST steps if one takes longer than these seconds, and nothing compiles
 SLOW = 5.0, 2.0  # times a plain step, and seconds, from which two steps in a row are given up
 SHARE = 0.1  # of the watched time, from which long gaps between steps count, as rollouts
 WARMUP = 3.0  # seconds of a whole process before its clock begins
@@ -383,7 +385,7 @@ class Turns(Choice):
             or statistics.median(gaps_of(self.run.times)[0] or [self.length])
         )
         cycle = self.run.cycle
-        least = max(LEAST, -(-self.length // max(step, 1e-6)))
+        least = max(SHORTEST.get(self.run.device, LEAST), -(-self.length // max(step, 1e-6)))
         return int(-(-least // cycle) * cycle)
 
     def window(self, names):
@@ -399,7 +401,8 @@ class Turns(Choice):
         except Exception as error:  # an optimizer or a model may refuse it
             run.fail(error)
         if is_new and not run.failed:
-            least = FIRST_WARM[0] if names else LEAST
+            is_long = self.known.get((), 0) > LONG and not self.is_costly(names)
+            least = LEAST if not names or is_long else FIRST_WARM[0]
             yield from calm_down(run, least, self.known.get(()))
             run.failed = run.failed or run.models.why_small(names, run.loaders.size())
         for attempt in range(3 + is_new):
@@ -425,10 +428,9 @@ class Turns(Choice):
         scale = amp.scale_of(run)
         run.loaders.rewind()
         if run.device == "cuda":
-            torch.cuda.synchronize()
             held = torch.cuda.memory_allocated() - self.base["memory"]
             torch.cuda.reset_peak_memory_stats()
-        run.clock.begin()
+        run.clock.begin(in_flow=True)
         for _ in range(steps):
             yield
         found = run.clock.end()

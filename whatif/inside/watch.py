@@ -11,7 +11,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from whatif import records, techniques
-from whatif.inside import changes, facts, parsers, plans, traces
+from whatif.inside import changes, facts, gpu, parsers, plans, traces
 from whatif.inside.batches import Loaders
 from whatif.inside.clock import Clock, Lead, compiled, numbers, on, place_of
 from whatif.inside.hooks import Hooks
@@ -31,7 +31,7 @@ class Run(Hooks):
         self.places = Places(spec["cwd"], spec.get("roots", ()))
         self.steps, self.names, self.seen = 0, (), []
         self.device, self.gpu, self.thread = "cpu", None, threading.get_ident()
-        self.clock = Clock(self.synchronize)
+        self.clock = Clock(self.synchronize, self.mark)
         self.loaders, self.models = Loaders(self), Models(self)
         self.made = {"optimizers": [], "schedulers": [], "scalers": []}  # weak references
         self.about, self.parsers = facts.Facts(self.places), parsers.Parsers()
@@ -64,6 +64,13 @@ class Run(Hooks):
     def synchronize(self):
         if self.device == "cuda":
             torch.cuda.synchronize(self.gpu)
+
+    def mark(self):
+        """Return an event that the GPU which trains reaches after all until now; None on a CPU."""
+        if self.device == "cuda":
+            with on(self.gpu):
+                return gpu.mark()
+        return None
 
     def ranks(self):
         """Return (the rank of this process, the number of processes that train)."""
