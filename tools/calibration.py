@@ -120,3 +120,30 @@ def fit(found, epochs, minutes, is_compared, share=SHARE):
         return None, epochs, 1.0, ""
     told = f"epochs are short, so all runs have {more}: more to compare (not with --runs 1)"
     return None, more, 1.0, told
+
+
+def shorten(run, options, folder, limits):
+    """Return (options of all runs, their epochs, on how many images they validate, a line or "").
+
+    `options` begin with --dataset and its path. `folder` has the log train.log, and gets links to
+    fewer images if validation is cut; else the third is None. `run` is that of `calibrate`,
+    `limits` are those of `fit`, the epochs first.
+    """
+    word, path, *options = options
+    dataset, links = Path(path), folder / "fewer"
+    fast, timed, of = fewer(dataset, links, VALIDATED)
+    found = calibrate(run, [word, str(fast), *options], folder / "train.log")
+    if not found:
+        return [word, path, *options], limits[0], None, ""
+    step, whole, validation, aside = found
+    if of:
+        found = step, whole, validation * of / timed, aside
+    else:  # it cannot be cut
+        found = step, whole, 0, validation + aside
+    steps, epochs, part, told = fit(found, *limits)
+    validated = None
+    if part < 1:
+        made, count, _ = fewer(dataset, links, part * of)
+        path, validated = str(made), f"{count:,} of {of:,} images"
+        told += f": {validated}"
+    return [word, path, *options, *["--steps", str(steps)] * bool(steps)], epochs, validated, told

@@ -298,28 +298,12 @@ class Table:
         if self.minutes == math.inf and not is_compared:
             return
         say("Timing some steps of train.py.")
-        word, dataset, *options = self.options
-        dataset, few = Path(dataset), self.folder / "fewer"
-        fast, timed, of = calibration.fewer(dataset, few, calibration.VALIDATED)
-        found = calibration.calibrate(
-            lambda words: self.run([], words, 2, self.time_left() / 2),
-            [word, str(fast), *options],
-            self.folder / "train.log",
+        self.options, self.epochs, self.common["validated"], told = calibration.shorten(
+            lambda options: self.run([], options, 2, self.time_left() / 2),
+            self.options,
+            self.folder,
+            (self.epochs, self.minutes, is_compared, self.share),
         )
-        if not found:
-            return
-        step, whole, validation, aside = found
-        if of:
-            found = step, whole, validation * of / timed, aside
-        else:  # it cannot be cut
-            found = step, whole, 0, validation + aside
-        limits = self.epochs, self.minutes, is_compared, self.share
-        steps, self.epochs, part, told = calibration.fit(found, *limits)
-        if part < 1:
-            dataset, count, _ = calibration.fewer(dataset, few, part * of)
-            self.common["validated"] = f"{count:,} of {of:,} images"
-            told += f": {self.common['validated']}"
-        self.options = [word, str(dataset), *options, *["--steps", str(steps)] * bool(steps)]
         if told:
             say(f"        {told}")
 

@@ -74,10 +74,11 @@ def begin(gpu, cycles):
         return mark()
 
 
-def mark():
-    """Return an event that tells when the GPU has done all that was started before."""
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
+def mark(gpu=None):
+    """Return an event that tells when a GPU has done all that was started before."""
+    with on(gpu):
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
     return event
 
 

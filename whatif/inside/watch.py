@@ -31,7 +31,7 @@ class Run(Hooks):
         self.places = Places(spec["cwd"], spec.get("roots", ()))
         self.steps, self.names, self.seen = 0, (), []
         self.device, self.gpu, self.thread = "cpu", None, threading.get_ident()
-        self.clock = Clock(self.synchronize, self.mark)
+        self.clock = Clock(self.synchronize, lambda: self.gpu is not None and gpu.mark(self.gpu))
         self.loaders, self.models = Loaders(self), Models(self)
         self.made = {"optimizers": [], "schedulers": [], "scalers": []}  # weak references
         self.about, self.parsers = facts.Facts(self.places), parsers.Parsers()
@@ -64,13 +64,6 @@ class Run(Hooks):
     def synchronize(self):
         if self.device == "cuda":
             torch.cuda.synchronize(self.gpu)
-
-    def mark(self):
-        """Return an event that the GPU which trains reaches after all until now; None on a CPU."""
-        if self.device == "cuda":
-            with on(self.gpu):
-                return gpu.mark()
-        return None
 
     def ranks(self):
         """Return (the rank of this process, the number of processes that train)."""
