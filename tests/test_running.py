@@ -405,7 +405,7 @@ def test_a_quick_table_on_a_gpu_leaves_out_what_takes_its_time(stand_ins, data):
     rows = rows_of(stand_ins / "results")
     columns = "plain +channels_last +amp +cache +compile +fused".split()
     assert [row["column"] for row in rows] == columns
-    assert [len(row["runs"]) for row in rows] == [3, 2, 2, 2, 2, 1]  # those of a QuickTable
+    assert [len(row["runs"]) for row in rows] == [3, 2, 2, 2, 2, 1]  # those of a TimedTable
     table = (stand_ins / "results" / "running.md").read_text()
     assert running.QUICK.keys() <= {*TECHNIQUES}
     for name in running.QUICK.keys() - {"graphs"}:  # which has no stand-in
@@ -574,7 +574,7 @@ def test_time_left_by_the_lines_of_epochs():
     ],
 )
 def test_epochs_fit_the_time(minutes, epochs, runs, step, whole, between, steps, then):
-    found = calibration.fit((step, whole, 0, between), epochs, minutes, 1 not in (epochs, runs))
+    found = calibration.fit((step, whole, 0, between), epochs, minutes, 1 not in (epochs, runs), 30)
     assert found[:3] == (steps, then, 1) and bool(found[3]) == bool(steps or then > epochs)
 
 
@@ -591,7 +591,7 @@ def test_epochs_fit_the_time(minutes, epochs, runs, step, whole, between, steps,
 def test_a_validation_that_takes_most_of_a_run_is_cut(
     minutes, step, whole, validation, aside, steps, part
 ):
-    found = calibration.fit((step, whole, validation, aside), 5, minutes, True)
+    found = calibration.fit((step, whole, validation, aside), 5, minutes, True, 30)
     assert (found[0], found[2]) == (steps, pytest.approx(part)) and found[1] == 5
     assert ("validation takes fewer images" in found[3]) == (part < 1)
     assert ("all epochs end" in found[3]) == bool(steps)
@@ -640,9 +640,9 @@ def test_a_quick_table_gives_a_run_more_of_the_time(monkeypatch):
     """9 steps of 0.25 s, then 0.8 s of validation: about what an H100 takes."""
     monkeypatch.setattr(calibration, "calibrate", lambda *_: (0.25, 9, 0.7, 0.1))
     found = []
-    for kind in (running.Table, running.QuickTable):
-        options = ["--dataset", "missing"]
-        table = kind(options, 5, 4, 5, time.monotonic() + 300, Path("folder"), {})
+    for share in (calibration.SHARE, calibration.QUICK_SHARE):
+        options, limit = ["--dataset", "missing"], time.monotonic() + 300
+        table = running.TimedTable(options, 5, 4, 5, limit, Path("folder"), {}, share=share)
         table.calibrate()
         found.append((table.options, table.epochs))
     few, more = ([*options, "--steps", steps] for steps in ("5", "8"))

@@ -13,7 +13,7 @@ from runs import refuse
 
 SECONDS = 5  # the least training to compare in a run: with less, all runs get more epochs, ...
 LONGEST = 30  # ... unless a run would then take longer than this after its start
-SHARE = 30  # with a limit of time, the baseline takes at most this part of it after its start
+SHARE = 60  # with a limit of time, the baseline takes at most this part of it after its start
 QUICK_SHARE = 20  # ... or this part, if few sets run
 LEAST_STEPS = 5  # an epoch is not made shorter than this
 STEPS = (LEAST_STEPS, 8 * LEAST_STEPS)  # so many are timed, the second number ...

@@ -267,9 +267,10 @@ def as_run(number, details, lines, seconds):
 class Table:
     """The rows of one table, measured one after another, and the time left for more."""
 
-    share = calibration.SHARE  # of the time limit: the baseline's run takes at most this part
-
-    def __init__(self, options, epochs, runs, minutes, deadline, folder, common, server=None):
+    def __init__(
+        self, options, epochs, runs, minutes, deadline, folder, common, server=None, share=1
+    ):
+        self.share = share  # of the time limit: the baseline's run takes at most this part
         self.options, self.epochs, self.folder, self.common = options, epochs, folder, common
         self.runs, self.minutes, self.deadline, self.server = runs, minutes, deadline, server
         self.rows, self.results = [], {}
@@ -394,7 +395,7 @@ class Table:
     def confirm(self):
         """Run what was kept again, the last set first, beside the set that it was added to.
 
-        Each set has two runs then; up to `runs` with a limit of time, or if it is not settled.
+        Each set has two runs then, or up to `runs` if it is not settled.
         """
         kept = [row for row in reversed(self.rows) if row.kept]
         self.reserved = 0
@@ -402,13 +403,11 @@ class Table:
             fewer = [
                 row
                 for row in kept
-                if len(row.runs) < n
-                and not row.failed
-                and (n == 2 or self.minutes < math.inf or row.settled is False)
+                if len(row.runs) < n and not row.failed and (n == 2 or row.settled is False)
             ]
             sets = [each for row in fewer for each in (row.techniques, row.on)]
             for row in (self.rows[0], *kept):
-                if row.techniques in sets and row.status == "ok" and self.has_time(1):
+                if row.techniques in sets and row.status == "ok":
                     self.repeat(row)
             for row in kept:
                 self.judge(row)
@@ -469,10 +468,8 @@ def least_sure(row):
     return min(len(row.runs), 3), -row.spread / row.ratio
 
 
-class QuickTable(Table):
-    """A table of few techniques for a few minutes."""
-
-    share = calibration.QUICK_SHARE
+class TimedTable(Table):
+    """A table with a limit of time."""
 
     def fits(self, row):
         """Return whether there is time to run the set of a row again."""
@@ -639,7 +636,7 @@ def main():
     minutes = args.minutes or (math.inf if args.DATASET else MINUTES)
     if minutes < math.inf:
         say(f"This takes at most {minutes:g} minutes.")
-    table = (QuickTable if is_quick else Table)(
+    table = (TimedTable if minutes < math.inf else Table)(
         ["--dataset", str(dataset.resolve()), *options],
         args.EPOCHS,
         args.runs,
@@ -648,6 +645,7 @@ def main():
         folder,
         {**shared, "processes": here["gpus"] or 2, "left_out": left_out},
         forking.Server(ROOT / "src" / "train.py", variables_of()),
+        calibration.QUICK_SHARE if is_quick else calibration.SHARE,
     )
     table.count = 1 + len(cells) + sum(len(names) for _, names in stairs)
     interrupted = ""
