@@ -24,7 +24,7 @@ import records
 import report
 import runs
 from whatif import copies
-from whatif.report import speed, times
+from whatif.report import speed, spent, times
 from whatif.write import patch
 
 CLOCK = Path(__file__).resolve().with_name("clock.py")
@@ -160,7 +160,8 @@ def markdown(record):
     parts = []
     for one in record:
         found = one["found"]
-        spent = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in found["seconds"].items())
+        took = spent(found["seconds"])
+        told = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in took.items())
         proof = found["proof"]
         parts += [
             f"## {one['name']}",
@@ -175,7 +176,7 @@ def markdown(record):
         gpu, torch = found["machine"]["gpu"] or "CPU", found["machine"]["torch"]
         parts.append(
             f"{gpu}, {found['machine']['cores']} cores, torch {torch}, {found['date']}; seconds: "
-            f"{spent}; `{found['command']}`"
+            f"{told}; `{found['command']}`"
         )
     parts.append(
         "By hand: steps/s of the script and of its changed copy, each started anew for every run, "

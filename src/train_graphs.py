@@ -163,7 +163,9 @@ class Graphed(nn.Sequential):
         key = images.shape, images.dtype
         if key not in self.graphs:
             torch.set_autocast_cache_enabled(False)  # a graph has to convert the weights each time
-            torch.autograd.graph.set_override_stale_capture_stream(True)  # DDP knows another stream
+            # it is captured on another stream: DDP would fail, other trainings would warn
+            torch.autograd.graph.set_override_stale_capture_stream(True)
+            torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
             buffers = [(buffer, buffer.clone()) for buffer in self.buffers()]
             self.graphs[key] = torch.cuda.make_graphed_callables(
                 nn.Sequential(*self),

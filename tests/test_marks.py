@@ -18,7 +18,8 @@ BUDGETS = {
     "train_compile": 33,
     "train_amp": 86,  # validation in half precision, too: it is a part of the whole time
     "train_progressive": 165,
-    "train_graphs": 196,  # each shape has graphs, which leave no trace; older PyTorch is told
+    "train_graphs": 206,  # each shape has graphs, which leave no trace; older PyTorch is told, and
+    # no warning of a stream that is meant
     "train_profile": 232,
     "train_DDP": 227,  # --sync_bn is refused without GPUs and with graphs, and a resume if machines
     # have other checkpoints

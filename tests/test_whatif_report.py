@@ -361,7 +361,7 @@ def test_no_line_is_wide_and_a_stop_is_told():
         seconds=dict(start=11.2, compute=95, loader=1e-6),  # no time for the loader
     )
     assert text.startswith("\nStopped: this table is not finished.\n")
-    assert text.endswith("Time: start 11.2 s, compute 95 s")
+    assert text.endswith("Time: start 11.2 s, compute 83.8 s")
     assert max(map(len, text.splitlines())) <= 100  # of what is not the user's
 
 

@@ -458,6 +458,12 @@ def sum_line(result):
     )
 
 
+def spent(seconds):
+    """Return how long each part took, one after the other; a record's compute includes its start."""
+    start = seconds.get("start", 0) if "compute" in seconds else 0
+    return seconds | ({"compute": seconds["compute"] - start} if start else {})
+
+
 def text_of(result, with_table=True):
     """Return the report as one text."""
     lines = ["", *table(result)] if with_table else []
@@ -484,7 +490,7 @@ def text_of(result, with_table=True):
     if result.stopped:
         lines = ["", "Stopped: this table is not finished.", *lines]
     if result.seconds:
-        parts = [(what, took) for what, took in result.seconds.items() if took >= 0.001]
+        parts = [(what, took) for what, took in spent(result.seconds).items() if took >= 0.001]
         lines += ["", f"Time: {', '.join(f'{what} {duration(took)}' for what, took in parts)}"]
     if result.writing:
         lines += result.writing.lines()
