@@ -316,6 +316,17 @@ def test_class_folders(pictures):
     assert any(line["text"] == "return image.rotate(20, expand=True)" for line in result["lines"])
 
 
+def test_an_option_of_a_transform_is_no_transform():
+    """A look may fall into one of its methods."""
+
+    def frame_of(thing):
+        code = types.SimpleNamespace(co_varnames=("self",), co_name="value")
+        return types.SimpleNamespace(f_code=code, f_locals={"self": thing})
+
+    assert stacks.transform_name(frame_of(transforms.InterpolationMode.BILINEAR), None) == ""
+    assert stacks.transform_name(frame_of(transforms.ToTensor()), None) == "ToTensor"
+
+
 def test_transforms_v2(pictures):
     transform = v2.Compose(
         [

@@ -113,7 +113,8 @@ def name_of(function):
 def transform_name(frame, caller):
     """Return the name of the transform that a frame belongs to, or ""."""
     thing = owner(frame)
-    if thing is not None and TRANSFORMS.match(type(thing).__module__ or ""):
+    # an option of a transform, such as InterpolationMode, has methods, but cannot be called
+    if callable(thing) and TRANSFORMS.match(type(thing).__module__ or ""):
         return "" if type(thing).__name__ in CONTAINERS else type(thing).__name__
     if caller is not None and is_container(caller) and type(thing).__name__ not in CONTAINERS:
         code = frame.f_code
