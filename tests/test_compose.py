@@ -354,7 +354,7 @@ def edited(names, text=None):
 )
 def test_every_set_joins_a_users_copy(edits, tmp_path):
     users = edited(edits)
-    for chosen in [*SETS[::20], *WHOLE] if len(edits) > 1 else [*PAIRS[::5], *WHOLE]:
+    for chosen in [*SETS[::20], *WHOLE] if len(edits) > 1 else [*PAIRS[::10], *WHOLE[::3]]:
         mine = merged(users, chosen)
         ast.parse(mine)
         # all of the user's lines and all of the techniques' are there
@@ -448,8 +448,9 @@ def test_each_technique_joins_a_formatted_copy(
     text = layout.formatted(command, (SRC / "train.py").read_text())
     if not there:
         monkeypatch.setattr(layout, "formatters", lambda path: iter(()))
-    # black takes long
-    for technique in TECHNIQUES[::5] if there and name.startswith("black") else TECHNIQUES:
+    # black takes long; one half of the techniques has the formatter, the other has not
+    step = 5 if there and name.startswith("black") else 2
+    for technique in TECHNIQUES[there::step]:
         mine.write_text(text)
         said = []
         assert compose.add_to(str(mine), [technique], told=said.append)
@@ -758,7 +759,12 @@ def test_some_pairs_run_alone_in_a_folder(chosen, tmp_path, digits):
 
 @pytest.mark.parametrize(
     "chosen",
-    [chosen for chosen in WHOLE if "graphs" not in chosen or "cache" in chosen],
+    [
+        # without a GPU DP changes nothing
+        pytest.param(chosen, marks=[pytest.mark.slow] if {"DP", "compile"} <= {*chosen} else [])
+        for chosen in WHOLE
+        if "graphs" not in chosen or "cache" in chosen
+    ],
     ids="_".join,
 )
 def test_each_whole_set_runs_alone_in_a_folder(chosen, tmp_path, digits):

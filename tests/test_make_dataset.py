@@ -52,7 +52,10 @@ def test_a_smaller_set_is_the_start_of_a_larger(tmp_path):
     assert all(large[name] == small[name] for name in small if name != "made.json")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL],
+)
 def test_interrupted_and_run_again(number, tmp_path, rng):
     make("digits", "--dst", tmp_path / "whole", "--train", 20, "--val", 5)
     words = [sys.executable, SCRIPT, "digits", "--dst", tmp_path / "cut", "--train", 20, "--val", 5]

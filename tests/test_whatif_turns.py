@@ -998,9 +998,16 @@ SETS = [
 ]
 
 
-@pytest.mark.parametrize("kind", [Net, Broken])
 @pytest.mark.parametrize(
-    "script", [None, torch.float32, torch.bfloat16], ids=["plain", "own float32", "own bfloat16"]
+    ("kind", "script"),
+    [
+        (Net, None),
+        (Broken, torch.float32),
+        (Broken, torch.bfloat16),
+        pytest.param(Broken, None, marks=pytest.mark.slow),
+        pytest.param(Net, torch.float32, marks=pytest.mark.slow),
+        pytest.param(Net, torch.bfloat16, marks=pytest.mark.slow),
+    ],
 )
 def test_what_is_compiled_for_one_set_is_not_called_in_another(make_run, recorded, kind, script):
     made, called = recorded
