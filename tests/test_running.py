@@ -628,6 +628,38 @@ def test_fewer_images_to_validate_on_are_of_each_class(many, tmp_path, monkeypat
     assert Path("links/many_train.lmdb").resolve() == tmp_path / "many_train.lmdb"
 
 
+@pytest.mark.parametrize(
+    ("val_seconds", "count", "told"),
+    [(0.4, 13, "validation takes fewer images: 13 of 100 images"), (0.01, 0, "")],
+)
+def test_runs_read_links_if_validation_is_cut(
+    val_seconds, count, told, many, tmp_path, monkeypatch
+):
+    """The seconds are of 20 images; a run of 5 epochs may take 5 s, and trains for 2.5 s."""
+    monkeypatch.setattr(calibration, "VALIDATED", 20)
+    read = []
+
+    def run(words):
+        read.append(len(datasets.ImageFolder(Path(words[1]) / "valid", loader=str)))
+        (tmp_path / "train.log").write_text("train: 1 parameters, 100 images, 2 classes, cpu")
+        epoch = dict(seconds=0.5, val_seconds=val_seconds)
+        record = dict(options=dict(batch_size=10), epochs=[epoch] * 2, lines=[1, 1.5 + val_seconds])
+        return "ok", 0, record
+
+    options = ["--dataset", str(many), "--lr", "1"]
+    options, epochs, validated, line = calibration.shorten(
+        run, options, tmp_path, (5, 1, False, 60)
+    )
+    assert {*read} == {20} and epochs == 5 and line.endswith(told)
+    assert options[2:4] == ["--lr", "1"] and bool(validated) == bool(count)
+    links = tmp_path / "fewer"
+    if count:
+        assert Path(options[1]) == links / "many" and validated == "13 of 100 images"
+        assert len(datasets.ImageFolder(Path(options[1]) / "valid", loader=str)) == count
+    else:
+        assert options[1] == str(many) and not links.exists()
+
+
 def test_a_dataset_that_is_none_is_left_to_the_script(many, tmp_path):
     links = tmp_path / "links"
     assert calibration.fewer(many, links, 100) == (many, 100, 100)

@@ -31,6 +31,7 @@ def fewer(dataset, folder, most):
     """
     from torchvision.datasets import ImageFolder  # takes seconds
 
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier call
     train = [name for name in ("train", "training") if (dataset / name).is_dir()]
     names = [name for name in FOLDERS if (dataset / name).is_dir()]
     try:
@@ -41,7 +42,6 @@ def fewer(dataset, folder, most):
         return dataset, 0, 0  # the script tells what is wrong with it
     if len(whole) <= most:
         return dataset, len(whole), len(whole)
-    shutil.rmtree(folder, ignore_errors=True)
     made = folder / dataset.resolve().name
     files = {name: [] for name in whole.classes}
     for path, label in whole.samples:
@@ -141,9 +141,9 @@ def shorten(run, options, folder, limits):
     else:  # it cannot be cut
         found = step, whole, 0, validation + aside
     steps, epochs, part, told = fit(found, *limits)
+    made, count, _ = fewer(dataset, links, part * of)
     validated = None
     if part < 1:
-        made, count, _ = fewer(dataset, links, part * of)
         path, validated = str(made), f"{count:,} of {of:,} images"
         told += f": {validated}"
     return [word, path, *options, *["--steps", str(steps)] * bool(steps)], epochs, validated, told

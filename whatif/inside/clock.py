@@ -68,8 +68,7 @@ class Clock:
 
     pause() is called where the script begins to do something else (another loader gives a batch, an
     epoch ends), resume() where it fetches a batch to train on. The first step after a pause whose
-    beginning is not known is not counted. `mark` returns an event of a GPU, or
-    nothing.
+    beginning is not known is not counted. `mark` returns an event of a GPU, or nothing.
     """
 
     def __init__(self, synchronize, mark=lambda: None):
