@@ -182,10 +182,11 @@ class CachedLoader(DataLoader):
         self.labels = torch.zeros(len(dataset), dtype=torch.int64, device=place)
         if keep:  # other files, transforms or code have another name
             seen = f"{Path(__file__).read_text()}{dataset.transform}{Image.__version__}"
-            seen = hashlib.sha256(os.fsencode(f"{seen}{os.path.abspath(dataset.root)}"))
+            seen = hashlib.sha256(f"{seen}{os.path.abspath(dataset.root)!a}".encode())
             for name, _ in dataset.samples:
                 stat = os.stat(name)
-                seen.update(os.fsencode(f"{name} {stat.st_size} {stat.st_mtime_ns}"))
+                file = f"{name[len(f'{dataset.root}') :]} {stat.st_size} {stat.st_mtime_ns}"
+                seen.update(os.fsencode(file))
             self.keep = keep = keep / f"{seen.hexdigest()}.pt"
         if keep and keep.exists():
             try:

@@ -593,7 +593,7 @@ def test_a_validation_that_takes_most_of_a_run_is_cut(
 ):
     found = calibration.fit((step, whole, validation, aside), 5, minutes, True, 30)
     assert (found[0], found[2]) == (steps, pytest.approx(part)) and found[1] == 5
-    assert ("validation takes fewer images" in found[3]) == (part < 1)
+    assert ("a run would take" in found[3]) == (part < 1 or bool(steps))
     assert ("all epochs end" in found[3]) == bool(steps)
 
 
@@ -630,13 +630,14 @@ def test_fewer_images_to_validate_on_are_of_each_class(many, tmp_path, monkeypat
 
 @pytest.mark.parametrize(
     ("val_seconds", "count", "told"),
-    [(0.4, 13, "validation takes fewer images: 13 of 100 images"), (0.01, 0, "")],
+    [(0.4, 13, "minutes, so validation takes 13 of 100 images"), (0.01, 0, "")],
 )
 def test_runs_read_links_if_validation_is_cut(
     val_seconds, count, told, many, tmp_path, monkeypatch
 ):
     """The seconds are of 20 images; a run of 5 epochs may take 5 s, and trains for 2.5 s."""
-    monkeypatch.setattr(calibration, "VALIDATED", 20)
+    monkeypatch.setattr(calibration, "VALIDATED", 10)
+    monkeypatch.setattr(calibration, "cores", lambda: 2)
     read = []
 
     def run(words):
@@ -666,6 +667,29 @@ def test_a_dataset_that_is_none_is_left_to_the_script(many, tmp_path):
     assert calibration.fewer(tmp_path / "missing", links, 10) == (tmp_path / "missing", 0, 0)
     (many / "training" / "c").mkdir()
     assert calibration.fewer(many, links, 10) == (many, 0, 0) and not links.exists()
+
+
+def test_images_that_are_links_keep_their_kind(many, tmp_path):
+    """As those of a store that names its files by their content."""
+    for number, path in enumerate(sorted(many.rglob("*.jpeg"))):
+        path.symlink_to(path.rename(tmp_path / f"{number:x}"))
+    made, count, _ = calibration.fewer(many, tmp_path / "links", 10)
+    assert count == 10 and len(datasets.ImageFolder(made / "valid", loader=str)) == 10
+
+
+def test_a_folder_that_cannot_be_made_cuts_nothing(many, tmp_path):
+    (tmp_path / "links").write_text("no folder")
+    assert calibration.fewer(many, tmp_path / "links", 10) == (many, 0, 0)
+
+
+def test_a_validation_of_one_image_of_each_class_is_not_cut(many, tmp_path, monkeypatch):
+    for path in sorted(many.glob("valid/*/*/*"))[1:]:
+        if path.parent.parent.name == "a" or path.name != "01.jpeg":
+            path.unlink()
+    monkeypatch.setattr(calibration, "calibrate", lambda *_: (0.05, 10, 9.0, 0.1))
+    monkeypatch.setattr(calibration, "fit", lambda *_: (None, 5, 0.1, "long, so "))
+    options = ["--dataset", str(many)]
+    assert calibration.shorten(None, options, tmp_path, (5,)) == (options, 5, None, "")
 
 
 def test_a_quick_table_gives_a_run_more_of_the_time(monkeypatch):

@@ -87,11 +87,9 @@ def test_a_pause_does_not_count_in_a_window_in_flow(device, monkeypatch):
 
 
 def test_windows_of_long_steps_are_one_step_on_a_gpu():
-    turns = types.SimpleNamespace(
-        run=types.SimpleNamespace(device="cuda", cycle=1), length=plans.WINDOW["cuda"]
-    )
+    turns = types.SimpleNamespace(run=types.SimpleNamespace(cycle=1), length=plans.WINDOW["cuda"])
     found = []
-    for turns.run.device in ("cuda", "cpu"):
+    for turns.shortest in (plans.SHORTEST["cuda"], plans.SHORTEST["cpu"]):
         for seconds in (0.3, 0.06):
             turns.known = {(): seconds}
             found.append(plans.Turns.steps_of(turns, ()))

@@ -517,6 +517,29 @@ def test_a_window_with_a_skipped_step_is_thrown_away(make_run, tmp_path):
     assert [each["thrown_away"] for each in records(tmp_path) if "thrown_away" in each] == [[*HALF]]
 
 
+def test_a_window_of_one_step_that_other_work_interrupts_is_thrown_away(make_run):
+    """The step after a pause whose beginning is not known does not count; later windows have 3."""
+    run, net, optimizer = sharp_run(make_run)
+    turns = plans.Turns(run)
+    turns.shortest, turns.known, turns.base = 1, {(): 1.0}, {"memory": 0}
+    found = []
+
+    def plan():
+        for _ in range(2):
+            found.append((yield from turns.timed(())))
+        while True:
+            yield
+
+    run.plan = plan()
+    for step in range(12):
+        optimizer.zero_grad()
+        net(torch.ones(4)).backward()
+        if step == plans.WARM["cpu"] + 1:
+            run.clock.pause()  # validation
+        optimizer.step()
+    assert found[0] is None and found[1]["steps"] == plans.LEAST
+
+
 def test_windows_of_float16_wait_for_20_steps_without_a_skip(make_run):
     run, net, optimizer = sharp_run(
         make_run, lambda weights: torch.optim.SGD(weights, 0.01, 0.9, fused=True)

@@ -9,7 +9,7 @@ import re
 import shutil
 from pathlib import Path
 
-from runs import refuse
+from runs import cores, refuse
 
 SECONDS = 5  # the least training to compare in a run: with less, all runs get more epochs, ...
 LONGEST = 30  # ... unless a run would then take longer than this after its start
@@ -18,7 +18,7 @@ QUICK_SHARE = 20  # ... or this part, if few sets run
 LEAST_STEPS = 5  # an epoch is not made shorter than this
 STEPS = (LEAST_STEPS, 8 * LEAST_STEPS)  # so many are timed, the second number ...
 ENOUGH = 0.5  # ... only if the first takes less than these seconds
-VALIDATED = 1000  # images of the validation, while that is timed
+VALIDATED = 250  # images of the validation for each core, while that is timed
 VALIDATION = 4  # a validation that is cut takes at most this part of its epoch
 FOLDERS = "val", "valid", "validation", "test", "testing"  # where train.py looks for it
 
@@ -27,39 +27,46 @@ def fewer(dataset, folder, most):
     """Return (a dataset with about `most` of the validation images of `dataset`, how many, of all).
 
     It is made in `folder`, of links to the training images as they are and to validation images of
-    each class. It is `dataset` itself if that has no more, or (dataset, 0, 0) if that is none.
+    each class. It is `dataset` itself if that has no more, or (dataset, 0, 0) if this cannot be
+    made, as where the folders are not what a script takes: it will tell.
     """
     from torchvision.datasets import ImageFolder  # takes seconds
 
-    shutil.rmtree(folder, ignore_errors=True)  # of an earlier call
-    train = [name for name in ("train", "training") if (dataset / name).is_dir()]
-    names = [name for name in FOLDERS if (dataset / name).is_dir()]
     try:
+        if folder.exists():  # of an earlier call
+            shutil.rmtree(folder)
+        train = [name for name in ("train", "training") if (dataset / name).is_dir()]
+        names = [name for name in FOLDERS if (dataset / name).is_dir()]
         whole = ImageFolder(dataset / names[0])
         trained = {each.name for each in os.scandir(dataset / train[0]) if each.is_dir()}
-        assert trained == {*whole.classes} and all(name[0] != "." for name in trained)
-    except Exception:
-        return dataset, 0, 0  # the script tells what is wrong with it
-    if len(whole) <= most:
-        return dataset, len(whole), len(whole)
-    made = folder / dataset.resolve().name
-    files = {name: [] for name in whole.classes}
-    for path, label in whole.samples:
-        files[whole.classes[label]].append(Path(path).resolve())
+        if trained != {*whole.classes} or any(name[0] == "." for name in trained):
+            return dataset, 0, 0
+        if len(whole) <= most:
+            return dataset, len(whole), len(whole)
+        made = folder / dataset.resolve().name
+        return made, linked(whole, dataset, made, train[0], names[0], most), len(whole)
+    except (OSError, RuntimeError, IndexError):
+        return dataset, 0, 0
+
+
+def linked(whole, dataset, made, train, validation, most):
+    """Make the folder of `fewer`; return how many validation images it has, one of each class."""
     made.mkdir(parents=True)
-    (made / train[0]).symlink_to((dataset / train[0]).resolve())
+    (made / train).symlink_to((dataset / train).resolve())
     copied = Path(f"{dataset.resolve()}_train.lmdb")  # by train_LMDB.py
     if copied.exists():
-        (folder / copied.name).symlink_to(copied)
-    count = 0
+        (made.parent / copied.name).symlink_to(copied)
+    files, count = {name: [] for name in whole.classes}, 0
+    for path, label in whole.samples:
+        files[whole.classes[label]].append(Path(path))
     for name, every in files.items():
         kept = max(1, round(len(every) * most / len(whole)))
-        (made / names[0] / name).mkdir(parents=True)
-        for place in range(kept):
-            file = every[place * len(every) // kept]
-            (made / names[0] / name / f"{place}_{file.name}").symlink_to(file)
+        (made / validation / name).mkdir(parents=True)
+        for number in range(kept):
+            file = every[number * len(every) // kept]
+            (made / validation / name / f"{number}{file.suffix}").symlink_to(file.resolve())
         count += kept
-    return made, count, len(whole)
+    return count
 
 
 def calibrate(run, options, log):
@@ -95,7 +102,7 @@ def calibrate(run, options, log):
 def fit(found, epochs, minutes, is_compared, share=SHARE):
     """Return the steps of an epoch (None: all), the epochs of all runs, the part of its validation.
 
-    The fourth is a line about a change. `found` is what `calibrate` returns, `epochs` and `minutes`
+    The fourth is a line about a change, to be ended by that of the validation. `found` is what `calibrate` returns, `epochs` and `minutes`
     are what the user gave. Short epochs become more if `is_compared`. The baseline's run takes at
     most 1 / `share` of the minutes.
     """
@@ -108,13 +115,13 @@ def fit(found, epochs, minutes, is_compared, share=SHARE):
         between = part * validation + aside
         steps = max(LEAST_STEPS, int(max(seconds - between, seconds / 2) / step))
         if steps < whole or part < 1:
-            ends = f"all epochs end after {steps} steps (--steps)" if steps < whole else ""
-            cut = "validation takes fewer images" if part < 1 else ""
             told = (
                 f"a run would take {f'{takes:.0f} s' if takes < math.inf else 'too much'} of the "
-                f"{minutes:g} minutes, so {' and '.join(filter(None, [ends, cut]))}"
+                f"{minutes:g} minutes, so "
             )
-            return steps if steps < whole else None, epochs, part, told
+            if steps >= whole:
+                return None, epochs, part, told
+            return steps, epochs, part, f"{told}all epochs end after {steps} steps (--steps)"
     more = int(min(1 + math.ceil(SECONDS / (whole * step)), min(most, LONGEST) / takes * epochs))
     if not is_compared or more <= epochs:
         return None, epochs, 1.0, ""
@@ -130,8 +137,9 @@ def shorten(run, options, folder, limits):
     `limits` are those of `fit`, the epochs first.
     """
     word, path, *options = options
-    dataset, links = Path(path), folder / "fewer"
-    fast, timed, of = fewer(dataset, links, VALIDATED)
+    dataset, links, timed, of, fast = Path(path), folder / "fewer", 0, 0, path
+    if not any(each.split("=")[0] == "--lmdb" for each in options):  # for later runs, of all images
+        fast, timed, of = fewer(dataset, links, VALIDATED * cores())
     found = calibrate(run, [word, str(fast), *options], folder / "train.log")
     if not found:
         return [word, path, *options], limits[0], None, ""
@@ -141,9 +149,12 @@ def shorten(run, options, folder, limits):
     else:  # it cannot be cut
         found = step, whole, 0, validation + aside
     steps, epochs, part, told = fit(found, *limits)
-    made, count, _ = fewer(dataset, links, part * of)
     validated = None
-    if part < 1:
-        path, validated = str(made), f"{count:,} of {of:,} images"
-        told += f": {validated}"
+    if of:
+        made, count, _ = fewer(dataset, links, part * of)
+        if 0 < count < of:
+            path, validated = str(made), f"{count:,} of {of:,} images"
+            told += f"{' and ' * bool(steps)}validation takes {validated}"
+    if told.endswith("so "):
+        told = ""  # each class keeps an image, and has no more
     return [word, path, *options, *["--steps", str(steps)] * bool(steps)], epochs, validated, told

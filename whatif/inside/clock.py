@@ -99,8 +99,9 @@ class Clock:
 
     def pause(self):
         if self.since is not None:
-            end = self.start and self.mark()
             self.synchronize()
+            end = self.start and self.mark()
+            self.synchronize()  # the end comes after the work on all streams
             took = self.start.elapsed_time(end) / 1000 if end else time.perf_counter() - self.since
             self.counts["seconds"] += took
             self.since = self.start = None

@@ -20,7 +20,7 @@ CHECKED = 0.2  # seconds between two checks of several processes whether that is
 WINDOW = {"cuda": 0.2, "cpu": 0.7}  # seconds; what drifts within seconds cancels in short ones
 TURNS = 30.0  # seconds for turns, at least, or half of what is left
 LONGER = 1.5  # times its length, from which a first window counts
-LEAST = 3  # steps of a window on a CPU, of a measurement, and before one
+LEAST = 3  # steps of a window on a CPU and of other measurements; steps that warm up what is slow
 SHORTEST = {"cuda": 1, "cpu": LEAST}  # steps of a window, at least
 ALONE = 8  # windows of the script as it is, if nothing is tried
 ROUND = 3  # windows of sets in a round, at least
@@ -313,6 +313,7 @@ class Turns(Choice):
         self.known = {}  # seconds a step takes under a set
         self.round, self.is_explored = len(self.windows), False
         self.length = spec.get("window") or WINDOW.get(run.device, 0.7)
+        self.shortest = SHORTEST.get(run.device, LEAST)
         self.order, self.base = random.Random(self.round), {}
 
     def prepare(self):
@@ -385,7 +386,7 @@ class Turns(Choice):
             or statistics.median(gaps_of(self.run.times)[0] or [self.length])
         )
         cycle = self.run.cycle
-        least = max(SHORTEST.get(self.run.device, LEAST), -(-self.length // max(step, 1e-6)))
+        least = max(self.shortest, -(-self.length // max(step, 1e-6)))
         return int(-(-least // cycle) * cycle)
 
     def window(self, names):
@@ -422,10 +423,10 @@ class Turns(Choice):
     def timed(self, names):
         """Time a window; return its counts, or None if something compiled or a step was skipped."""
         run = self.run
+        scale = amp.scale_of(run)  # before the last steps until the window: this waits for the GPU
         for _ in range(WARM.get(self.run.device, 2)):
             yield
         steps, before, run.skipped = self.agree(self.steps_of(names)), compiled(), False
-        scale = amp.scale_of(run)
         run.loaders.rewind()
         if run.device == "cuda":
             held = torch.cuda.memory_allocated() - self.base["memory"]
@@ -437,6 +438,8 @@ class Turns(Choice):
         if run.device == "cuda":
             found["memory"] = torch.cuda.max_memory_allocated() - max(0, held)
         lost = compiled() != before or run.skipped or amp.scale_of(run) < scale
+        if self.agree(found["steps"] < min(steps, LEAST)):  # other work between its steps
+            self.shortest, lost = LEAST, lost or steps < LEAST or not found["steps"]
         if self.agree(lost):
             run.send(thrown_away=names)
             return None
