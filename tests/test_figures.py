@@ -36,7 +36,6 @@ SETTINGS = {
         **dict.fromkeys(
             ("7,160", "7,950", "75.9%", "2,791", "94.01%", "2.59 s", "4.0"), "its source states it"
         ),
-        "2%": "ADVISED in stats.py",
     },
     "reliability.md": {"2,000": "an example of FUZZ"},
     "techniques.md": {"20%": "a threshold"},

@@ -327,9 +327,12 @@ def staircase(rows):
             for name, row in others.items()
             if row is not quick and row.status == "ok"
         ]
+        lost = [row.column[1:] for row in rows if row.kept and row.ratio and row.ratio < 1]
+        lost = [name for name in lost if name in best.techniques]
         lines += [
             "",
-            f"- Fastest per step, all that gained: {command(best, rows[0])}",
+            f"- Fastest per step, of what was kept: {command(best, rows[0])}"
+            + (f" (faster in its first run only: {', '.join(lost)})" if lost else ""),
             f"- Fastest over the whole of {len(quick.epochs)} epochs, with warm-up:",
             f"  {command(quick, rows[0])},",
             "".join([f"  {whole(quick):.1f} s without validation", *seconds]),
